@@ -1,7 +1,7 @@
-"""What the server needs of an engine and its tokenizer. No implementation lives here.
+"""EngineProtocol, TokenizerProtocol: what the server needs of an engine and its tokenizer.
 
-`quire.engine.frontend.async_engine.AsyncEngine` fits these protocols, and so does the tests'
-scripted engine.
+`quire.engine.frontend.async_engine.AsyncEngine` implements them, and so does the tests' scripted
+engine.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class TokenizerProtocol(Protocol):
         """Whether the id has a token."""
 
     def token_text(self, token_id: int) -> str:
-        """A token for people to see; U+FFFD where it holds only part of a character."""
+        """A token as readable text; U+FFFD where it holds only part of a character."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text."""
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
-        """One token's own bytes, which need not be whole characters; first: of a whole text."""
+        """One token's bytes, maybe parts of characters. first: whether it starts a text."""
 
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Whether the token takes part in decoded text."""
+        """Whether the token appears in decoded text."""
 
     def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
-        """What each token adds to a text that has begun; nothing if it does not show."""
+        """What each token adds to a text that has started; nothing if it is not shown."""
 
     def control_token_id(self, text: str) -> int | None:
         """The id of the control token with this name; None if there is none."""
@@ -81,7 +81,7 @@ class TokenizerProtocol(Protocol):
 
 
 class EngineInfoProtocol(Protocol):
-    """What is fixed once an engine has started."""
+    """The fixed properties of a started engine."""
 
     @property
     def model_name(self) -> str:
@@ -93,7 +93,7 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def pooling(self) -> PoolingParams:
-        """How embeddings are made unless a request says otherwise."""
+        """The default pooling of embeddings."""
 
     @property
     def num_blocks(self) -> int:
@@ -109,7 +109,7 @@ class EngineInfoProtocol(Protocol):
 
 
 class GenerateProtocol(Protocol):
-    """Whatever runs prompts: an engine, or one as a single tenant sees it."""
+    """Runs prompts: an engine, or an engine for one tenant."""
 
     def generate(
         self,
@@ -122,11 +122,12 @@ class GenerateProtocol(Protocol):
         prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream what is new of the answers; closing the generator aborts the request.
+        """Stream the new parts of the answers; closing the generator aborts the request.
 
-        stream: without it, everything may come at the end. stop_when: makes, for each answer, what
-        takes its text as it comes, and tells when it ends with that. Raises InvalidRequestError
-        before the first item, QueueTimeoutError, EngineError if the engine fails.
+        stream: without it, everything may come at the end. stop_when: makes, for each answer, a
+        function that takes its text as it comes and returns whether the answer ends there. Raises
+        InvalidRequestError before the first item, QueueTimeoutError, EngineError if the engine
+        fails.
         """
 
     async def complete(
@@ -139,7 +140,7 @@ class GenerateProtocol(Protocol):
         prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> RequestOutput:
-        """The whole answers; cancelling aborts the request. Raises as `generate` does."""
+        """The complete answers; cancelling aborts the request. Raises as `generate` does."""
 
     async def embed(
         self,
@@ -153,11 +154,11 @@ class GenerateProtocol(Protocol):
 
 
 class EngineProtocol(GenerateProtocol, Protocol):
-    """One model, many concurrent streams."""
+    """The engine of one model, with many concurrent requests."""
 
     @property
     def info(self) -> EngineInfoProtocol:
-        """Fixed facts."""
+        """Its fixed properties."""
 
     @property
     def tokenizer(self) -> TokenizerProtocol:
@@ -169,7 +170,7 @@ class EngineProtocol(GenerateProtocol, Protocol):
 
     @property
     def metrics(self) -> RequestMetrics:
-        """What became of the requests that this front has sent."""
+        """Metrics of the requests that this process has sent."""
 
     async def view(self) -> EngineView | None:
         """Blocks and latest steps, for a live view; None if the engine has not answered yet."""
@@ -180,18 +181,18 @@ class EngineProtocol(GenerateProtocol, Protocol):
 
     @property
     def is_restarting(self) -> bool:
-        """Whether it cannot answer now, but will again without anybody's help."""
+        """Whether it cannot answer now, but is being restarted."""
 
     @property
     def last_work(self) -> float:
-        """When it had work for the last time, in seconds of the monotonic clock; 0: never."""
+        """When it last had work, in seconds of the monotonic clock; 0: never."""
 
     @property
     def seconds_since_heartbeat(self) -> float:
         """Seconds since its last sign of life; 0 while it is being restarted."""
 
     async def reset_prefix_cache(self) -> None:
-        """Let no later request find what was computed before."""
+        """Empty the prefix cache: later requests find nothing in it."""
 
     async def close(self) -> None:
         """Stop; unfinished streams end with EngineError."""

@@ -68,7 +68,7 @@ class ModelEntry:
 class ModelRegistry:
     """All models by name; requests without a name get the first.
 
-    make_counters: makes as many counters as it is told, shared with the other API processes.
+    make_counters: makes a number of counters, shared with the other API processes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The server's own settings; the engine's are in quire.config. The command line reads both."""
+"""ServerSettings: the server's own settings. The engine's are in quire.config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.options import MOST, MOST_BYTES, check_ranges, setting
 from quire.server.http.api_keys import ApiKeys, all_keys, listed
 from quire.server.http.cors import parse_origins
 
-_YEAR = 366 * 24 * 3600  # event loops cannot wait for whatever is a number
+_YEAR = 366 * 24 * 3600  # event loops cannot wait for any number of seconds
 _SECONDS = (0.001, _YEAR)
 _WHOLE_SECONDS = (0, _YEAR)
 _PORTS = (0, 65535)
@@ -20,7 +20,7 @@ _WAITING = (0, MOST)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """Where the server listens, whom it lets in, and how much it reads."""
+    """Where the server listens, which requests it accepts, and its limits."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
     port: int = setting(8000, "port to listen on; 0 takes a free one", within=_PORTS)
@@ -161,30 +161,30 @@ class ServerSettings:
 
     @property
     def held_body_bytes(self) -> int:
-        """As asked, or so much that many of the largest bodies find room."""
+        """max_held_body_bytes, or by default 64 of the largest bodies."""
         held = self.max_held_body_bytes
         return 64 * self.max_body_bytes if held is None else held
 
     @property
     def origins(self) -> list[str]:
-        """Those that may call it from a browser."""
+        """The origins that may call it from a browser."""
         return [] if self.allowed_origins is None else parse_origins(self.allowed_origins)
 
     @property
     def keys(self) -> ApiKeys:
-        """Whom the server lets in. Reads the key file; raises ConfigError."""
+        """The API keys that the server accepts. Reads the key file; raises ConfigError."""
         return ApiKeys(all_keys(self.api_key, self.api_key_file))
 
     @property
     def admin_keys(self) -> ApiKeys:
-        """Whom the admin endpoints let in."""
+        """The keys that the admin endpoints accept."""
         return ApiKeys(all_keys(self.admin_api_key, None))
 
     def _check_admin(self) -> None:
         if self.admin_uds == "":
             raise ConfigError("admin_uds is empty; give a path, or leave it out")
         if self.admin_port is not None and self.admin_uds is not None:
-            raise ConfigError("admin_port and admin_uds both place the admin endpoints; give one")
+            raise ConfigError("admin_port and admin_uds exclude each other; give one")
         if self.admin_port is not None and self.admin_api_key is None:
             text = "admin_port needs a key, as every user of this machine can reach it; give "
             raise ConfigError(text + "admin_api_key (or $QUIRE_ADMIN_API_KEY), or use admin_uds")

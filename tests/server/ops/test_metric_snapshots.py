@@ -184,13 +184,13 @@ def test_settling_loses_nothing_of_the_dead(tmp_path: Path, dead_pid: int) -> No
     before = sums(tmp_path)
     assert (before[0], before[4]) == (82, 820)
     with own._lock() or pytest.fail("the lock is taken"):
-        assert own.settle(Snapshot()) == {}
-    assert own.settle(Snapshot()) == {"fake": 64}  # the newest sixteen are 65 to 79, and 90
+        assert own.sum_epochs(Snapshot()) == {}
+    assert own.sum_epochs(Snapshot()) == {"fake": 64}  # the newest sixteen are 65 to 79, and 90
     assert sums(tmp_path) == before
     own.fold_dead()
     assert sums(tmp_path) == before
     (tmp_path / FOLDED).write_bytes(b"\x93")
-    assert own.settle(Snapshot()) == {}
+    assert own.sum_epochs(Snapshot()) == {}
 
 
 def test_every_counter_is_summed() -> None:

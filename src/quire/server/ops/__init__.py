@@ -1,1 +1,1 @@
-"""What operators look at: metrics, health, the live page, admin endpoints, OpenAPI."""
+"""Operations: metrics, health checks, logs, traces, the web page, admin endpoints, OpenAPI."""

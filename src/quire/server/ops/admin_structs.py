@@ -1,4 +1,4 @@
-"""What the admin endpoints take and tell, as it stands in JSON."""
+"""The structs that the admin endpoints take and return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.engine.processes.control_channel import ModelState
 
 
 class AdmissionStats(msgspec.Struct):
-    """What the server has let in, and may, over its processes. num_refused: by this one."""
+    """Requests in flight and their limit, over all API processes. num_refused: by this one."""
 
     num_answers: int
     num_waiting: int
@@ -21,7 +21,7 @@ class AdmissionStats(msgspec.Struct):
 
 
 class AdminStats(msgspec.Struct):
-    """All that is counted of one model. num_tasks: asyncio tasks of this server process."""
+    """All counters of one model. num_tasks: asyncio tasks of this API process."""
 
     engine: EngineStats
     admission: AdmissionStats
@@ -29,10 +29,10 @@ class AdminStats(msgspec.Struct):
 
 
 class ModelStatus(msgspec.Struct, kw_only=True):
-    """One model. num_bytes: what it takes while it is loaded. failure: of the latest loading.
+    """One model. num_bytes: its memory while it is loaded. failure: of the latest loading.
 
     idle_seconds: since it had work; None if it never had. running, waiting: its requests in the
-    engine; waiting_for_load: those of this process that it is being loaded for.
+    engine; waiting_for_load: requests of this process that wait for it to be loaded.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ModelStatus(msgspec.Struct, kw_only=True):
 
 
 class ModelStatuses(msgspec.Struct):
-    """All models. num_bytes: of the loaded ones; limit_bytes: what those may take together."""
+    """All models. num_bytes: of the loaded ones together; limit_bytes: their limit."""
 
     models: list[ModelStatus]
     num_bytes: int
@@ -61,13 +61,13 @@ class LoadRequest(msgspec.Struct):
 
 
 class UnloadRequest(msgspec.Struct):
-    """Which model to unload. grace: seconds that its requests have to end."""
+    """Which model to unload. grace: seconds for its requests to finish."""
 
     model: str
     grace: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
 
 
 class Done(msgspec.Struct):
-    """It was done."""
+    """The action was done."""
 
     status: Literal["ok"] = "ok"

@@ -1,7 +1,7 @@
-"""Three questions that orchestrators ask, answered without asking the engine.
+"""Health checks for orchestrators, answered without asking the engine.
 
-`/health` (and `/ping`): does it get on with its work, or should it be killed? `/ready`: should it
-be sent requests? A server that drains, or whose engine is being restarted, is healthy but not
+`/health` (and `/ping`): whether the server works or should be killed. `/ready`: whether it should
+be sent requests. A server that drains, or whose engine is being restarted, is healthy but not
 ready.
 """
 
@@ -27,13 +27,13 @@ class HealthReply(msgspec.Struct, omit_defaults=True):
 
 
 class Health:
-    """The endpoints. They need no key, so they tell nothing but these words.
+    """The endpoints. They need no API key, so they reveal only a short reason.
 
-    patience: seconds for which an engine may give no sign of life; 0: for ever.
+    hang_timeout: seconds that an engine may give no sign of life; 0: no limit.
     """
 
-    def __init__(self, models: ModelRegistry, drain: Drain, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, models: ModelRegistry, drain: Drain, hang_timeout: float) -> None:
+        self._hang_timeout = hang_timeout
         self._models = models
         self._drain = drain
 
@@ -48,28 +48,28 @@ class Health:
         ]
 
     async def health(self, _request: Request) -> Response:
-        """200 while the engine gets on with its work, or is being helped to."""
+        """200 while the engine works or is being restarted, else 503."""
         return _answer(self._failure())
 
     async def ready(self, _request: Request) -> Response:
-        """200 while requests are welcome."""
-        return _answer(self._failure() or self._obstacle())
+        """200 while requests are accepted, else 503."""
+        return _answer(self._failure() or self._not_ready())
 
     def _failure(self) -> str | None:
         for engine in self._engines():
             if not engine.is_alive and not engine.is_restarting:
                 return "the engine has stopped"
-            if self._patience and engine.seconds_since_heartbeat > self._patience:
+            if self._hang_timeout and engine.seconds_since_heartbeat > self._hang_timeout:
                 return "the engine gives no sign of life"
         return None
 
-    def _obstacle(self) -> str | None:
+    def _not_ready(self) -> str | None:
         if self._drain.is_draining:
             return "draining"
         for entry in self._models.entries():
-            found = entry.condition
-            is_wanted = found.at_start and not entry.is_usable
-            if is_wanted and (found.state != "unloaded" or found.failure):
+            condition = entry.condition
+            is_missing = condition.at_start and not entry.is_usable
+            if is_missing and (condition.state != "unloaded" or condition.failure):
                 return f"model {entry.name} is {entry.state}"
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None

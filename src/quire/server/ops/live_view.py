@@ -1,6 +1,6 @@
-"""`GET /live`: what the page draws of the engine, as one JSON object that is polled.
+"""LiveView: `GET /live`, the engine's current state as JSON, which the web page polls.
 
-The map of blocks and the steps are asked of the engine only when somebody looks.
+The engine is asked for the map of blocks and the latest steps only by such a request.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import Metrics
 
-MAX_CELLS = 4096  # of the map; beyond it, neighbouring blocks share a cell
-RATE_SECONDS = 2.0  # the time over which tokens/s are taken
+MAX_CELLS = 4096  # of the map; with more blocks, several share a cell
+RATE_SECONDS = 2.0  # the time over which tokens/s are averaged
 
 
 class LiveStep(msgspec.Struct):
@@ -37,10 +37,10 @@ class LiveStep(msgspec.Struct):
 
 
 class LiveBlocks(msgspec.Struct):
-    """The KV cache, in blocks. shared ones are used ones that several requests hold.
+    """The KV cache, in blocks. shared: the used blocks that several requests hold.
 
     cells: base64 of one byte per cell: 0 free, 1 cached (unused, but it holds a prefix), 2 used,
-    3 shared; of blocks_per_cell neighbours, the busiest. Empty until the engine has answered.
+    3 shared; of blocks_per_cell blocks in a row, the busiest. Empty until the engine answered.
     """
 
     total: int
@@ -57,7 +57,7 @@ class LiveBlocks(msgspec.Struct):
 class LiveHistogram(msgspec.Struct):
     """Counts since the start: counts[i] values were at most bounds[i], and above the one before.
 
-    counts has one more entry than bounds, for all that was larger. Seconds.
+    counts has one more entry than bounds, for all larger values. Seconds.
     """
 
     bounds: list[float]
@@ -67,7 +67,7 @@ class LiveHistogram(msgspec.Struct):
 
 
 class LivePrefixCache(msgspec.Struct):
-    """Tokens that were looked up in the prefix cache, found, and not found by reason."""
+    """Tokens looked up in the prefix cache, tokens found, and tokens not found by reason."""
 
     queries: int
     hits: int
@@ -76,9 +76,9 @@ class LivePrefixCache(msgspec.Struct):
 
 
 class LiveState(msgspec.Struct):
-    """The engine as it is. time: Unix seconds of this answer; steps: latest ones, oldest first.
+    """The engine's state. time: Unix seconds of this answer; steps: the latest, oldest first.
 
-    age: seconds since the engine told its figures. tokens_per_second: of answers, lately.
+    age: seconds since the engine's statistics. tokens_per_second: generated, lately.
     """
 
     model: str
@@ -132,7 +132,7 @@ class LiveView:
 def live_state(
     engine: EngineProtocol, requests: RequestMetrics, view: EngineView | None, now: float
 ) -> LiveState:
-    """Join figures and view. now: seconds of the monotonic clock."""
+    """The state, from statistics and view. now: seconds of the monotonic clock."""
     stats = engine.stats
     queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
     steps = [] if view is None else view.steps
@@ -160,9 +160,9 @@ def live_state(
 
 
 def block_cells(states: bytes) -> tuple[int, bytes]:
-    """Blocks to at most MAX_CELLS cells: (blocks per cell, the busiest state in each).
+    """The states of blocks as at most MAX_CELLS cells: (blocks per cell, busiest state of each).
 
-    The busiest, so that a few blocks in use are seen in a large cache.
+    The busiest state, so that a few used blocks are visible in a large cache.
     """
     per_cell = max(1, -(-len(states) // MAX_CELLS))
     if per_cell == 1:
@@ -199,13 +199,13 @@ def _step(step: StepSummary, now: float) -> LiveStep:
 
 
 def _rate(steps: list[StepSummary], now: float) -> float:
-    """Tokens of answers per second, of the steps that ended lately."""
+    """Generated tokens per second, of the steps that ended lately."""
     lately = [step for step in steps if now - step.time <= RATE_SECONDS]
     if not lately:
         return 0.0
-    # when the list is too short to reach back so far, the time that it does cover counts
-    begun = lately[0].time - lately[0].seconds
-    covered = now - begun if len(lately) == len(steps) else RATE_SECONDS
+    # a list that does not reach back so far covers less time
+    start = lately[0].time - lately[0].seconds
+    covered = now - start if len(lately) == len(steps) else RATE_SECONDS
     return sum(step.num_sampled for step in lately) / max(covered, 1e-3)
 
 

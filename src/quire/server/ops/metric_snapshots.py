@@ -1,9 +1,8 @@
-"""Figures of several server processes, joined through files in a private folder.
+"""Metric snapshots: the metrics of several API processes, shared as files in a private folder.
 
-Each process writes its own file, now and then and at its end; whoever is asked for metrics reads
-all of them. A file outlives its process, so counters never go back; those of dead ones are folded
-into one file when a process starts, so their number stays small. What an engine counted in its
-old epochs becomes one sum in that file, too.
+Each process writes its own file periodically and at its end; the process that serves /metrics reads
+all of them. A file outlives its process, so counters never decrease. When a process starts, the
+files of dead ones are folded into one file, which also has the sums over old epochs of engines.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".metrics"
 FOLDED = "folded" + SUFFIX
-MAX_LOOKS = 8  # at files that somebody folds meanwhile
-KEPT_EPOCHS = 16  # of an engine; whatever process knows older ones has told its last of them
+MAX_READS = 8  # of files that another process folds meanwhile
+MAX_EPOCHS = 16  # of an engine that are stored one by one; older ones are final
 
 COUNTERS = (
     *("num_steps", "num_graph_steps", "num_preemptions", "num_recomputed_tokens"),
@@ -39,10 +38,10 @@ COUNTERS = (
 
 
 class EngineFigures(msgspec.Struct, kw_only=True):
-    """One engine as one process knows it. stats: the latest ones of each epoch.
+    """One engine as one process knows it. stats: the latest statistics of each epoch.
 
-    settled: the last of the epochs that are one sum by now, in its place; of the older ones, other
-    processes' figures count no more. -1: none.
+    summed_epoch: the last epoch of those that are stored as one sum, under its number; snapshots
+    of these epochs in other files no longer count. -1: none.
     """
 
     num_blocks: int = 0
@@ -50,38 +49,38 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     kv_cache_bytes: int = 0
     requests: RequestFigures
     stats: dict[int, EngineStats] = {}
-    settled: int = -1
+    summed_epoch: int = -1
 
     @classmethod
     def joined(cls, parts: Sequence[EngineFigures]) -> EngineFigures:
-        """One engine as several processes know it: their requests, and its newest figures."""
-        whole, requests = cls(requests=RequestFigures()), RequestMetrics()
-        last = max(parts, key=lambda part: part.settled)
-        whole.settled = last.settled
-        whole.stats = {epoch: last.stats[epoch] for epoch in (last.settled,) if epoch >= 0}
+        """One engine's sum over processes: all requests, and each epoch's newest statistics."""
+        total, requests = cls(requests=RequestFigures()), RequestMetrics()
+        last = max(parts, key=lambda part: part.summed_epoch)
+        total.summed_epoch = last.summed_epoch
+        total.stats = {epoch: last.stats[epoch] for epoch in (last.summed_epoch,) if epoch >= 0}
         for part in parts:
-            whole.num_blocks, whole.block_size = part.num_blocks, part.block_size
-            whole.kv_cache_bytes = part.kv_cache_bytes
+            total.num_blocks, total.block_size = part.num_blocks, part.block_size
+            total.kv_cache_bytes = part.kv_cache_bytes
             requests.add(part.requests)
             for epoch, stats in part.stats.items():
-                known = whole.stats.get(epoch)
-                if epoch > whole.settled and (known is None or known.time < stats.time):
-                    whole.stats[epoch] = stats
-        whole.requests = requests.figures()
-        return whole
+                known = total.stats.get(epoch)
+                if epoch > total.summed_epoch and (known is None or known.time < stats.time):
+                    total.stats[epoch] = stats
+        total.requests = requests.figures()
+        return total
 
-    def settle(self) -> None:
-        """Make one sum of all epochs but the newest."""
-        if old := sorted(self.stats)[:-KEPT_EPOCHS]:
-            self.settled = old[-1]
-            self.stats[self.settled] = summed(self.stats.pop(epoch) for epoch in old)
+    def sum_old_epochs(self) -> None:
+        """Replace all but the newest epochs by one sum."""
+        if old := sorted(self.stats)[:-MAX_EPOCHS]:
+            self.summed_epoch = old[-1]
+            self.stats[self.summed_epoch] = summed(self.stats.pop(epoch) for epoch in old)
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """One process, or several. started: Unix seconds, of the first. engines: by model name.
+    """The metrics of one process, or of several. started: Unix seconds of the first one.
 
-    http_requests: by path, method and status. errors: by the code of the error body. folded: whose
-    files these figures were in; where such a file is still there, it counts no more.
+    engines: by model name. http_requests: by path, method and status. errors: by the code of the
+    error body. folded: names of the files that are included; such a file no longer counts.
     """
 
     started: float = 0.0
@@ -92,7 +91,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     @classmethod
     def joined(cls, parts: Iterable[Snapshot]) -> Snapshot:
-        """Add up one or more."""
+        """The sum of one or more."""
         parts = list(parts)
         http_requests: Counter[tuple[str, str, int]] = Counter()
         errors: Counter[str] = Counter()
@@ -111,7 +110,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 
 class SnapshotFolder:
-    """The files."""
+    """The files of all processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,34 +119,35 @@ class SnapshotFolder:
         self._decoder = msgspec.msgpack.Decoder(Snapshot)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Replace this process's file; readers see the old one or the new one."""
+        """Replace this process's file atomically."""
         self._replace(self._name + SUFFIX, snapshot)
 
     def read_others(self) -> list[Snapshot]:
-        """The other processes' figures, of dead ones too; what cannot be read is left out."""
+        """The snapshots of all other processes, also dead ones; unreadable files are skipped."""
         found: list[Snapshot] = []
-        for _ in range(MAX_LOOKS):
+        for _ in range(MAX_READS):
             before = self._folded_mark()
             found = self._read_all()
-            if self._folded_mark() == before:  # else a file may be missing, or count twice
+            if self._folded_mark() == before:  # else a file may be missing or count twice
                 break
         return found
 
     def fold_dead(self) -> None:
-        """Fold the files of processes that are no more into one; for the start of a process.
+        """Fold the files of dead processes into one; called when a process starts.
 
-        It may be interrupted anywhere: the new sum names the files that are in it in the same
-        write, and from then on these count no more, deleted or not.
+        It may be interrupted anywhere: the new sum is written together with the names of its
+        files, which no longer count from then on, deleted or not.
         """
         lock = self._lock()
         if lock is not None:  # else another process folds
             with lock:
                 self._fold()
 
-    def settle(self, own: Snapshot) -> dict[str, int]:
-        """Make one sum of what engines counted in old epochs, with this process's newest figures.
+    def sum_epochs(self, own: Snapshot) -> dict[str, int]:
+        """Write one sum of each engine's old epochs to the folded file.
 
-        Returns each engine's last epoch of such a sum: of the older ones, nobody need tell more.
+        own: the newest snapshot of this process. Returns the last summed epoch by model: snapshots
+        need not contain older ones.
         """
         lock = self._lock()
         if lock is None:  # another process folds
@@ -157,12 +157,12 @@ class SnapshotFolder:
             if old is None and (self._path / FOLDED).exists():
                 return {}  # it cannot be read now, so it must not be replaced
             new = old or Snapshot(started=own.started)
-            for model, whole in Snapshot.joined([*self._read_all(), own]).engines.items():
-                whole.settle()
+            for model, total in Snapshot.joined([*self._read_all(), own]).engines.items():
+                total.sum_old_epochs()
                 past = new.engines.setdefault(model, EngineFigures(requests=RequestFigures()))
-                past.settled, past.stats = whole.settled, whole.stats
+                past.summed_epoch, past.stats = total.summed_epoch, total.stats
             done = self._replace(FOLDED, new)
-        return {model: past.settled for model, past in new.engines.items()} if done else {}
+        return {model: past.summed_epoch for model, past in new.engines.items()} if done else {}
 
     def _fold(self) -> None:
         old = self._read(FOLDED)
@@ -173,9 +173,9 @@ class SnapshotFolder:
         parts = {name: part for name in dead if (part := self._read(name + SUFFIX))}
         broken = {name for name in dead - set(parts) if self._is_damaged(name)}
         if parts:
-            whole = Snapshot.joined([*([old] if old else []), *parts.values()])
-            whole.folded = sorted(done | set(parts))
-            if not self._replace(FOLDED, whole):
+            total = Snapshot.joined([*([old] if old else []), *parts.values()])
+            total.folded = sorted(done | set(parts))
+            if not self._replace(FOLDED, total):
                 return
         drafts = [path for path in self._path.glob("*.draft") if _is_dead(path.stem)]
         for path in (*map(self._file, done | set(parts) | broken), *drafts):
@@ -195,7 +195,7 @@ class SnapshotFolder:
         return self._path / (name + SUFFIX)
 
     def _folded_mark(self) -> tuple[int, int] | None:
-        """Changes with each fold."""
+        """A mark that changes with each fold."""
         try:
             found = (self._path / FOLDED).stat()
         except OSError:
@@ -203,7 +203,7 @@ class SnapshotFolder:
         return found.st_ino, found.st_mtime_ns
 
     def _lock(self) -> IO[bytes] | None:
-        """The right to fold, until it is closed or its process is dead; None if it is taken."""
+        """The lock for folding, held until it is closed or its process dies; None if taken."""
         try:
             lock = (self._path / "folding.lock").open("wb")
         except OSError:
@@ -220,13 +220,13 @@ class SnapshotFolder:
         try:
             draft.write_bytes(self._encoder.encode(snapshot))
             draft.replace(self._path / name)
-        except OSError as error:  # a full disk costs figures, not requests
+        except OSError as error:  # a full disk costs metrics, not requests
             logger.warning("metrics could not be written: %s", error.strerror)
             return False
         return True
 
     def _is_damaged(self, name: str) -> bool:
-        """Whether the file is there, can be read, and says nothing: nobody will mend it."""
+        """Whether the file can be read but not decoded: it stays so."""
         try:
             self._decoder.decode(self._file(name).read_bytes())
         except OSError:
@@ -240,27 +240,27 @@ class SnapshotFolder:
             return self._decoder.decode((self._path / name).read_bytes())
         except FileNotFoundError:  # nothing is folded yet, or this is folded by now
             return None
-        except (OSError, msgspec.DecodeError) as error:  # the other figures are still good
-            logger.warning("figures of another process could not be read: %s", error)
+        except (OSError, msgspec.DecodeError) as error:  # the other snapshots are still valid
+            logger.warning("metrics of another process could not be read: %s", error)
             return None
 
 
 def summed(epochs: Iterable[EngineStats]) -> EngineStats:
-    """An engine's counters over several epochs; what is no counter is as by default."""
-    whole, misses = EngineStats(), Counter[str]()
+    """An engine's counters summed over several epochs; other fields have their defaults."""
+    total, misses = EngineStats(), Counter[str]()
     tokens, seconds = Histogram(STEP_TOKEN_BOUNDS), Histogram(STEP_SECONDS_BOUNDS)
     for stats in epochs:
         for name in COUNTERS:
-            setattr(whole, name, getattr(whole, name) + getattr(stats, name))
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
         misses.update(stats.prefix_cache_misses)
         tokens.add(stats.step_tokens)
         seconds.add(stats.step_seconds)
-    whole.prefix_cache_misses = dict(misses)
-    whole.step_tokens, whole.step_seconds = tokens.data(), seconds.data()
-    return whole
+    total.prefix_cache_misses = dict(misses)
+    total.step_tokens, total.step_seconds = tokens.data(), seconds.data()
+    return total
 
 
 def _is_dead(name: str) -> bool:
-    """Whether the process of this file is certainly no more."""
+    """Whether the process of this file is certainly dead."""
     pid = name.partition("-")[0]
     return pid.isdigit() and not is_alive(int(pid))

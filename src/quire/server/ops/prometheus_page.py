@@ -1,6 +1,6 @@
-"""`GET /metrics` in Prometheus' text format.
+"""MetricsPage: `GET /metrics` in Prometheus' text format.
 
-Owns the names of the series: vLLM's where it has one, so that dashboards fit, else `quire:`.
+Owns the metrics' names: vLLM's where it has one, so that its dashboards work, else `quire:`.
 """
 
 from __future__ import annotations
@@ -31,47 +31,51 @@ ENGINE = "0"  # one engine per model
 
 # name, help, field of EngineStats
 ENGINE_GAUGES = (
-    ("vllm:num_requests_running", "Requests in the batch.", "num_running"),
-    ("vllm:num_requests_waiting", "Requests in line.", "num_waiting"),
+    ("vllm:num_requests_running", "Requests in the running batch.", "num_running"),
+    ("vllm:num_requests_waiting", "Requests in the queue.", "num_waiting"),
 )
 ENGINE_COUNTERS = (
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "prefix_cache_queries"),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "prefix_cache_hits"),
-    ("vllm:num_preemptions", "Requests taken out of the batch for want of blocks.",
+    ("vllm:num_preemptions", "Requests preempted because KV blocks ran out.",
      "num_preemptions"),
-    ("vllm:prompt_tokens", "Prompt tokens of requests that began to run.", "num_prompt_tokens"),
-    ("vllm:generation_tokens", "Tokens of answers.", "num_generation_tokens"),
-    ("vllm:corrupted_requests", "Requests for which the model computed non-finite numbers.",
+    ("vllm:prompt_tokens", "Prompt tokens of requests that started to run.", "num_prompt_tokens"),
+    ("vllm:generation_tokens", "Generated tokens.", "num_generation_tokens"),
+    ("vllm:corrupted_requests", "Requests with non-finite logits.",
      "num_corrupted_requests"),
     ("quire:recomputed_tokens", "Tokens computed again after preemptions.",
      "num_recomputed_tokens"),
     ("quire:steps", "Engine steps.", "num_steps"),
     ("quire:graph_steps", "Engine steps that replayed a CUDA graph.", "num_graph_steps"),
-    ("quire:bad_frames", "Frames to or from the engine that made no sense.", "num_bad_frames"),
+    ("quire:bad_frames", "Malformed frames between server and engine.", "num_bad_frames"),
 )  # fmt: skip
 
 # name, help, field of RequestMetrics
 REQUEST_HISTOGRAMS = (
-    ("vllm:time_to_first_token_seconds", "From arrival to the first token.", "time_to_first_token"),
-    ("vllm:inter_token_latency_seconds", "Between one token and the next.", "inter_token_latency"),
-    ("vllm:request_time_per_output_token_seconds", "Mean time between a request's tokens.",
+    ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.",
+     "time_to_first_token"),
+    ("vllm:inter_token_latency_seconds", "Seconds between consecutive tokens.",
+     "inter_token_latency"),
+    ("vllm:request_time_per_output_token_seconds", "Mean seconds between the tokens of a request.",
      "time_per_output_token"),
-    ("vllm:e2e_request_latency_seconds", "From arrival to the end.", "e2e_latency"),
-    ("vllm:request_queue_time_seconds", "In line.", "queue_time"),
-    ("vllm:request_prefill_time_seconds", "From beginning to run to the first token.",
+    ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.", "e2e_latency"),
+    ("vllm:request_queue_time_seconds", "Seconds in the queue.", "queue_time"),
+    ("vllm:request_prefill_time_seconds", "Seconds from the start to the first token.",
      "prefill_time"),
-    ("vllm:request_decode_time_seconds", "From the first token to the last.", "decode_time"),
-    ("vllm:request_inference_time_seconds", "From beginning to run to the last token.",
+    ("vllm:request_decode_time_seconds", "Seconds from the first token to the last.",
+     "decode_time"),
+    ("vllm:request_inference_time_seconds", "Seconds from the start to the last token.",
      "inference_time"),
-    ("vllm:request_prompt_tokens", "Tokens of prompts.", "num_prompt_tokens"),
-    ("vllm:request_generation_tokens", "Tokens of answers.", "num_generation_tokens"),
-    ("vllm:request_params_n", "Answers asked for.", "params_n"),
-    ("vllm:request_params_max_tokens", "max_tokens asked for.", "params_max_tokens"),
+    ("vllm:request_prompt_tokens", "Prompt tokens of a request.", "num_prompt_tokens"),
+    ("vllm:request_generation_tokens", "Generated tokens of an answer.", "num_generation_tokens"),
+    ("vllm:request_params_n", "The parameter n of a request.", "params_n"),
+    ("vllm:request_params_max_tokens", "The parameter max_tokens of a request.",
+     "params_max_tokens"),
 )  # fmt: skip
 
 
 class MetricsPage:
-    """The endpoint that Prometheus scrapes. gpu_hour_cost: what an hour of the server costs."""
+    """The endpoint that Prometheus scrapes. gpu_hour_cost: cost of an hour of this server."""
 
     def __init__(
         self, metrics: Metrics, models: ModelRegistry, gpu_hour_cost: float | None
@@ -87,11 +91,11 @@ class MetricsPage:
         return ApiRoute(self.answer, entry)
 
     async def answer(self, request: Request) -> Response:
-        """The text, summed over all processes."""
+        """The metrics, summed over all processes."""
         accept = request.headers.get("accept", "")
         conditions = [entry.condition for entry in self._models.entries()]
-        # What is told of this process is in its file first: whoever is asked next, another process
-        # perhaps, tells no less of it, or counters would seem to begin anew.
+        # This process writes its file first, so that another process, if scraped next, reports no
+        # smaller counts of it: Prometheus would take them for a restart.
         self._metrics.share()
         total = self._metrics.total()
         content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
@@ -104,18 +108,18 @@ def expose(
     accept: str,
     conditions: Sequence[ModelStatus] = (),
 ) -> tuple[bytes, str]:
-    """The text and its media type, in the form that the Accept header asks for.
+    """The text and its content type, in the format that the Accept header asks for.
 
-    conditions: how all models are now, loaded or not.
+    conditions: the state of all models, loaded or not.
     """
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(total, gpu_hour_cost, conditions))
+    registry.register(_ScrapeCollector(total, gpu_hour_cost, conditions))
     return encode(registry), media_type
 
 
-class _Once(Collector):
-    """One scrape's families."""
+class _ScrapeCollector(Collector):
+    """The metric families of one scrape."""
 
     def __init__(
         self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelStatus]
@@ -125,7 +129,7 @@ class _Once(Collector):
         self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
-        """All families, each once, with the values of all engines."""
+        """All metric families, each with the values of all engines."""
         engines = list(self._total.engines.items())
         yield from _models(self._conditions)
         yield from _engine_gauges(engines)
@@ -140,40 +144,42 @@ Engines = list[tuple[str, EngineTotal]]
 
 
 def _models(conditions: Sequence[ModelStatus]) -> Iterator[Metric]:
-    """Which models are there; one that is being loaded or unloaded takes its memory already."""
+    """State and memory of models; one that is being loaded or unloaded counts with its memory."""
     loaded = [((model.name,), float(model.state == "loaded")) for model in conditions]
-    yield _gauge("quire:model_loaded", "1 for a model that requests can come to.", loaded)
+    yield _gauge("quire:model_loaded", "1 for a loaded model, else 0.", loaded)
     sizes = [
         ((model.name,), 0 if model.state == "unloaded" else model.num_bytes)
         for model in conditions
         if model.num_bytes is not None
     ]
-    text = "Memory of a model's process, as counted before loading; 0 while it is unloaded."
+    text = "Planned memory of a model's process; 0 while it is unloaded."
     yield _gauge("quire:model_bytes", text, sizes)
 
 
 def _engine_gauges(engines: Engines) -> Iterator[Metric]:
     for name, text, key in ENGINE_GAUGES:
         yield _gauge(name, text, [((model,), getattr(e.latest, key)) for model, e in engines])
-    text = "Share of the KV blocks that requests use; 1 is all."
+    text = "Share of the KV blocks in use; 1 is all."
     usage = [((model,), _used(e) / max(1, e.num_blocks)) for model, e in engines]
     yield _gauge("vllm:kv_cache_usage_perc", text, usage)
     config = GaugeMetricFamily(
         "vllm:cache_config_info",
-        "How the KV cache is cut.",
+        "Block size and number of blocks of the KV cache.",
         labels=[*LABELS, "block_size", "num_gpu_blocks"],
     )
     for model, engine in engines:
         config.add_metric([model, ENGINE, str(engine.block_size), str(engine.num_blocks)], 1)
     yield config
     states = [((model, state), n) for model, e in engines for state, n in _blocks(e)]
-    yield _gauge("quire:kv_blocks", "KV blocks; shared ones are used ones.", states, "state")
+    yield _gauge(
+        "quire:kv_blocks", "KV blocks by state; shared ones are also used ones.", states, "state"
+    )
     sizes = [
         ((model, state), n * e.kv_cache_bytes // max(1, e.num_blocks))
         for model, e in engines
         for state, n in _blocks(e)
     ]
-    yield _gauge("quire:kv_bytes", "Bytes of these blocks.", sizes, "state")
+    yield _gauge("quire:kv_bytes", "Bytes of KV blocks by state.", sizes, "state")
 
 
 def _engine_counters(engines: Engines) -> Iterator[Metric]:
@@ -187,33 +193,35 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
     text = "Tokens looked up but not found in the prefix cache."
     yield _counter("quire:prefix_cache_misses", text, misses, "reason")
     restarts = [((model,), e.latest.num_restarts) for model, e in engines]
-    yield _counter(
-        "quire:engine_restarts", "Engine processes that took over from dead ones.", restarts
-    )
-    # dashboards ask for it; there is no speculative decoding yet, so none were
+    yield _counter("quire:engine_restarts", "Restarts of the engine process.", restarts)
+    # dashboards query it; there is no speculative decoding yet, so it is 0
     accepted = [((model,), 0) for model, _ in engines]
-    yield _counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.", accepted)
+    yield _counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", accepted)
     tokens = [((model,), e.step_tokens) for model, e in engines]
-    yield _histogram("vllm:iteration_tokens_total", "Tokens of a step.", tokens)
+    yield _histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", tokens)
     seconds = [((model,), e.step_seconds) for model, e in engines]
-    yield _histogram("quire:step_seconds", "Time of a step.", seconds)
+    yield _histogram("quire:step_seconds", "Seconds of an engine step.", seconds)
 
 
 def _requests(engines: Engines) -> Iterator[Metric]:
     sent = [((model,), e.requests.num_sent) for model, e in engines]
-    yield _counter("quire:requests_sent", "Answers asked of the engine.", sent)
+    yield _counter("quire:requests_sent", "Answers requested of the engine.", sent)
     ended = [
         ((model, reason), e.requests.finished[reason])
         for model, e in engines
         for reason in ("stop", "length", "abort", "error")
     ]
-    yield _counter("vllm:request_success", "Answers that ended.", ended, "finished_reason")
+    yield _counter(
+        "vllm:request_success", "Answers that ended, by reason.", ended, "finished_reason"
+    )
     for name, text, key in REQUEST_HISTOGRAMS:
         values = [((model,), getattr(e.requests, key)) for model, e in engines]
         yield _histogram(name, text, values)
-    # the name that older dashboards have for the latency between tokens
+    # the name of the inter-token latency in older dashboards
     values = [((model,), e.requests.inter_token_latency) for model, e in engines]
-    yield _histogram("vllm:time_per_output_token_seconds", "Between tokens (older name).", values)
+    yield _histogram(
+        "vllm:time_per_output_token_seconds", "Seconds between tokens (older name).", values
+    )
 
 
 def _http(total: Total) -> Iterator[Metric]:
@@ -224,24 +232,26 @@ def _http(total: Total) -> Iterator[Metric]:
         requests.add_metric([path, method, str(status)], count)
     yield requests
     errors = CounterMetricFamily(
-        "quire:rejections", "HTTP requests that got an error, by its code.", labels=["reason"]
+        "quire:rejections", "HTTP requests answered with an error, by code.", labels=["reason"]
     )
     for reason, count in sorted(total.errors.items()):
         errors.add_metric([reason], count)
     yield errors
-    build = GaugeMetricFamily("quire:build_info", "The version.", labels=["version"])
+    build = GaugeMetricFamily("quire:build_info", "The version of Quire.", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
 
 
 def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
-    """Money since the start; over other times, divide rates of the counters."""
+    """Cost since the start; for other periods, divide the rates of the counters."""
     spent = per_hour * max(0.0, time.time() - total.started) / 3600
-    yield CounterMetricFamily("quire:cost", "What the server has cost.", value=spent)
+    yield CounterMetricFamily("quire:cost", "Cost of the server since its start.", value=spent)
     generated = sum(e.counted.num_generation_tokens for e in total.engines.values())
     prompt = sum(e.counted.num_prompt_tokens for e in total.engines.values())
     family = GaugeMetricFamily(
-        "quire:cost_per_million_tokens", "Cost since the start by tokens.", labels=["tokens"]
+        "quire:cost_per_million_tokens",
+        "Cost per million tokens since the start.",
+        labels=["tokens"],
     )
     for kind, count in (("generated", generated), ("all", generated + prompt)):
         if count:

@@ -1,8 +1,8 @@
-"""What all processes of this server count, together.
+"""Metrics: the sums over all API processes of a server and over the restarts of its engines.
 
-Owns the sums over processes and over the epochs of an engine. What the series are called is in
-prometheus_page.py; who counts is in engine/frontend/request_metrics.py, engine/core/step_log.py and
-the scheduler.
+The metrics' names are in prometheus_page.py. The counting is done in
+engine/frontend/request_metrics.py, engine/core/step_log.py and the scheduler. Why this is not
+prometheus_client's multiprocess mode: docs/decisions/server.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.request_record import RequestRecord
 from quire.server.ops.metric_snapshots import (
-    KEPT_EPOCHS,
+    MAX_EPOCHS,
     EngineFigures,
     Snapshot,
     SnapshotFolder,
@@ -29,12 +29,12 @@ from quire.server.ops.metric_snapshots import (
 )
 
 SHARE_SECONDS = 0.5
-OTHER = "other"  # the path of requests that no endpoint answers: clients choose it, series do not
+OTHER = "other"  # stands for unknown paths: clients must not create metric series
 
 
 class EngineTotal:
-    """One engine, over all processes. latest: its newest figures, for gauges; counted: its counters
-    over all epochs."""
+    """One engine, over all API processes. latest: its newest statistics, for gauges; counted: its
+    counters summed over all epochs."""
 
     def __init__(self, figures: EngineFigures) -> None:
         self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
@@ -52,7 +52,7 @@ class EngineTotal:
 
 @dataclass(slots=True)
 class Total:
-    """All processes together. started: when the first one did, in Unix seconds."""
+    """The sums over all processes. started: of the first one, in Unix seconds."""
 
     started: float
     engines: dict[str, EngineTotal]
@@ -61,17 +61,17 @@ class Total:
 
     @classmethod
     def of(cls, snapshots: Iterable[Snapshot]) -> Total:
-        """Add up one or more."""
-        whole = Snapshot.joined(snapshots)
-        engines = {model: EngineTotal(figures) for model, figures in whole.engines.items()}
-        return cls(whole.started, engines, whole.http_requests, whole.errors)
+        """The sum of one or more snapshots."""
+        total = Snapshot.joined(snapshots)
+        engines = {model: EngineTotal(figures) for model, figures in total.engines.items()}
+        return cls(total.started, engines, total.http_requests, total.errors)
 
 
 class Metrics:
-    """This process's figures, and the way to all others'.
+    """The metrics of this process, and those of all others.
 
-    folder: shared with the server's other processes, or None. endpoints: paths that have series of
-    their own. templates: paths with a part that varies, and what stands for all that match.
+    folder: shared with the server's other API processes; None for a single one. endpoints: paths
+    with metric series of their own. templates: paths with a variable, and the label of each.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -85,13 +85,13 @@ class Metrics:
         self._errors: Counter[str] = Counter()
 
     def add_engine(self, engine: EngineProtocol) -> None:
-        """Tell of this engine, too."""
+        """Include an engine."""
         name = engine.info.model_name
         self._engines[name] = engine
         self._stats.setdefault(name, {})
 
     def count(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         path = record.path if record.path in self.endpoints else self._template(record.path)
         self._http_requests[path, record.method, record.status] += 1
         if record.error_code is not None:
@@ -101,7 +101,7 @@ class Metrics:
         return next((name for known, name in self.templates if known.match(path)), OTHER)
 
     def snapshot(self) -> Snapshot:
-        """This process's figures as of now."""
+        """The current metrics of this process."""
         return Snapshot(
             started=self._started,
             engines={name: self._figures(name, e) for name, e in self._engines.items()},
@@ -110,33 +110,33 @@ class Metrics:
         )
 
     async def share_forever(self) -> None:
-        """Tell the other processes now and then, until cancelled."""
+        """Write the snapshot of this process periodically, until cancelled."""
         while True:
             self.share()
             await asyncio.sleep(SHARE_SECONDS)
 
     def fold_dead(self) -> None:
-        """Join what processes that are no more have left, so that it does not grow."""
+        """Join the files of dead processes, so that they do not accumulate."""
         if self._folder is not None:
             self._folder.fold_dead()
 
     def share(self) -> None:
-        """Tell the other processes. Epochs are too many now and then, and become one sum."""
+        """Write the snapshot of this process. Sums up old epochs when there are many."""
         if self._folder is None:
             return
         self._folder.write(self.snapshot())
-        if max(map(len, self._stats.values()), default=0) > 2 * KEPT_EPOCHS:
-            settled = self._folder.settle(self.snapshot())
+        if max(map(len, self._stats.values()), default=0) > 2 * MAX_EPOCHS:
+            summed_up = self._folder.sum_epochs(self.snapshot())
             for name, known in self._stats.items():
-                last = settled.get(name, -1)
+                last = summed_up.get(name, -1)
                 self._stats[name] = {epoch: s for epoch, s in known.items() if epoch > last}
 
     def requests(self, model: str) -> RequestMetrics:
-        """What became of a model's requests, over all processes."""
+        """The request metrics of a model, over all processes."""
         return self.total().engines[model].requests
 
     def total(self) -> Total:
-        """The whole server's figures."""
+        """The metrics of all processes."""
         others = [] if self._folder is None else self._folder.read_others()
         return Total.of([*others, self.snapshot()])
 

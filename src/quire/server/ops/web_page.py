@@ -1,8 +1,8 @@
-"""The page at `/`: a chat playground and a live view of the engine, as static files.
+"""WebPage: the page at `/`, a chat playground and a live view of the engine, as static files.
 
-The files in the folder `page/` are read once and are the same for everybody, so they need no key;
-what they show comes from endpoints that do. All but the first stand under a path that holds the
-hash of them all, so a browser may keep them for ever and never mixes two versions.
+The files of the folder `page/` are read once and are the same for everybody, so they need no API
+key; the endpoints that they call do. All but the index have a path with the hash of all files, so a
+browser may cache them for ever and never mixes two versions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HEADERS = {
 
 
 class WebPage:
-    """The files, and the routes that serve them. paths: all that can be read, without a key."""
+    """The files and their routes. paths: of all files; they need no API key."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
@@ -101,7 +101,7 @@ class _Asset:
         }
 
     async def answer(self, request: Request) -> Response:
-        """The file, or 304 to a browser that has it."""
+        """The file, or 304 for a browser that has it."""
         known = request.headers.get("if-none-match", "")
         if self._headers["etag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(status_code=304, headers=self._headers)

@@ -1,4 +1,4 @@
-"""Running a job: all of its prompts at once, their news joined into one stream or whole answers."""
+"""Runs a job: all of its prompts at once, joined to one stream or to complete outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Run all prompts at once; yields (prompt index, what is new) in the order it arrives.
+    """Run all prompts at once; yields (prompt index, new output) in the order of arrival.
 
     Closing the generator aborts whatever still runs.
     """
@@ -24,24 +24,24 @@ def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, Request
 
 
 async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
-    """Run all prompts to their end; one whole output per prompt, its answers in order."""
+    """Run all prompts to their end; one complete output per prompt, in order."""
     if len(job.prompts) == 1:
         item = await _complete(job, engine)
         usage.add(0, item)
         return [item]
-    whole: dict[int, RequestOutput] = {}
-    async with aclosing(run(job, engine)) as news:
-        async for place, item in news:
-            usage.add(place, item)
-            if place in whole:
-                whole[place].append(item)
+    complete: dict[int, RequestOutput] = {}
+    async with aclosing(run(job, engine)) as outputs:
+        async for index, item in outputs:
+            usage.add(index, item)
+            if index in complete:
+                complete[index].append(item)
             else:
-                whole[place] = item
-    return [whole[place] for place in sorted(whole)]
+                complete[index] = item
+    return [complete[index] for index in sorted(complete)]
 
 
 async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
-    """The usual single prompt, of which no news is wanted before the end."""
+    """Run the usual single prompt without streaming."""
     item = await engine.complete(
         job.prompts[0],
         job.sampling,
@@ -57,7 +57,7 @@ async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
 
 
 def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
-    news = engine.generate(
+    outputs = engine.generate(
         job.prompts[index],
         job.sampling,
         request_id=f"{job.reply_id}-{index}",
@@ -67,20 +67,20 @@ def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[Req
         stop_when=job.stop_when,
         prompt_field=job.prompt_field,
     )
-    return _without_answers(news) if job.prompt_alone else news
+    return _without_answers(outputs) if job.prompt_alone else outputs
 
 
 async def _without_answers(
-    news: AsyncGenerator[RequestOutput, None],
+    outputs: AsyncGenerator[RequestOutput, None],
 ) -> AsyncGenerator[RequestOutput, None]:
-    async with aclosing(news):
-        async for item in news:
+    async with aclosing(outputs):
+        async for item in outputs:
             _clear_answers(item)
             yield item
 
 
 def _clear_answers(item: RequestOutput) -> None:
-    """Leave the prompt and its scores; an answer's one token is as if it had not been drawn."""
+    """Remove the sampled token; the prompt and its log probabilities stay."""
     for output in item.outputs:
         output.text, output.token_ids, output.stop_reason = "", [], None
         output.logprobs = None if output.logprobs is None else []
@@ -109,8 +109,8 @@ async def merged(
                     running -= 1
                 case Exception() as error:
                     raise error
-                case news:
-                    yield news
+                case outputs:
+                    yield outputs
     finally:
         for pump in pumps:
             pump.cancel()
