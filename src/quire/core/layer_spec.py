@@ -271,8 +271,22 @@ def features(record: Any) -> Iterator[tuple[str, str]]:
 def check_features(spec: ModelSpec, computed: Set[str]) -> None:
     """Raise UnsupportedModelError for the first feature that is not among those computed.
 
-    computed: names as `features` gives them, such as "AttentionSpec.window".
+    computed: names as `features` gives them, such as "AttentionSpec.window". Also refuses heads
+    that no runtime computes.
     """
     for name, words in features(spec):
         if name not in computed:
             raise UnsupportedModelError(words)
+    for layer in spec.layers:
+        _check_heads(layer.attention)
+
+
+def _check_heads(attention: AttentionSpec) -> None:
+    key_dim, value_dim = attention.key_dim, attention.value_dim
+    if value_dim != key_dim:
+        raise UnsupportedModelError(f"values of {value_dim} dimensions beside keys of {key_dim}")
+    query_norm, key_norm = attention.query_norm, attention.key_norm
+    if (query_norm is None) != (key_norm is None):
+        raise UnsupportedModelError("a norm of queries alone, or of keys alone")
+    if query_norm is not None and key_norm is not None and query_norm.eps != key_norm.eps:
+        raise UnsupportedModelError("norms of queries and keys with different eps")

@@ -13,7 +13,7 @@ from harness import PagedModel, PagedRequest, load_folder
 from torch import Tensor
 
 from quire.array_types import Ints
-from quire.core.layer_spec import UnsupportedModelError
+from quire.core.layer_spec import NormSpec, UnsupportedModelError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import embedding
@@ -38,6 +38,7 @@ FAMILIES = [
 ]
 FEW = (1, 1, 9, 20)  # tokens of a step: of two decodes, and of parts of prompts
 MANY = (1, 1, 30, 50)
+HEAD_NORM = NormSpec(module="self_attn.q_norm", size=96, eps=1e-6)
 Model = tuple[LlamaForCausalLM, ModelConfig]
 
 
@@ -173,6 +174,7 @@ def test_a_tensor_that_nothing_reads_is_refused(checkpoint: Callable) -> None:
         ({"attention": {"soft_cap": 50.0}}, "^soft cap 50.0"),
         ({"attention": {"sinks": True}}, "^attention sinks"),
         ({"attention": {"value_dim": 48}}, "^values of 48 dimensions beside keys of 96"),
+        ({"attention": {"query_norm": HEAD_NORM}}, "^a norm of queries alone"),
         ({"attention": {"num_kv_heads": 1}}, "^layers with different heads"),
         ({"mlp": {"activation": "gelu_tanh"}}, "^activation gelu_tanh"),
         ({"post_attention_norm": {}}, "^post-norm after attention"),

@@ -95,9 +95,7 @@ def _check_sizes(spec: ModelSpec, block_size: int) -> None:
     ]
     if len({norm.eps for norm in (*norms, spec.final_norm)}) != 1:
         raise UnsupportedModelError("norms with different eps")
-    _, _, key_dim, value_dim = _heads(spec.layers[0].attention)
-    if value_dim != key_dim:
-        raise UnsupportedModelError(f"values of {value_dim} dimensions beside keys of {key_dim}")
+    key_dim = spec.layers[0].attention.key_dim
     is_served = key_dim % _HEAD_DIM_MULTIPLE == 0 and key_dim <= _MAX_HEAD_DIM
     if not is_served or block_size & (block_size - 1):
         raise UnsupportedModelError(f"heads of {key_dim} in blocks of {block_size}")
@@ -179,16 +177,13 @@ def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
         None if norm is None else address(reader.norm(prefix, norm))
         for norm in (attention.query_norm, attention.key_norm)
     )
-    head_eps = {norm.eps for norm in (attention.query_norm, attention.key_norm) if norm is not None}
-    if len(head_eps) > 1:
-        raise UnsupportedModelError("norms of queries and keys with different eps")
     args = LayerArgs(
         norm=address(reader.norm(prefix, layer.pre_attention_norm)),
         mlp_norm=address(reader.norm(prefix, layer.pre_mlp_norm)),
         query_norm=query_norm,
         key_norm=key_norm,
         eps=layer.pre_attention_norm.eps,
-        head_eps=min(head_eps, default=0.0),
+        head_eps=0.0 if attention.query_norm is None else attention.query_norm.eps,
         scale=attention.scale,
         window=attention.window or 0,
     )
