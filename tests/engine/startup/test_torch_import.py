@@ -28,6 +28,18 @@ import torch._meta_registrations
 assert callable(torch._meta_registrations.register_meta)
 """
 
+LEFT_OUT = """
+import sys
+from quire.config import EngineConfig
+from quire.engine.startup.torch_import import dedicated_start, import_torch
+with dedicated_start(EngineConfig.from_options(device="cpu", prepared_weights="none")):
+    import_torch()
+    assert "torch._refs" not in sys.modules
+    from torch._meta_registrations import register_meta  # somebody needs it after all
+    assert callable(register_meta) and "torch._refs" in sys.modules
+assert sys.modules["torch._meta_registrations"].register_meta is register_meta
+"""
+
 ENGINE = """
 import sys
 from quire.config import EngineConfig
@@ -46,7 +58,9 @@ assert "torch" in sys.modules and "torch._refs" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("program", [IMPORT, ENGINE], ids=["import", "engine"])
+@pytest.mark.parametrize(
+    "program", [IMPORT, LEFT_OUT, ENGINE], ids=["import", "left-out", "engine"]
+)
 def test_a_start_in_a_process_of_its_own(program: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -14,15 +14,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.machinery import PathFinder
 from types import ModuleType
+from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.startup.device_policy import is_cpu_build, torch_library
 from quire.engine.startup.prefetch import expects_torch, start_prefetch
 from quire.errors import ConfigError
 
-# Shape functions for tracing models: a quarter of PyTorch's import, and nothing else imports them.
+# Shape functions for tracing models: a quarter of PyTorch's import, which nothing here needs.
 _LEFT_OUT = "torch._meta_registrations"
 
 
@@ -48,13 +50,23 @@ def dedicated_start(config: EngineConfig) -> Iterator[None]:
         threading.Thread(target=_load_torch_library, name="quire-library").start()
     start_prefetch(config)
     _import_numpy()
-    sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)
+    placeholder = sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)
+    vars(placeholder)["__getattr__"] = _from_left_out
     try:
         yield
     finally:
-        del sys.modules[_LEFT_OUT]
+        if sys.modules.get(_LEFT_OUT) is placeholder:
+            del sys.modules[_LEFT_OUT]
         gc.freeze()  # later collections need not look at what was imported
         gc.enable()
+
+
+def _from_left_out(name: str) -> Any:
+    """An attribute of the module that was left out: importing it now, for whoever needs it."""
+    if name.startswith("__"):  # of which `inspect` asks every module
+        raise AttributeError(name)
+    sys.modules.pop(_LEFT_OUT, None)
+    return getattr(import_module(_LEFT_OUT), name)
 
 
 def _import_numpy() -> None:
