@@ -54,14 +54,14 @@ decoder, encoder = msgspec.json.Decoder(Chat), msgspec.json.Encoder()
 
 async def raw(_scope: Scope, receive: Receive, send: Send) -> None:
     """As little as a server can do with a request."""
-    wish = decoder.decode((await receive())["body"])
-    if not wish.stream:
+    request_body = decoder.decode((await receive())["body"])
+    if not request_body.stream:
         length = (b"content-length", b"%d" % len(ANSWER))
         await send(_start(b"application/json", length))
         await send({"type": "http.response.body", "body": ANSWER})
         return
     await send(_start(b"text/event-stream"))
-    for _ in range(wish.max_tokens):
+    for _ in range(request_body.max_tokens):
         await send({"type": "http.response.body", "body": EVENT, "more_body": True})
         await asyncio.sleep(0)  # as tokens come: one turn of the loop each
     await send({"type": "http.response.body", "body": b""})
@@ -74,10 +74,10 @@ def _start(kind: bytes, *more: tuple[bytes, bytes]) -> Message:
 
 async def chat(request: Request) -> Response:
     """The same as a route of a framework."""
-    wish = decoder.decode(await request.body())
-    if wish.stream:
-        return StreamingResponse(_events(wish.max_tokens), media_type="text/event-stream")
-    text = wish.messages[-1].content
+    request_body = decoder.decode(await request.body())
+    if request_body.stream:
+        return StreamingResponse(_events(request_body.max_tokens), media_type="text/event-stream")
+    text = request_body.messages[-1].content
     answer = Chunk([Choice(0, Delta(text))])
     return Response(encoder.encode(answer), media_type="application/json")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from peers.bench import SHAPE, Answer, Bench, add_options
 from peers.disturbance import busy_seconds
-from peers.install import Place
+from peers.install import PeerCache
 from peers.rows import Row, ours
 from record import RESULTS, save
 
@@ -197,8 +197,8 @@ def main() -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure and save, row by row; rows of forms that are not measured now stay in the file."""
     rows = [row for row in ours() if args.rows is None or row.weights in args.rows]
-    place = Place(args.cache)
-    bench = Bench(args, place, place.models(rows, SHAPE))
+    peer_cache = PeerCache(args.cache)
+    bench = Bench(args, peer_cache, peer_cache.models(rows, SHAPE))
     path = RESULTS / f"{args.name}.json"
     found = json.loads(path.read_text())["rows"] if path.is_file() else []
     measured: dict[str, Answer] = {row["weights"]: row for row in found}

@@ -33,7 +33,7 @@ from typing import Any
 
 from peers.bench import SHAPE, Answer, Bench, WorkerError, add_options
 from peers.disturbance import is_disturbed
-from peers.install import Place
+from peers.install import PeerCache
 from peers.rows import Row, all_rows
 from record import RESULTS, save
 
@@ -160,10 +160,10 @@ def main() -> None:
     parser.add_argument("--name", default="cpu_peers", help="name of the result file")
     args = parser.parse_args()
     rows = chosen(args.rows)
-    place = Place(args.cache, args.here, args.wheels)
+    peer_cache = PeerCache(args.cache, args.here, args.wheels)
     for engine in {row.engine for row in rows}:
-        place.python_of(engine)
-    if run(Bench(args, place, place.models(rows, SHAPE)), rows, args):
+        peer_cache.python_of(engine)
+    if run(Bench(args, peer_cache, peer_cache.models(rows, SHAPE)), rows, args):
         sys.exit(DUE)
 
 

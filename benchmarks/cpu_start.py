@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from peers.install import BENCHMARKS, Place
+from peers.install import BENCHMARKS, PeerCache
 from peers.rows import Row
 from record import installed, save
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="what Python imports")
     parser.add_argument("--name", default="cpu_start", help="name of the result file")
     args = parser.parse_args()
-    models = Place(args.cache).models([Row("quire", "bfloat16", "checkpoint")], SHAPE)
+    models = PeerCache(args.cache).models([Row("quire", "bfloat16", "checkpoint")], SHAPE)
     rows = []
     for form in args.forms:
         with tempfile.TemporaryDirectory(dir=args.cache) as name:

@@ -92,8 +92,8 @@ async def run_case(
 
 def _row(case: Case, quiet: Watch, watch: Watch, found: dict[str, Any]) -> dict[str, Any]:
     known = quiet.contents()
-    whole = [(place, answer) for place, answer in watch.answers if answer.status == 200]
-    identical = all(answer.is_whole and {answer.content} == known[place] for place, answer in whole)
+    whole = [(index, answer) for index, answer in watch.answers if answer.status == 200]
+    identical = all(answer.is_whole and {answer.content} == known[index] for index, answer in whole)
     errors = [a.error for _, a in watch.answers if a.status == 200 and a.error]
     failures = sum(n for status, n in watch.statuses.items() if status >= 500)
     failures += sum(a.status >= 500 for _, a in watch.answers)

@@ -21,8 +21,8 @@ from gpu_timing import (
     copies_beyond_cache,
     differs,
     precompile,
+    time_configs,
     time_graph,
-    time_ways,
 )
 from torch import Tensor
 
@@ -38,29 +38,29 @@ from quire.kernels.triton.launch.attention_config import (
 )
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
-# in what type keys and values are kept
+# data types of the KV cache
 PARAMS = AttentionParams(scale=0.1)
-KEPT = {"bf16": DTYPE, "fp8": reference.FP8}
+KV_DTYPES = {"bf16": DTYPE, "fp8": reference.FP8}
 
 
 def attention_inputs(
-    model: Model, queries: list[int], lens: list[int], kept: str = "bf16", block_size: int = 16
+    model: Model, queries: list[int], lens: list[int], kv_dtype: str = "bf16", block_size: int = 16
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], BatchLayout]:
     """(query, caches of enough layers to outgrow the L2 cache, layout) with scattered blocks."""
     most = max(-(-n // block_size) for n in lens)
     ids = torch.randperm(most * len(lens), dtype=torch.int32).view(len(lens), most)
     layout = BatchLayout.build(queries, lens, ids.numpy(), block_size, DEVICE)
     shape = (ids.numel(), block_size, model.kv_heads, model.head_dim)
-    copies = copies_beyond_cache(kv_bytes(model, lens, kept))
-    numbers = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(KEPT[kept])  # noqa: E731
+    copies = copies_beyond_cache(kv_bytes(model, lens, kv_dtype))
+    numbers = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(KV_DTYPES[kv_dtype])  # noqa: E731
     caches = [(numbers(), numbers()) for _ in range(copies)]
     query = torch.randn(sum(queries), model.heads, model.head_dim, device=DEVICE, dtype=DTYPE)
     return query, caches, layout
 
 
-def kv_bytes(model: Model, lens: list[int], kept: str = "bf16") -> int:
+def kv_bytes(model: Model, lens: list[int], kv_dtype: str = "bf16") -> int:
     """Bytes of keys and values that one layer reads."""
-    return sum(lens) * model.kv_heads * model.head_dim * 2 * KEPT[kept].itemsize
+    return sum(lens) * model.kv_heads * model.head_dim * 2 * KV_DTYPES[kv_dtype].itemsize
 
 
 DECODES: list[tuple[str, list[int]]] = [
@@ -71,9 +71,9 @@ DECODES: list[tuple[str, list[int]]] = [
 ]  # fmt: skip
 
 
-def decode_configs(model: Model, kept: str, num_requests: int = 1) -> list[DecodeConfig]:
+def decode_configs(model: Model, kv_dtype: str, num_requests: int = 1) -> list[DecodeConfig]:
     """Ways to cut decode attention that fit in shared memory and fill it; more for one request."""
-    row = 2 * model.head_dim * KEPT[kept].itemsize  # of a key and its value
+    row = 2 * model.head_dim * KV_DTYPES[kv_dtype].itemsize  # of a key and its value
     configs = []
     for tile, stages, per_sm in itertools.product((32, 64, 128), (1, 3, 4), (1, 2, 3)):
         flying = max(stages - 1, 1) * tile * row * per_sm
@@ -86,48 +86,50 @@ def decode_configs(model: Model, kept: str, num_requests: int = 1) -> list[Decod
     return configs
 
 
-def _compiled(model: Model, kept: str) -> set[DecodeConfig]:
-    """The ways that differ in more than the number of programs."""
-    ways = decode_configs(model, kept) + decode_configs(model, kept, 2)
-    return {replace(way, per_sm=1) for way in ways}
+def _compiled(model: Model, kv_dtype: str) -> set[DecodeConfig]:
+    """The configs that differ in more than the number of programs."""
+    configs = decode_configs(model, kv_dtype) + decode_configs(model, kv_dtype, 2)
+    return {replace(way, per_sm=1) for way in configs}
 
 
 def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """Decode attention by batch, length and what keys and values are kept in."""
-    shapes = list(itertools.product(args.models, KEPT))
+    """Decode attention by batch, length and data type of the KV cache."""
+    shapes = list(itertools.product(args.models, KV_DTYPES))
     cases = [
-        (name, config, kept) for name, kept in shapes for config in _compiled(MODELS[name], kept)
+        (name, config, kv_dtype)
+        for name, kv_dtype in shapes
+        for config in _compiled(MODELS[name], kv_dtype)
     ]
     precompile(run_once, cases, args.workers, budget)
     for label, lens in DECODES:
-        for name, kept in shapes:
+        for name, kv_dtype in shapes:
             if budget.left < 0:
                 return
             model = MODELS[name]
-            query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kept)
+            query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kv_dtype)
             expected = reference.attention(query, *caches[0], layout, PARAMS)
-            ways = decode_configs(model, kept, len(lens))
+            configs = decode_configs(model, kv_dtype, len(lens))
             make = functools.partial(decode_calls, query, caches, layout)
-            rows = time_ways(ways, make, expected, f"decode {name} {kept} {label}")
+            rows = time_configs(configs, make, expected, f"decode {name} {kv_dtype} {label}")
             if not rows:
                 continue
             rule = asdict(attention_config.decode_config(caches[0][0], len(lens)))
             rule_us = next((row["us"] for row in rows if row["config"] == rule), float("nan"))
-            best, num_bytes = rows[0], kv_bytes(model, lens, kept)
+            best, num_bytes = rows[0], kv_bytes(model, lens, kv_dtype)
             share = num_bytes / best["us"] * 1e6 / args.bandwidth
             print(
-                f"decode {name} {kept} {label:10} {best['us']:7.2f} us {share:4.0%}"
+                f"decode {name} {kv_dtype} {label:10} {best['us']:7.2f} us {share:4.0%}"
                 f"  rule {rule_us:7.2f}  {brief(best['config'])}",
                 flush=True,
             )
             results.append(
                 {
                     "model": name,
-                    "kept": kept,
+                    "kv_dtype": kv_dtype,
                     "batch": label,
                     "share_of_bandwidth": share,
                     "rule_us": rule_us,
-                    "ways": rows,
+                    "configs": rows,
                 }
             )
 
@@ -167,7 +169,7 @@ PREFILLS: list[tuple[str, list[int], list[int]]] = [
 ]
 
 
-def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | HopperConfig]:
+def prefill_kernels(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | HopperConfig]:
     """The kernel of all GPUs, also as it is cut for few keys, and Hopper's with each half of the
     queries or of the keys."""
     return {
@@ -180,37 +182,37 @@ def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | Hoppe
 
 def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """Prefill attention, also on cached prefixes; cuDNN's beside it."""
-    shapes = list(itertools.product(args.models, KEPT))
-    ways = ("all GPUs", "few keys", "queries", "keys")
-    cases = [(name, kept, way) for name, kept in shapes for way in ways]
+    shapes = list(itertools.product(args.models, KV_DTYPES))
+    configs = ("all GPUs", "few keys", "queries", "keys")
+    cases = [(name, kv_dtype, way) for name, kv_dtype in shapes for way in configs]
     precompile(run_prefill, cases, args.workers, budget)
     for label, queries, lens in PREFILLS:
-        for name, kept in shapes:
+        for name, kv_dtype in shapes:
             if budget.left < 0:
                 return
             model = MODELS[name]
-            query, caches, layout = attention_inputs(model, queries, lens, kept)
+            query, caches, layout = attention_inputs(model, queries, lens, kv_dtype)
             expected = None
             if max(lens) * max(queries) <= 2**24:
                 expected = reference.attention(query, *caches[0], layout, PARAMS)
             pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(queries, lens, strict=True))
-            row = {"model": name, "kept": kept, "batch": label, "tokens": sum(queries),
+            row = {"model": name, "kv_dtype": kv_dtype, "batch": label, "tokens": sum(queries),
                    "flops": 4 * pairs * model.heads * model.head_dim, "us": {}}  # fmt: skip
             row["has_few_keys"] = layout.has_few_keys
-            for way, config in prefill_ways(caches[0][0], model.heads // model.kv_heads).items():
+            for way, config in prefill_kernels(caches[0][0], model.heads // model.kv_heads).items():
                 if way == "few keys" and not layout.has_few_keys:
                     continue
                 calls = prefill_calls(query, caches[:1], layout, config)
                 error = "" if expected is None else differs(calls[0](), expected)
                 if error:
-                    print(f"WRONG prefill {name} {kept} {label} {way}: {error}", flush=True)
+                    print(f"WRONG prefill {name} {kv_dtype} {label} {way}: {error}", flush=True)
                 else:
                     row["us"][way] = time_graph(calls)
-            row["library_us"] = sdpa(model, queries, lens) if kept == "bf16" else None
-            told = {
+            row["library_us"] = sdpa(model, queries, lens) if kv_dtype == "bf16" else None
+            shown = {
                 way: f"{us:.1f} us, {row['flops'] / us / 1e6:.0f}" for way, us in row["us"].items()
             }
-            print(f"prefill {name} {kept} {label:17} {told} {row['library_us']}", flush=True)
+            print(f"prefill {name} {kv_dtype} {label:17} {shown} {row['library_us']}", flush=True)
             results.append(row)
 
 
@@ -245,17 +247,17 @@ def sdpa(model: Model, queries: list[int], lens: list[int]) -> float | None:
         return time_graph([run])
 
 
-def run_prefill(name: str, kept: str, way: str) -> None:
+def run_prefill(name: str, kv_dtype: str, way: str) -> None:
     """One small call, for what it leaves in the cache of compiled kernels."""
     model = MODELS[name]
-    query, caches, layout = attention_inputs(model, [64], [64], kept)
-    ways = prefill_ways(caches[0][0], model.heads // model.kv_heads)
-    prefill_calls(query, caches[:1], layout, ways[way])[0]()
+    query, caches, layout = attention_inputs(model, [64], [64], kv_dtype)
+    configs = prefill_kernels(caches[0][0], model.heads // model.kv_heads)
+    prefill_calls(query, caches[:1], layout, configs[way])[0]()
     torch.cuda.synchronize()
 
 
-def run_once(name: str, config: DecodeConfig, kept: str) -> None:
+def run_once(name: str, config: DecodeConfig, kv_dtype: str) -> None:
     """The same of decodes."""
-    query, caches, layout = attention_inputs(MODELS[name], [1], [64], kept)
+    query, caches, layout = attention_inputs(MODELS[name], [1], [64], kv_dtype)
     decode_calls(query, caches[:1], layout, config)[0]()
     torch.cuda.synchronize()

@@ -41,7 +41,7 @@ def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
 
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """All layers' products with norms, residuals and SiLU fused, heads turned; no attention."""
+    """All layers' products with norms, residuals and SiLU fused, RoPE on heads; no attention."""
     cases = [
         (name, m, size)
         for size in args.itemsizes
@@ -90,12 +90,12 @@ def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
     if itemsize == 1:
         weights = {name: FP8.quantize(w, kernels_for(DEVICE)) for name, w in weights.items()}
     weights["norm"] = torch.rand(model.hidden, device=DEVICE, dtype=DTYPE)
-    kept = reference.FP8 if itemsize == 1 else DTYPE
+    kv_dtype = reference.FP8 if itemsize == 1 else DTYPE
     weights["caches"] = torch.zeros(
         2, MOST // 16, 16, model.kv_heads, model.head_dim, device=DEVICE
-    ).to(kept)
+    ).to(kv_dtype)
     weights["angles"] = torch.zeros(2, MOST, model.head_dim, device=DEVICE, dtype=DTYPE)
-    weights["angles"][0] = 1.0  # heads are turned by nothing
+    weights["angles"][0] = 1.0  # RoPE changes nothing
     weights["slots"] = torch.arange(MOST, device=DEVICE)
     return weights
 
@@ -105,7 +105,7 @@ def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor) -> Tens
     x: Any = first
     residual = first
     for w in layers:
-        heads = turned(model, x, w).flatten(1)
+        heads = rope_heads(model, x, w).flatten(1)
         x = skinny_gemm_norm(heads, w["o"], residual, w["norm"], 1e-5)
         hidden = skinny_gemm_silu(x, w["gate_up"])
         x = skinny_gemm_norm(hidden, w["down"], x.residual, w["norm"], 1e-5)
@@ -113,15 +113,15 @@ def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor) -> Tens
     return residual
 
 
-def turned(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
+def rope_heads(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
     """Queries, in one launch where tiles hold whole heads, else in two."""
     m, (n, k) = len(x.rows if isinstance(x, ResidualState) else x), model.products()["qkv"]
     itemsize, heads = 1 if isinstance(w["qkv"], Fp8Weight) else 2, (model.kv_heads, model.head_dim)
-    turning = RopeWriteKV(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
+    rope = RopeWriteKV(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
     inside = gemm_tuning.rope_gemm_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
     if inside is not None:
-        return skinny_gemm_rope(x, w["qkv"], turning, inside)
-    return rope_write_kv(*turning.operands(skinny_gemm(x, w["qkv"])))
+        return skinny_gemm_rope(x, w["qkv"], rope, inside)
+    return rope_write_kv(*rope.operands(skinny_gemm(x, w["qkv"])))
 
 
 def rows_for(model: Model, m: int) -> Tensor:

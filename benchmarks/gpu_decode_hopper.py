@@ -7,7 +7,7 @@ import itertools
 import statistics
 from typing import Any
 
-from gpu_attention import DECODES, KEPT, attention_inputs, decode_calls, kv_bytes
+from gpu_attention import DECODES, KV_DTYPES, attention_inputs, decode_calls, kv_bytes
 from gpu_shapes import MODELS, Model
 from gpu_timing import REPLAYS, Budget, capture, differs, precompile, replay
 
@@ -23,60 +23,66 @@ CASES = [
 ]  # fmt: skip
 
 
-def cuts(model: Model, kept: str) -> list[HopperDecodeConfig]:
+def cuts(model: Model, kv_dtype: str) -> list[HopperDecodeConfig]:
     """Programs of a multiprocessor that hold 32 to 96 KiB each, in tiles of 64 and of 128 keys."""
-    row = 2 * model.head_dim * KEPT[kept].itemsize  # of a key and its value
+    row = 2 * model.head_dim * KV_DTYPES[kv_dtype].itemsize  # of a key and its value
     fills = [(1, 2**16), (1, 3 * 2**15), (2, 2**16), (3, 2**15)]
-    ways = itertools.product(fills, (64, 128) if row < 512 else (64,))
-    return [HopperDecodeConfig(n, room // (row * tile), tile=tile) for (n, room), tile in ways]
+    configs = itertools.product(fills, (64, 128) if row < 512 else (64,))
+    return [HopperDecodeConfig(n, room // (row * tile), tile=tile) for (n, room), tile in configs]
 
 
-def cut_name(way: HopperDecodeConfig) -> str:
+def config_name(config: HopperDecodeConfig) -> str:
     """Programs of a multiprocessor, tiles of each, and keys of a tile."""
-    return f"{way.per_sm} x {way.slots} x {way.tile}"
+    return f"{config.per_sm} x {config.slots} x {config.tile}"
 
 
 def decode_hopper(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """Both kernels as they are cut by rule, and Hopper's as for other numbers, and otherwise."""
-    shapes = list(itertools.product(args.models, KEPT))
-    cases = [(name, kept, way) for name, kept in shapes for way in cuts(MODELS[name], kept)]
+    shapes = list(itertools.product(args.models, KV_DTYPES))
+    cases = [
+        (name, kv_dtype, config)
+        for name, kv_dtype in shapes
+        for config in cuts(MODELS[name], kv_dtype)
+    ]
     precompile(run_once, cases, args.workers, budget)
-    for (label, lens), (name, kept) in itertools.product(CASES, shapes):
+    for (label, lens), (name, kv_dtype) in itertools.product(CASES, shapes):
         if budget.left < 0:
             return
         model = MODELS[name]
-        query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kept)
+        query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kv_dtype)
         k_cache = caches[0][0]
         group = model.heads // model.kv_heads
         rule, *others = (
             attention_config.hopper_decode_config(k_cache, group, n)
             for n in (len(lens), 1, 16, 64, 1024)
         )
-        ways: dict[str, DecodeConfig | HopperDecodeConfig] = {
+        configs: dict[str, DecodeConfig | HopperDecodeConfig] = {
             "all GPUs": attention_config.decode_config(k_cache, len(lens)),
-            **{cut_name(way): way for way in [rule, *others, *cuts(model, kept)]},
+            **{config_name(config): config for config in [rule, *others, *cuts(model, kv_dtype)]},
         }
-        calls = {way: decode_calls(query, caches, layout, ways[way]) for way in ways}
+        calls = {config: decode_calls(query, caches, layout, configs[config]) for config in configs}
         expected = calls["all GPUs"][0]()
-        wrong = [way for way in ways if differs(calls[way][0](), expected)]
+        wrong = [config for config in configs if differs(calls[config][0](), expected)]
         if wrong:
-            print(f"WRONG decode_hopper {name} {kept} {label}: {wrong}", flush=True)
+            print(f"WRONG decode_hopper {name} {kv_dtype} {label}: {wrong}", flush=True)
             continue
-        num_bytes = kv_bytes(model, lens, kept)
+        num_bytes = kv_bytes(model, lens, kv_dtype)
         rounds = max(1, min(20, 400_000_000 // (len(caches) * num_bytes)))
-        graphs = {way: capture(calls[way], rounds)[0] for way in ways}
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        graphs = {config: capture(calls[config], rounds)[0] for config in configs}
+        times: dict[str, list[float]] = {config: [] for config in configs}
         for _ in range(REPLAYS):
-            for way, graph in graphs.items():
-                times[way].append(replay(graph) / (rounds * len(caches)))
-        us = {way: statistics.median(taken) for way, taken in times.items()}
-        told = "  ".join(f"{way} {taken:.1f}" for way, taken in us.items())
-        share = num_bytes / us[cut_name(rule)] * 1e6 / args.bandwidth
-        print(f"decode_hopper {name} {kept} {label:10} {share:4.0%}  {told}", flush=True)
-        results.append({"model": name, "kept": kept, "batch": label, "bytes": num_bytes, "us": us})
+            for config, graph in graphs.items():
+                times[config].append(replay(graph) / (rounds * len(caches)))
+        us = {config: statistics.median(taken) for config, taken in times.items()}
+        shown = "  ".join(f"{config} {taken:.1f}" for config, taken in us.items())
+        share = num_bytes / us[config_name(rule)] * 1e6 / args.bandwidth
+        print(f"decode_hopper {name} {kv_dtype} {label:10} {share:4.0%}  {shown}", flush=True)
+        results.append(
+            {"model": name, "kv_dtype": kv_dtype, "batch": label, "bytes": num_bytes, "us": us}
+        )
 
 
-def run_once(name: str, kept: str, way: HopperDecodeConfig) -> None:
+def run_once(name: str, kv_dtype: str, config: HopperDecodeConfig) -> None:
     """One small call, for what it leaves in the cache of compiled kernels."""
-    query, caches, layout = attention_inputs(MODELS[name], [1], [64], kept)
-    decode_calls(query, caches[:1], layout, way)[0]()
+    query, caches, layout = attention_inputs(MODELS[name], [1], [64], kv_dtype)
+    decode_calls(query, caches[:1], layout, config)[0]()

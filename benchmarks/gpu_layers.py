@@ -1,4 +1,4 @@
-"""Times all layers of a model's decode step: products, turning, writing and attention, no head."""
+"""Times all layers of a model's decode step: GEMMs, RoPE, KV writes and attention, no head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_attention import KEPT, kv_bytes
+from gpu_attention import KV_DTYPES, kv_bytes
 from gpu_chains import chain_weights
 from gpu_shapes import MODELS, Model
 from gpu_timing import DEVICE, DTYPE, REPLAYS, Budget, capture, precompile, replay
@@ -21,7 +21,7 @@ from quire.kernels.triton import triton_operations
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
 CONTEXT = 2048
-WAYS = ("apart", "joined")
+VARIANTS = ("apart", "joined")
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ def make_step(model: Model, itemsize: int, m: int, layers: list[dict[str, Any]])
     blocks = torch.randperm(m * CONTEXT // 16, dtype=torch.int32).view(m, -1)
     layout = BatchLayout.build([1] * m, [CONTEXT] * m, blocks.numpy(), 16, DEVICE)
     shape = (blocks.numel(), 16, model.kv_heads, model.head_dim)
-    kept = KEPT["fp8" if itemsize == 1 else "bf16"]
-    cache = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(kept)  # noqa: E731
+    kv_dtype = KV_DTYPES["fp8" if itemsize == 1 else "bf16"]
+    cache = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(kv_dtype)  # noqa: E731
     angles = torch.randn(2, m, model.head_dim, device=DEVICE, dtype=DTYPE)
     hidden = torch.randn(m, model.hidden, device=DEVICE, dtype=DTYPE)
     caches = [(cache(), cache()) for _ in layers]
     return Step(model, layers, caches, layout, (angles[0], angles[1]), hidden)
 
 
-def run_step(step: Step, way: str) -> Tensor:
+def run_step(step: Step, variant: str) -> Tensor:
     """The residual stream behind all layers.
 
-    "joined": as the engine runs them. "apart": heads are turned and written by a kernel of their
+    "joined": as the engine runs them. "apart": RoPE and KV writes are a kernel of their
     own, and attention is launched when that has ended.
     """
     step.layout.forget()
@@ -60,10 +60,10 @@ def run_step(step: Step, way: str) -> Tensor:
     rows = triton_operations.rms_norm(step.hidden, norm, 1e-5)
     stream = ResidualState(step.hidden, rows, norm, 1e-5)
     for w, caches in zip(step.layers, step.caches, strict=True):
-        turning = RopeWriteKV(
+        rope = RopeWriteKV(
             step.model.head_dim, None, *step.angles, *caches, step.layout.slot_mapping
         )
-        heads = (joined if way == "joined" else apart)(step, stream, w["qkv"], turning)
+        heads = (joined if variant == "joined" else apart)(step, stream, w["qkv"], rope)
         stream = triton_operations.linear_add_norm(
             heads.flatten(1), w["o"], None, stream.residual, w["norm"], 1e-5
         )
@@ -74,30 +74,30 @@ def run_step(step: Step, way: str) -> Tensor:
     return stream.residual
 
 
-def joined(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV) -> Tensor:
+def joined(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) -> Tensor:
     """What attention gives."""
-    query = triton_operations.qkv_rope_write_kv(stream, weight, None, turning)
+    query = triton_operations.qkv_rope_write_kv(stream, weight, None, rope)
     return triton_attention.attention(
         query,
-        turning.k_cache,
-        turning.v_cache,
+        rope.k_cache,
+        rope.v_cache,
         step.layout,
         AttentionParams(step.model.head_dim**-0.5),
     )
 
 
-def apart(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV) -> Tensor:
+def apart(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) -> Tensor:
     """The same, kernel by kernel."""
     fused = triton_operations.rms_norm_linear(stream, weight, None)
-    query = triton_operations.rope_write_kv(*turning.operands(fused))
+    query = triton_operations.rope_write_kv(*rope.operands(fused))
     params = AttentionParams(step.model.head_dim**-0.5)
-    way = triton_attention.choose_decode_config(query, turning.k_cache, params)
+    config = triton_attention.choose_decode_config(query, rope.k_cache, params)
     make = functools.partial(
-        triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads
+        triton_attention.make_plan, step.layout, 0, config, 32, step.model.kv_heads
     )
     plan, out = step.layout.once("apart", make), torch.empty_like(query)
     triton_attention.decode_attention(
-        query, turning.k_cache, turning.v_cache, step.layout, plan, params, out, way,
+        query, rope.k_cache, rope.v_cache, step.layout, plan, params, out, config,
     )  # fmt: skip
     return out
 
@@ -117,21 +117,21 @@ def layers(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
                 return
             step = make_step(model, itemsize, m, weights)
             row = {"model": name, "m": m, "itemsize": itemsize} | time_both(step)
-            kept = "fp8" if itemsize == 1 else "bf16"
-            read = num_bytes + model.layers * kv_bytes(model, [CONTEXT] * m, kept)
+            kv_dtype = "fp8" if itemsize == 1 else "bf16"
+            read = num_bytes + model.layers * kv_bytes(model, [CONTEXT] * m, kv_dtype)
             row["share_of_bandwidth"] = read / row["joined_us"] * 1e6 / args.bandwidth
             print(f"layers {row}", flush=True)
             results.append(row)
 
 
 def time_both(step: Step) -> dict[str, float]:
-    """Microseconds of each way, and how far the results are apart."""
-    outs = [run_step(step, way).float() for way in WAYS]
-    graphs = [capture([functools.partial(run_step, step, way)], 1)[0] for way in WAYS]
+    """Microseconds of each variant, and how far the results are apart."""
+    outs = [run_step(step, variant).float() for variant in VARIANTS]
+    graphs = [capture([functools.partial(run_step, step, variant)], 1)[0] for variant in VARIANTS]
     times = [[replay(graph) for graph in graphs] for _ in range(REPLAYS)]
     us = {
-        f"{way}_us": statistics.median(each)
-        for way, each in zip(WAYS, zip(*times, strict=True), strict=True)
+        f"{variant}_us": statistics.median(each)
+        for variant, each in zip(VARIANTS, zip(*times, strict=True), strict=True)
     }
     return us | {"error": float((outs[1] - outs[0]).norm() / outs[0].norm())}
 
@@ -140,6 +140,6 @@ def run_once(name: str, m: int, itemsize: int) -> None:
     """Two layers, for what they leave in the cache of compiled kernels."""
     layer = chain_weights(MODELS[name], itemsize)
     step = make_step(MODELS[name], itemsize, m, [layer, layer])
-    for way in WAYS:
-        run_step(step, way)
+    for variant in VARIANTS:
+        run_step(step, variant)
     torch.cuda.synchronize()

@@ -78,25 +78,25 @@ def write_checkpoint(shape: Path, folder: Path, device: str = "cuda") -> int:
     make_folder(shape, folder)
     config = json.loads((folder / "config.json").read_text())
     shard: dict[str, Tensor] = {}
-    places: dict[str, str] = {}
+    shard_of: dict[str, str] = {}
     total = size = 0
     for name, dimensions in tensors(config):
         shard[name] = torch.randn(dimensions, device=device).mul_(0.02).bfloat16().cpu()
         size += shard[name].nbytes
         if size >= SHARD_BYTES:
-            total += write_shard(shard, places, folder)
+            total += write_shard(shard, shard_of, folder)
             size = 0
-    total += write_shard(shard, places, folder)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+    total += write_shard(shard, shard_of, folder)
+    index = {"metadata": {"total_size": total}, "weight_map": shard_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return total
 
 
-def write_shard(shard: dict[str, Tensor], places: dict[str, str], folder: Path) -> int:
+def write_shard(shard: dict[str, Tensor], shard_of: dict[str, str], folder: Path) -> int:
     """Write the tensors gathered so far, and note where they are; returns their bytes."""
-    name = f"model-{len(set(places.values())) + 1:05d}.safetensors"
+    name = f"model-{len(set(shard_of.values())) + 1:05d}.safetensors"
     save_file(shard, folder / name, metadata={"format": "pt"})
-    places |= dict.fromkeys(shard, name)
+    shard_of |= dict.fromkeys(shard, name)
     size = sum(tensor.nbytes for tensor in shard.values())
     shard.clear()
     return size

@@ -19,8 +19,8 @@ from gpu_timing import (
     brief,
     copies_beyond_cache,
     precompile,
+    time_configs,
     time_graph,
-    time_ways,
 )
 from torch import Tensor
 
@@ -145,7 +145,7 @@ def time_alone(
     """The configs of one product, the quickest first, and microseconds of the library."""
     case = case_of(m, n, k, itemsize)
     make = functools.partial(product_calls, case)
-    return time_ways(configs, make, case.expected, label), time_graph(case.library)
+    return time_configs(configs, make, case.expected, label), time_graph(case.library)
 
 
 def case_of(m: int, n: int, k: int, itemsize: int) -> Case:

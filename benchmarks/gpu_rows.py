@@ -1,4 +1,4 @@
-"""Times products of many rows in FP8 between a layer's other kernels, with ways to cut them."""
+"""Times products of many rows in FP8 between a layer's other kernels, with several configs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpu_timing import (
     capture,
     precompile,
     replay,
+    time_configs,
     time_graph,
-    time_ways,
 )
 from torch import Tensor
 
@@ -36,39 +36,39 @@ from quire.kernels.triton.step.elementwise import (
     silu_and_mul_fp8,
 )
 
-Ways = dict[str, RingConfig | None]  # by products; None: the library's
+Configs = dict[str, RingConfig | None]  # by products; None: the library's
 PRODUCTS = ("gate_up", "down", "o", "qkv")
 
 
 def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """The best way of each product of a layer, and of all layers the time by those.
+    """The best config of each product of a layer, and of all layers the time by those.
 
-    us of a product, by each way and by the library: all that a layer takes then but attention.
+    us of a product, by each config and by the library: all that a layer takes then but attention.
     """
     cases = [(name, m) for m in args.rows for name in args.models]
     wanted = {
-        (1 << (m - 1).bit_length(), way): (m, way)
+        (1 << (m - 1).bit_length(), config): (m, config)
         for name, m in cases
         for product in PRODUCTS
-        for way in fp8_gemm_configs(m, *SHAPES[name].products()[product], num_sms())
+        for config in fp8_gemm_configs(m, *SHAPES[name].products()[product], num_sms())
     }
     precompile(run_once, list(wanted.values()), args.workers, budget)
     for name, m in () if args.compile else cases:
         if budget.left < 3:
             print("out of time")
             break
-        found = ways_between(name, m)
+        found = configs_between(name, m)
         best = {product: chosen(row) for product, row in found.items()}
         row = {"model": name, "m": m, "products": found} | all_layers(SHAPES[name], m, best)
         print(f"rows {name} {m}: {row['us']:.0f} us, the library {row['library_us']:.0f}")
         for product, each in found.items():
-            ways = ", ".join(f"{way['us']:.2f} {way['config']}" for way in each["ways"][:3])
-            print(f"  {product:8} library {each['library_us']:.2f}; {ways}", flush=True)
+            best_three = ", ".join(f"{t['us']:.2f} {t['config']}" for t in each["configs"][:3])
+            print(f"  {product:8} library {each['library_us']:.2f}; {best_three}", flush=True)
         results.append(row)
 
 
-def ways_between(name: str, m: int) -> dict[str, dict[str, Any]]:
-    """Of each product: its ways, the quickest first, timed with the best known of the others.
+def configs_between(name: str, m: int) -> dict[str, dict[str, Any]]:
+    """Of each product: its configs, the quickest first, timed with the best known of the others.
 
     Those change meanwhile, and so all are timed twice.
     """
@@ -80,68 +80,68 @@ def ways_between(name: str, m: int) -> dict[str, dict[str, Any]]:
         n, k = model.products()[product]
 
         def calls(
-            way: RingConfig | None, product: str = product
+            config: RingConfig | None, product: str = product
         ) -> list[functools.partial[Tensor]]:
-            return [functools.partial(run_rows, model, layers, first, usual | {product: way})]
+            return [functools.partial(run_rows, model, layers, first, usual | {product: config})]
 
         label = f"{m} {name} {product}"
-        ways = time_ways(
+        configs = time_configs(
             fp8_gemm_configs(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0
         )
-        for way in ways:
-            way["us"] /= len(layers)
+        for timed in configs:
+            timed["us"] /= len(layers)
         library = time_graph(calls(None), least_us=0) / len(layers)
-        found[product] = {"n": n, "k": k, "library_us": library, "ways": ways}
+        found[product] = {"n": n, "k": k, "library_us": library, "configs": configs}
         usual[product] = chosen(found[product])
     return found
 
 
 def chosen(found: dict[str, Any]) -> RingConfig | None:
-    """The quickest way of a product; None: the library's."""
-    best = found["ways"][0]
+    """The quickest config of a GEMM; None: the library's."""
+    best = found["configs"][0]
     return RingConfig(**best["config"]) if best["us"] < found["library_us"] else None
 
 
-def all_layers(model: Model, m: int, best: Ways) -> dict[str, float]:
-    """Microseconds by the best ways and by the library alone, by turns."""
+def all_layers(model: Model, m: int, best: Configs) -> dict[str, float]:
+    """Microseconds by the best configs and by the library alone, interleaved."""
     torch.cuda.empty_cache()
     layers = [chain_weights(model, 1) for _ in range(model.layers)]
     first = rows_for(model, m)
     graphs = {
-        name: capture([functools.partial(run_rows, model, layers, first, ways)], 1)[0]
-        for name, ways in (("us", best), ("library_us", dict.fromkeys(PRODUCTS)))
+        name: capture([functools.partial(run_rows, model, layers, first, configs)], 1)[0]
+        for name, configs in (("us", best), ("library_us", dict.fromkeys(PRODUCTS)))
     }
     times = [{name: replay(graph) for name, graph in graphs.items()} for _ in range(REPLAYS)]
     return {name: statistics.median(each[name] for each in times) for name in graphs}
 
 
-def run_rows(model: Model, layers: list[dict[str, Any]], first: Tensor, ways: Ways) -> Tensor:
+def run_rows(model: Model, layers: list[dict[str, Any]], first: Tensor, configs: Configs) -> Tensor:
     """Layers whose attention passes on the values of its input, as steps of many rows run them."""
     residual, x = first.clone(), quantize_rows(first)
     for w in layers:
-        qkv = multiply(x, w["qkv"], ways["qkv"])
+        qkv = multiply(x, w["qkv"], configs["qkv"])
         heads = quantize_rows(qkv[:, : model.heads * model.head_dim])
-        out = multiply(heads, w["o"], ways["o"])
+        out = multiply(heads, w["o"], configs["o"])
         x, residual = rms_norm_residual_fp8(out, residual, w["norm"], 1e-5)
-        hidden = silu_and_mul_fp8(multiply(x, w["gate_up"], ways["gate_up"]))
-        out = multiply(hidden, w["down"], ways["down"])
+        hidden = silu_and_mul_fp8(multiply(x, w["gate_up"], configs["gate_up"]))
+        out = multiply(hidden, w["down"], configs["down"])
         x, residual = rms_norm_residual_fp8(out, residual, w["norm"], 1e-5)
     return residual
 
 
-def multiply(x: Fp8Rows, weight: Fp8Weight, way: RingConfig | None) -> Tensor:
-    """A product by a way, or by the library."""
-    if way is None:
+def multiply(x: Fp8Rows, weight: Fp8Weight, config: RingConfig | None) -> Tensor:
+    """A GEMM by a config, or by the library."""
+    if config is None:
         return fp8_linear.by_library(x, weight.codes, weight.scale, None)
-    return multiply_rows(x, weight.codes, weight.scale, None, way)
+    return multiply_rows(x, weight.codes, weight.scale, None, config)
 
 
-def run_once(m: int, way: RingConfig) -> None:
+def run_once(m: int, config: RingConfig) -> None:
     """A small product, for what it leaves in the cache of compiled kernels."""
     size = 2048
     codes = torch.empty(size, size, device=DEVICE, dtype=reference.FP8)
     x = quantize_rows(torch.empty(m, size, device=DEVICE, dtype=DTYPE))
-    multiply(x, Fp8Weight(codes, torch.empty(size, device=DEVICE)), way)
+    multiply(x, Fp8Weight(codes, torch.empty(size, device=DEVICE)), config)
     torch.cuda.synchronize()
 
 

@@ -2,9 +2,9 @@
 
 python benchmarks/gpu_sampling.py --seconds 200
 
-Each case is S rows of logits with one wish. "model" logits fall off as a language model's do;
-"flat" ones are near each other, so that filters keep tens of thousands. PyTorch's ways are argmax,
-softmax and multinomial, and a sort with cumulative sums.
+Each case is S rows of logits with one set of sampling params. "model" logits fall off as a language
+model's do; "flat" ones are near each other, so that filters keep tens of thousands. PyTorch's
+methods are argmax, softmax and multinomial, and a sort with cumulative sums.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def make_logits(kind: str, count: int) -> Tensor:
     return -1.2 * ranks.float().log() + 0.5 * noise + 15
 
 
-def torch_way(wish: SamplingParams) -> Callable[[Tensor], Tensor]:
-    """The usual way in PyTorch to draw with a wish."""
-    if wish.is_greedy:
+def torch_draw(params: SamplingParams) -> Callable[[Tensor], Tensor]:
+    """The usual PyTorch code that draws with these sampling params."""
+    if params.is_greedy:
         return lambda logits: logits.argmax(-1)
 
     def draw(logits: Tensor) -> Tensor:
-        probs = torch.softmax(logits / wish.temperature, -1)
-        if wish.min_p > 0:
-            probs = probs.where(probs >= wish.min_p * probs.amax(-1, keepdim=True), 0.0)
-        if wish.top_k <= 0 and wish.top_p == 1.0:
+        probs = torch.softmax(logits / params.temperature, -1)
+        if params.min_p > 0:
+            probs = probs.where(probs >= params.min_p * probs.amax(-1, keepdim=True), 0.0)
+        if params.top_k <= 0 and params.top_p == 1.0:
             return torch.multinomial(probs, 1)
         probs, ids = probs.sort(dim=-1, descending=True)
-        if wish.top_k > 0:
-            probs[:, wish.top_k :] = 0.0
+        if params.top_k > 0:
+            probs[:, params.top_k :] = 0.0
         passed = probs.cumsum(-1)
-        probs = probs.where(passed - probs < wish.top_p * passed[:, -1:], 0.0)
+        probs = probs.where(passed - probs < params.top_p * passed[:, -1:], 0.0)
         return ids.gather(1, torch.multinomial(probs, 1))
 
     return draw
@@ -98,10 +98,10 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
         wrong += tokens.tolist()[: len(few)] != expected.token_ids
         calls = [lambda x=x, s=sampler: s.sample(x, rows, positions) for x in inputs]
         times.append({"cut": asdict(cut), "us": time_graph(calls)})
-    way = torch_way(WISHES[name])
-    theirs = time_graph([lambda x=x: way(x) for x in inputs])
+    draw = torch_draw(WISHES[name])
+    theirs = time_graph([lambda x=x: draw(x) for x in inputs])
     return {
-        "logits": kind, "rows": count, "wish": name, "wrong": wrong,
+        "logits": kind, "rows": count, "params": name, "wrong": wrong,
         "us": times[0]["us"], "torch_us": theirs, "cuts": times,
     }  # fmt: skip
 

@@ -61,7 +61,7 @@ class Results:
     def add(self, kind: str, row: dict[str, Any]) -> None:
         """Keep a row in place of an older one of the same thing, and save all. kind: as below."""
         rows = self._levels if kind == "levels" else self._starts
-        keys = ("workload", "way", "label", "level")
+        keys = ("workload", "backend", "label", "level")
         rows[:] = [old for old in rows if any(old.get(key) != row.get(key) for key in keys)]
         rows.append(row | {"date": datetime.date.today().isoformat(), "command": record.command()})
         found = {"gpu": gpu_name(), "levels": self._levels, "starts": self._starts}
@@ -74,8 +74,8 @@ class Bench:
     def __init__(self, args: argparse.Namespace, options: dict[str, Any]) -> None:
         self._args, self._options = args, options
         self._end = time.monotonic() + args.seconds
-        self._way = "offline" if args.offline else "server"
-        self._results = Results(Path(args.out), args.name or f"gpu_serving_{self._way}")
+        self._backend_name = "offline" if args.offline else "server"
+        self._results = Results(Path(args.out), args.name or f"gpu_serving_{self._backend_name}")
         self._seed = int(time.time()) % 1_000_000 * 10_000_019
         self._backend: Backend | None = None
         self._started: dict[str, Any] = {}  # its options
@@ -112,13 +112,13 @@ class Bench:
         return options | self._options
 
     def _run_workload(self, workload: Workload, options: dict[str, Any], left: int) -> None:
-        print(f"\n# {workload.name}, {self._way}, {self._args.label}: {workload.input_len} in, "
-              f"{workload.output_len} out", flush=True)  # fmt: skip
+        print(f"\n# {workload.name}, {self._backend_name}, {self._args.label}: "
+              f"{workload.input_len} in, {workload.output_len} out", flush=True)  # fmt: skip
         for level in workload.levels:
             try:
                 self._run_level(self._backend_for(workload, options), workload, level, left)
             except BackendError as error:
-                self._tell_failure(workload, level, str(error))
+                self._report_failure(workload, level, str(error))
                 self._close()
             left -= 1
 
@@ -168,14 +168,14 @@ class Bench:
                 raise BackendError("saturated workloads are for the engine alone; add --offline")
             lens = {"input_len": workload.input_len, "output_len": workload.output_len}
             return {"mode": "steady", "level": level} | lens | backend.measure(wanted)
-        exchanges, cpu = backend.run(wanted)
-        return figures.summarize(wanted, exchanges, cpu)
+        results, cpu = backend.run(wanted)
+        return figures.summarize(wanted, results, cpu)
 
     def _row(self, workload: Workload, level: float | None) -> dict[str, Any]:
-        row = {"workload": workload.name, "way": self._way, "label": self._args.label}
+        row = {"workload": workload.name, "backend": self._backend_name, "label": self._args.label}
         return row | {"level": level, "model": self._args.model or workload.shape}
 
-    def _tell_failure(self, workload: Workload, level: float, why: str) -> None:
+    def _report_failure(self, workload: Workload, level: float, why: str) -> None:
         self.num_failed += 1
         print(f"{level:>7g} failed: {why}", flush=True)
         self._results.add("levels", self._row(workload, level) | {"ok": 0, "errors": {why: 1}})

@@ -47,7 +47,7 @@ def gpu_products(result: Result) -> str:
 
 
 def gpu_rows(result: Result) -> str:
-    """Layers whose products are cut by the best ways, beside the library's."""
+    """Layers whose GEMMs have the best configs, beside the library's."""
     products = ("qkv", "o", "gate_up", "down")
     lines = [
         "All layers in FP8 but for attention, ms, with the best of each product's ways and with "
@@ -62,7 +62,7 @@ def gpu_rows(result: Result) -> str:
         cells += [f"{row[name] / 1e3:.2f}" for name in ("us", "library_us")]
         for product in products:
             found = row["products"][product]
-            gain = found["library_us"] - found["ways"][0]["us"]
+            gain = found["library_us"] - found["configs"][0]["us"]
             cells.append(f"{gain:.1f}" if gain > 0 else "-")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -107,7 +107,7 @@ def gpu_chain(result: Result) -> str:
 
 
 def gpu_layers(result: Result) -> str:
-    """All layers with attention, heads turned by a kernel of their own and by the product."""
+    """All layers with attention, RoPE by a kernel of its own and by the GEMM."""
     lines = [
         "| model | requests | ms | turned by a kernel of their own, attention launched after it | "
         "of the bandwidth |",
@@ -126,11 +126,11 @@ def _named(row: Result) -> str:
 
 
 def gpu_decode(result: Result) -> str:
-    """Attention of decodes by the best way of each case and by the one way that serves all."""
+    """Attention of decodes by the best config of each case and by the one that serves all."""
 
     def cell(row: Result | None) -> str:
         assert row is not None
-        best, us = row["ways"][0]["us"], _decode_us(row)
+        best, us = row["configs"][0]["us"], _decode_us(row)
         return f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})"
 
     title = (
@@ -153,24 +153,24 @@ def gpu_decode_hopper(result: Result) -> str:
 def _by_batch(title: str, rows: list[Result], cell: Callable[[Result | None], str]) -> str:
     """A line for each batch: both models, each with keys in both types."""
     lines = [title, "", "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |", "|---|---|---|---|---|"]
-    cases = {(row["batch"], row["model"], row["kept"]): row for row in rows}
+    cases = {(row["batch"], row["model"], row["kv_dtype"]): row for row in rows}
     for batch in dict.fromkeys(batch for batch, *_ in cases):
         kinds = itertools.product(("8b", "1b"), ("bf16", "fp8"))
-        cells = [batch, *(cell(cases.get((batch, model, kept))) for model, kept in kinds)]
+        cells = [batch, *(cell(cases.get((batch, model, kv_dtype))) for model, kv_dtype in kinds)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _hopper_cell(row: Result | None, bandwidth: float) -> str:
     """By the cut that the engine takes now; of a case for which there was time."""
-    from gpu_decode_hopper import cut_name
+    from gpu_decode_hopper import config_name
 
     from quire.kernels.triton.launch import attention_config
 
     if row is None:
         return ""
-    way = attention_config.hopper_decode_config(_cache(row), 4, int(row["batch"].split()[0]))
-    us = row["us"][cut_name(way)]
+    config = attention_config.hopper_decode_config(_cache(row), 4, int(row["batch"].split()[0]))
+    us = row["us"][config_name(config)]
     return f"{us:.1f}, {row['bytes'] / us * 1e6 / bandwidth:.0%} ({row['us']['all GPUs']:.1f})"
 
 
@@ -185,11 +185,13 @@ def gpu_prefill(result: Result) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     long = [row for row in result["prefill"] if not row["has_few_keys"]]
-    rows = {(row["batch"], row["model"], row["kept"]): row for row in long}
+    rows = {(row["batch"], row["model"], row["kv_dtype"]): row for row in long}
     for batch in dict.fromkeys(batch for batch, *_ in rows):
         cells = [batch]
         for model in ("8b", "1b"):
-            cells += [_prefill_cell(rows.get((batch, model, kept))) for kept in ("bf16", "fp8")]
+            cells += [
+                _prefill_cell(rows.get((batch, model, kv_dtype))) for kv_dtype in ("bf16", "fp8")
+            ]
             library = rows[batch, model, "bf16"]["library_us"]
             cells.append(_tflops(rows[batch, model, "bf16"], library) if library else "")
         lines.append(f"| {' | '.join(cells)} |")
@@ -233,16 +235,16 @@ def _cache(row: Result) -> Any:
     from quire.kernels import reference
 
     head_dim = 128 if row["model"] == "8b" else 64
-    dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
+    dtype = reference.FP8 if row["kv_dtype"] == "fp8" else torch.bfloat16
     return torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
 
 
 def _decode_us(row: Result) -> float:
-    """Microseconds of the way that the engine takes."""
+    """Microseconds of the config that the engine takes."""
     from quire.kernels.triton.launch import attention_config
 
-    way = asdict(attention_config.decode_config(_cache(row), int(row["batch"].split()[0])))
-    return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
+    config = asdict(attention_config.decode_config(_cache(row), int(row["batch"].split()[0])))
+    return next(float(each["us"]) for each in row["configs"] if each["config"] == config)
 
 
 def gpu_invariance(result: Result) -> str:

@@ -23,7 +23,7 @@ DTYPE = torch.bfloat16
 SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its programs
 CACHE = 256 * 2**20  # bytes; several times the L2 of any GPU here
 REPLAYS = 7
-Way = TypeVar("Way")
+Config = TypeVar("Config")
 
 
 class Budget:
@@ -56,15 +56,17 @@ def time_graph(calls: Sequence[Callable[[], object]], least_us: float = 400.0) -
     return statistics.median(times) / (rounds * len(calls))
 
 
-def time_by_turns(
-    calls: dict[Way, Sequence[Callable[[], object]]], least_us: float = 400.0
-) -> dict[Way, float]:
-    """The same for each way, all taking turns: what they differ by is then no drift."""
-    graphs = {way: capture_rounds(each, least_us) for way, each in calls.items()}
-    times = [{way: replay(graph) for way, (graph, _) in graphs.items()} for _ in range(2 * REPLAYS)]
+def time_interleaved(
+    calls: dict[Config, Sequence[Callable[[], object]]], least_us: float = 400.0
+) -> dict[Config, float]:
+    """The same for each config, interleaved, so that differences are no drift."""
+    graphs = {config: capture_rounds(each, least_us) for config, each in calls.items()}
+    times = [
+        {config: replay(graph) for config, (graph, _) in graphs.items()} for _ in range(2 * REPLAYS)
+    ]
     return {
-        way: statistics.median(each[way] for each in times) / (rounds * len(calls[way]))
-        for way, (_, rounds) in graphs.items()
+        config: statistics.median(each[config] for each in times) / (rounds * len(calls[config]))
+        for config, (_, rounds) in graphs.items()
     }
 
 
@@ -160,8 +162,8 @@ def differs(out: Tensor, expected: Tensor, limit: float = 1e-2) -> str:
     return "" if error < limit else f"relative error {error:.2e}"
 
 
-def time_ways(
-    ways: Sequence[Any],
+def time_configs(
+    configs: Sequence[Any],
     make: Callable[[Any], Sequence[Callable[[], Tensor]]],
     expected: Tensor | None,
     label: str,
@@ -169,22 +171,22 @@ def time_ways(
     limit: float = 1e-2,
     least_us: float = 400.0,
 ) -> list[dict[str, Any]]:
-    """Check and time each way to cut a kernel; the quickest first.
+    """Check and time each config of a kernel; the quickest first.
 
-    make: a way → calls on different data, the first of which should give `expected`. One that fails
-    or is wrong is told and left out.
+    make: a config → calls on different data, the first of which should give `expected`. Those that
+    fail or are wrong are printed and left out.
     """
     rows = []
-    for way in ways:
+    for config in configs:
         try:
-            calls = make(way)
+            calls = make(config)
             error = "" if expected is None else differs(calls[0](), expected, limit)
             if not error:
-                rows.append({"config": asdict(way), "us": time_graph(calls, least_us)})
+                rows.append({"config": asdict(config), "us": time_graph(calls, least_us)})
         except (RuntimeError, TritonError) as failure:
             error = f"{type(failure).__name__}: {str(failure)[:200]}"
         if error:
-            print(f"WRONG {label} {way}: {error}", flush=True)
+            print(f"WRONG {label} {config}: {error}", flush=True)
     return sorted(rows, key=lambda row: row["us"])
 
 

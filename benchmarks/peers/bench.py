@@ -18,7 +18,7 @@ from typing import Any
 from record import installed
 
 from peers.disturbance import busy_seconds, stolen_seconds
-from peers.install import BENCHMARKS, PEERS, Place
+from peers.install import BENCHMARKS, PEERS, PeerCache
 from peers.rows import Row
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
@@ -79,13 +79,13 @@ class Bench:
     """Where engines and models lie, and how long each is measured."""
 
     args: argparse.Namespace
-    place: Place
+    peer_cache: PeerCache
     models: Path
 
     @contextmanager
     def worker(self, engine: str) -> Iterator[Worker]:
         """A fresh process of an engine; it is ended in any case."""
-        python = str(self.place.python_of(engine))
+        python = str(self.peer_cache.python_of(engine))
         command = [*shlex.split(self.args.under), python, "-m", PEERS[engine].module]
         worker = Worker(command, self.args.threads, self.args.timeout)
         try:

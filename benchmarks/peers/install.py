@@ -97,7 +97,7 @@ PEERS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class PeerCache:
     """Where engines and models are, and where the engines come from.
 
     cache: holds environments and models, made once. here: engines that this interpreter has,

@@ -79,7 +79,7 @@ class _Context:
     def prefill(self, prompt: Prompt) -> int:
         """First token after a prompt in sequence 0."""
         last = len(prompt) - 1
-        self._run([(token, place, 0, place == last) for place, token in enumerate(prompt)])
+        self._run([(token, index, 0, index == last) for index, token in enumerate(prompt)])
         return self._best(last)
 
     def state(self) -> bytes:
@@ -108,18 +108,18 @@ class _Context:
         """entries: token, position, sequence, whether its logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(entries)
-        for place, (token, position, sequence, wanted) in enumerate(entries):
-            batch.token[place] = token
-            batch.pos[place] = position
-            batch.n_seq_id[place] = 1
-            batch.seq_id[place][0] = sequence
-            batch.logits[place] = wanted
+        for index, (token, position, sequence, wanted) in enumerate(entries):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = sequence
+            batch.logits[index] = wanted
         status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode returned {status}")
 
-    def _best(self, place: int) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, place)
+    def _best(self, index: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, index)
         floats = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
         return int(np.ctypeslib.as_array(floats, (self._vocab_size,)).argmax())
 

@@ -60,8 +60,8 @@ class Watch:
     def contents(self) -> list[set[tuple[str, str | None, int]]]:
         """What each of the prompts was answered."""
         found: list[set[tuple[str, str | None, int]]] = [set() for _ in PROMPTS]
-        for place, answer in self.answers:
-            found[place].add(answer.content)
+        for index, answer in self.answers:
+            found[index].add(answer.content)
         return found
 
 
@@ -91,8 +91,8 @@ class Bystanders:
         """All of them stream inside the context; leaving it lets them finish what they began."""
         watch, stop = Watch(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            for place, connection in enumerate(self._connections):
-                group.create_task(_repeat(place, connection, length, watch, stop))
+            for index, connection in enumerate(self._connections):
+                group.create_task(_repeat(index, connection, length, watch, stop))
             group.create_task(_probe(self._server.url, watch, stop))
             group.create_task(_look_at_readiness(self._server, watch, stop))
             with contextlib.suppress(TimeoutError):
@@ -104,18 +104,18 @@ class Bystanders:
 
 
 def _all_stream(watch: Watch) -> bool:
-    return len({place for place, answer in watch.answers if answer.num_events > 2}) == NUM_STREAMS
+    return len({index for index, answer in watch.answers if answer.num_events > 2}) == NUM_STREAMS
 
 
 async def _repeat(
-    place: int, connection: Connection, length: int, watch: Watch, stop: asyncio.Event
+    index: int, connection: Connection, length: int, watch: Watch, stop: asyncio.Event
 ) -> None:
     while not stop.is_set():
         answer = Answer()
-        watch.answers.append((place, answer))
+        watch.answers.append((index, answer))
         try:
             async with asyncio.timeout(120):
-                await connection.stream(PATH, completion(PROMPTS[place], length), answer)
+                await connection.stream(PATH, completion(PROMPTS[index], length), answer)
         except (OSError, EOFError) as error:
             answer.error = repr(error)
             return

@@ -85,17 +85,17 @@ class OfflineEngine:
         begin = time.monotonic()
         self._child = Child(offline.main, options)
         try:
-            told = self._child.receive(patience)
+            received = self._child.receive(patience)
         except BackendError:
             self.close()
             raise
-        self.start = {"ready_s": round(time.monotonic() - begin, 2)} | told
+        self.start = {"ready_s": round(time.monotonic() - begin, 2)} | received
 
     def run(self, level: Level) -> tuple[list[RequestResult], float]:
         """As Backend says."""
         self._child.send(level)
-        exchanges, cpu = self._child.receive(level.cut_after + GRACE)
-        return exchanges, cpu
+        results, cpu = self._child.receive(level.cut_after + GRACE)
+        return results, cpu
 
     def measure(self, level: Level) -> dict[str, Any]:
         """Run a steady level; returns its figures. Raises BackendError."""
@@ -147,16 +147,16 @@ class ServedEngine:
         for child in children:
             child.receive(GRACE)  # it has made its requests
         begin = time.perf_counter() + 0.05
-        exchanges, cpu = [], 0.0
+        results, cpu = [], 0.0
         for child in children:
             child.send(begin)
         for child in children:
             own, used = child.receive(level.cut_after + GRACE)
-            exchanges += own
+            results += own
             cpu = max(cpu, used)
         if self._server.poll() is not None:
             raise BackendError(f"the server has ended; it said: {self._said()}")
-        return exchanges, cpu
+        return results, cpu
 
     def close(self) -> None:
         """As Backend says."""

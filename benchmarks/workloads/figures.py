@@ -53,17 +53,15 @@ class RequestResult:
             self.error = f"got {self.tokens} tokens, asked for {wanted}"
 
 
-def summarize(
-    level: Level, exchanges: Sequence[RequestResult], client_cpu: float
-) -> dict[str, Any]:
+def summarize(level: Level, results: Sequence[RequestResult], client_cpu: float) -> dict[str, Any]:
     """The figures of a level. client_cpu: cores used by the busiest process that made the load."""
     workload = level.workload
-    whole = [exchange for exchange in exchanges if exchange.error is None]
-    errors = Counter(exchange.error[:120] for exchange in exchanges if exchange.error is not None)
+    whole = [result for result in results if result.error is None]
+    errors = Counter(result.error[:120] for result in results if result.error is not None)
     found: dict[str, Any] = {
         "mode": "open" if workload.is_open else "closed",
         "level": level.level,
-        "n": len(exchanges),
+        "n": len(results),
         "ok": len(whole),
         "errors": dict(errors),
         "client_cpu": round(client_cpu, 3),

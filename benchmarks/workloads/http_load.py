@@ -27,9 +27,9 @@ def main(pipe: Pipe, url: str) -> None:
         pipe.send(None)
         begin = pipe.recv()
         before, started = time.process_time(), now()
-        exchanges = _run(Load(url, level, bodies, begin).run())
+        results = _run(Load(url, level, bodies, begin).run())
         cpu = (time.process_time() - before) / max(now() - started, 1e-9)
-        pipe.send((exchanges, cpu))
+        pipe.send((results, cpu))
 
 
 def _run(work: Any) -> Any:
@@ -41,9 +41,9 @@ def _run(work: Any) -> Any:
 
 
 def request(url: str, level: Level, prompt: list[int]) -> bytes:
-    """A whole HTTP request for a completion of exactly so many tokens."""
+    """A complete HTTP request for a completion of exactly so many tokens."""
     where, workload = urlsplit(url), level.workload
-    wish: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": level.model,
         "prompt": prompt,
         "max_tokens": workload.output_len,
@@ -52,8 +52,8 @@ def request(url: str, level: Level, prompt: list[int]) -> bytes:
         "stream": workload.stream,
     }
     if workload.stream:
-        wish["stream_options"] = {"include_usage": True}
-    body = json.dumps(wish, separators=(",", ":")).encode()
+        fields["stream_options"] = {"include_usage": True}
+    body = json.dumps(fields, separators=(",", ":")).encode()
     head = (
         f"POST {where.path}/v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -69,10 +69,10 @@ class Load:
         self._host, self._port = where.hostname or "127.0.0.1", where.port or 80
         self._level, self._bodies, self._begin = level, deque(bodies), begin
         self._idle: list[Connection] = []
-        self._exchanges: list[RequestResult] = []
+        self._results: list[RequestResult] = []
 
     async def run(self) -> list[RequestResult]:
-        """Returns the requests that were begun."""
+        """Return the requests that were started."""
         await asyncio.sleep(self._begin - now())
         if self._level.workload.is_open:
             tasks = await self._arrive()
@@ -85,7 +85,7 @@ class Load:
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in self._idle:
             connection.close()
-        return self._exchanges
+        return self._results
 
     async def _arrive(self) -> list[asyncio.Task[None]]:
         tasks = []
@@ -101,20 +101,20 @@ class Load:
             await self._ask(self._bodies.popleft(), now())
 
     async def _ask(self, body: bytes, due: float) -> None:
-        exchange = RequestResult(due, sent=now())
-        self._exchanges.append(exchange)
+        result = RequestResult(due, sent=now())
+        self._results.append(result)
         connection: Connection | None = None
         try:
             connection = await self._connection()
-            await connection.ask(body, exchange)
+            await connection.ask(body, result)
         except asyncio.CancelledError:
-            exchange.error = "unfinished"
+            result.error = "unfinished"
             raise
         except (OSError, ValueError) as problem:
-            exchange.error = f"{type(problem).__name__}: {problem}"[:200]
+            result.error = f"{type(problem).__name__}: {problem}"[:200]
         finally:
-            exchange.end(now(), self._level.workload.output_len)
-            if connection is not None and exchange.error is None:
+            result.end(now(), self._level.workload.output_len)
+            if connection is not None and result.error is None:
                 self._idle.append(connection)
             elif connection is not None:
                 connection.close()
@@ -142,9 +142,9 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.abort()
 
-    async def ask(self, body: bytes, exchange: RequestResult) -> None:
+    async def ask(self, body: bytes, result: RequestResult) -> None:
         """Send a request and take its answer. Raises OSError if the connection breaks."""
-        self._exchange, self._reader = exchange, None
+        self._result, self._reader = result, None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(body)
         await self._answer
@@ -160,17 +160,17 @@ class Connection(asyncio.Protocol):
         try:
             over = self._read(moment)
         except (ValueError, KeyError, IndexError) as problem:
-            self._exchange.error, over = f"no sound answer: {problem}"[:200], True
+            self._result.error, over = f"no sound answer: {problem}"[:200], True
         if over and self._answer is not None and not self._answer.done():
             self._answer.set_result(None)
 
     def _read(self, moment: float) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
         if self._reader is None:
             head, found, rest = bytes(self._unread).partition(b"\r\n\r\n")
             if not found:
                 return False
-            self._reader = Reader(head.lower(), self._exchange)
+            self._reader = Reader(head.lower(), self._result)
             self.is_open = self._reader.keeps_connection
             self._unread = bytearray(rest)
         return self._reader.read(self._unread, moment)
@@ -179,8 +179,8 @@ class Connection(asyncio.Protocol):
 class Reader:
     """One answer's body: framing, then events or one JSON object."""
 
-    def __init__(self, head: bytes, exchange: RequestResult) -> None:
-        self._exchange = exchange
+    def __init__(self, head: bytes, result: RequestResult) -> None:
+        self._result = result
         self._status = int(head.split(b" ", 2)[1])
         self._is_stream = b"text/event-stream" in head
         self._is_chunked = b"transfer-encoding: chunked" in head
@@ -192,7 +192,7 @@ class Reader:
         self.keeps_connection = b"connection: close" not in head
 
     def read(self, unread: bytearray, moment: float) -> bool:
-        """Take what has come out of `unread`; returns whether the answer is whole."""
+        """Take what has come out of `unread`; returns whether the answer is complete."""
         over = self._take_chunks(unread) if self._is_chunked else self._take_plain(unread)
         if self._is_stream and self._status == 200:
             *events, self._body = self._body.split(b"\n\n")
@@ -228,22 +228,22 @@ class Reader:
             self._is_ended = True
             return
         if b'"error"' in event[:40]:
-            self._exchange.error = event[:200].decode(errors="replace")
+            self._result.error = event[:200].decode(errors="replace")
             return
         if b'"completion_tokens"' in event:
-            news = json.loads(event[5:])
-            if news.get("usage"):
-                self._exchange.tokens = news["usage"]["completion_tokens"]
-            if not news["choices"]:
+            chunk = json.loads(event[5:])
+            if chunk.get("usage"):
+                self._result.tokens = chunk["usage"]["completion_tokens"]
+            if not chunk["choices"]:
                 return
-        self._exchange.take_event(moment)
+        self._result.take_event(moment)
 
     def _close(self, moment: float) -> None:
         if self._status != 200:
             said = self._body[:200].decode(errors="replace")
-            self._exchange.error = f"HTTP {self._status} {said}"
+            self._result.error = f"HTTP {self._status} {said}"
         elif not self._is_stream:
-            self._exchange.tokens = json.loads(self._body)["usage"]["completion_tokens"]
-            self._exchange.take_event(moment)
-        elif not self._is_ended and self._exchange.error is None:
-            self._exchange.error = "the stream ended without [DONE]"
+            self._result.tokens = json.loads(self._body)["usage"]["completion_tokens"]
+            self._result.take_event(moment)
+        elif not self._is_ended and self._result.error is None:
+            self._result.error = "the stream ended without [DONE]"

@@ -21,13 +21,13 @@ now = time.perf_counter
 
 
 def main(connection: Connection, options: dict[str, Any]) -> None:
-    """Start an engine, tell how that went, then run each level that comes."""
+    """Start an engine, send what its start took, then run each level received."""
     from quire.config import EngineConfig
     from quire.engine.startup.start_engine import start_engine
-    from workloads.begun import begun_requests
+    from workloads.cached_prompts import cached_prompt_requests
 
     config = EngineConfig.from_options(**options)
-    with nullcontext() if config.cache.enable_prefix_caching else begun_requests():
+    with nullcontext() if config.cache.enable_prefix_caching else cached_prompt_requests():
         core, info = start_engine(config)
     gc.collect()
     gc.freeze()
@@ -37,9 +37,9 @@ def main(connection: Connection, options: dict[str, Any]) -> None:
             connection.send(Steady(core, level).measure())
             continue
         before, begin = time.process_time(), now()
-        exchanges = Run(core, level).run()
+        results = Run(core, level).run()
         cpu = (time.process_time() - before) / max(now() - begin, 1e-9)
-        connection.send((exchanges, cpu))
+        connection.send((results, cpu))
 
 
 class Run:
@@ -62,12 +62,12 @@ class Run:
             for seed, prompt in zip(level.seeds, level.prompts(), strict=True)
         )
         self._offsets = deque(level.offsets)
-        self._exchanges: dict[str, RequestResult] = {}
+        self._results: dict[str, RequestResult] = {}
         self._steps: list[tuple[float, list[Any]]] = []  # read once the clock has stopped
         self._running = 0
 
     def run(self) -> list[RequestResult]:
-        """Returns the requests that were begun."""
+        """Return the requests that were started."""
         self._begin = now()
         while self._waiting or self._running:
             elapsed = now() - self._begin
@@ -82,7 +82,7 @@ class Run:
                 time.sleep(max(0.0, self._offsets[0] - (now() - self._begin)))
         self._read_steps()
         self._cut()
-        return list(self._exchanges.values())
+        return list(self._results.values())
 
     def _send_due(self, elapsed: float) -> None:
         lanes = self._level.level
@@ -92,7 +92,7 @@ class Run:
         while self._waiting and is_due():
             request, moment = self._waiting.popleft(), now()
             due = self._begin + self._offsets.popleft() if self._offsets else moment
-            self._exchanges[request.request_id] = RequestResult(due, sent=moment)
+            self._results[request.request_id] = RequestResult(due, sent=moment)
             self._running += 1
             self._core.handle(request)
 
@@ -106,21 +106,21 @@ class Run:
         wanted = self._level.workload.output_len
         for moment, deltas in self._steps:
             for delta in deltas:
-                exchange = self._exchanges[delta.request_id]
+                result = self._results[delta.request_id]
                 if delta.token_ids:
-                    exchange.tokens += len(delta.token_ids)
-                    exchange.take_event(moment)
+                    result.tokens += len(delta.token_ids)
+                    result.take_event(moment)
                 if delta.finish_reason is not None:
-                    exchange.error = delta.error
-                    exchange.end(moment, wanted)
+                    result.error = delta.error
+                    result.end(moment, wanted)
 
     def _cut(self) -> None:
         """Give up what is not done, and leave the engine empty."""
         from quire.core.messages import AbortRequests
 
-        left = [name for name, exchange in self._exchanges.items() if not exchange.done]
+        left = [name for name, result in self._results.items() if not result.done]
         for name in left:
-            self._exchanges[name].error = "unfinished"
+            self._results[name].error = "unfinished"
         if left:
             self._core.handle(AbortRequests(request_ids=left))
         while self._core.has_work:

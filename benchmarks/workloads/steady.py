@@ -2,9 +2,9 @@
 
 The first requests are as far in their answers as requests that are replaced one by one would be:
 each brings a share of its answer, from nothing to nearly all of it, as part of its prompt, and
-draws the rest. So none end together, and as many keys are kept as later. Their prompts are taken
-for computed (begun.py). Whoever ends is followed by a whole request. Counting begins SETTLING
-seconds after all of the first ones draw.
+draws the rest. So none end together, and the KV cache is as full as later. Their prompts are in the
+cache (cached_prompts.py). A request that ends is followed by a complete one. Counting begins
+SETTLING seconds after all of the first ones draw.
 
 How many prompts fall into the window is chance, and most of the time of long ones is theirs. So
 the rate is what it would be with prompts as many as answers:
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from workloads.plan import Level
 
-BEGUN = "begun "  # how the names of requests begin that find their prompt computed
+CACHED_PROMPT = "cached prompt "  # prefix of ids of requests whose prompt is in the cache
 SETTLING = 3.0  # seconds in which the engine learns what its steps cost
 WINDOW = 8.0  # seconds of counting, where there is so much time
 LEAST_WINDOW = 3.0
@@ -61,7 +61,7 @@ class Steady:
         end = begin + self._level.stop_after
         length = self._lengths[1]
         for place in self._random.sample(range(count), count):
-            self._add(place * length // count, BEGUN)
+            self._add(place * length // count, CACHED_PROMPT)
         self._silent = set(self._running)
         while self._silent and now() < end - LEAST_WINDOW:
             self._step()

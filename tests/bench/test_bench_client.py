@@ -20,41 +20,41 @@ def ask(script: Script, *, timeout: float = 5.0) -> RequestResult:
 
 
 def test_chat_answer() -> None:
-    exchange = ask(chunked(chat_events("héy")))
-    assert exchange.error is None
-    assert exchange.text == "héy"
-    assert (exchange.num_tokens, exchange.num_prompt_tokens) == (3, 10)
-    assert exchange.num_cached_tokens == 2
-    assert len(exchange.gaps) == 2
+    result = ask(chunked(chat_events("héy")))
+    assert result.error is None
+    assert result.text == "héy"
+    assert (result.num_tokens, result.num_prompt_tokens) == (3, 10)
+    assert result.num_cached_tokens == 2
+    assert len(result.gaps) == 2
 
 
 def test_completion_answer() -> None:
     parts = [{"choices": [{"text": char}]} for char in "abc"]
-    exchange = ask(chunked([*map(event, parts), b"data: [DONE]\n\n"]))
-    assert (exchange.text, exchange.error) == ("abc", None)
+    result = ask(chunked([*map(event, parts), b"data: [DONE]\n\n"]))
+    assert (result.text, result.error) == ("abc", None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 10_000])
 def test_any_cut_gives_the_same(size: int) -> None:
     whole = b"".join(chat_events("añb€c")) + b": a comment\n\n"
     parts = [whole[i : i + size] for i in range(0, len(whole), size)]
-    exchange = ask(chunked(parts))
-    assert (exchange.text, exchange.error) == ("añb€c", None)
+    result = ask(chunked(parts))
+    assert (result.text, result.error) == ("añb€c", None)
 
 
 @pytest.mark.parametrize("framing", ["length", "close"])
 def test_other_framings(framing: str) -> None:
     body = b"".join(chat_events("abc")).replace(b"\n", b"\r\n")
     length = b"Content-Length: %d\r\n" % len(body) if framing == "length" else b""
-    exchange = ask(raw(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n" + body))
-    assert (exchange.text, exchange.error) == ("abc", None)
+    result = ask(raw(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n" + body))
+    assert (result.text, result.error) == ("abc", None)
 
 
 def test_times_are_those_of_the_tokens() -> None:
-    exchange = ask(chunked(chat_events("abc"), delay=0.03))
-    assert exchange.ttft is not None
-    assert exchange.ttft > 0.05  # the role comes before the first token
-    assert all(0.02 < gap < 1.0 for gap in exchange.gaps)
+    result = ask(chunked(chat_events("abc"), delay=0.03))
+    assert result.ttft is not None
+    assert result.ttft > 0.05  # the role comes before the first token
+    assert all(0.02 < gap < 1.0 for gap in result.gaps)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_times_are_those_of_the_tokens() -> None:
     ],
 )
 def test_failures_are_results(script: Script, words: str) -> None:
-    exchange = ask(script)
-    assert exchange.error is not None
-    assert re.search(words, exchange.error)
+    result = ask(script)
+    assert result.error is not None
+    assert re.search(words, result.error)
 
 
 def test_time_limit() -> None:
-    exchange = ask(chunked(chat_events("abc"), delay=0.2), timeout=0.05)
-    assert exchange.error == "no answer within 0.05 s"
+    result = ask(chunked(chat_events("abc"), delay=0.2), timeout=0.05)
+    assert result.error == "no answer within 0.05 s"
 
 
 def test_nobody_listens() -> None:
-    exchange = asyncio.run(stream_request("http://127.0.0.1:1/x", b"{}"))
-    assert exchange.error
+    result = asyncio.run(stream_request("http://127.0.0.1:1/x", b"{}"))
+    assert result.error

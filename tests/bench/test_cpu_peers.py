@@ -18,7 +18,7 @@ from cpu_tables import cpu_peers
 from peers.bench import Worker, WorkerError
 from peers.checkpoint import write_checkpoint
 from peers.disturbance import busy_seconds, is_disturbed, stolen_seconds
-from peers.install import PEERS, Place
+from peers.install import PEERS, PeerCache
 from peers.quire_engine import Quire
 from peers.rows import all_rows
 from peers.worker import age, answer_all, peak_bytes
@@ -177,7 +177,7 @@ def test_an_environment_of_wheels_has_what_they_lack_from_this_interpreter(tmp_p
     with zipfile.ZipFile(wheels / "openvino_genai-7-py3-none-any.whl", "w") as wheel:
         for name, text in files.items():
             wheel.writestr(name, text)
-    place = Place(tmp_path / "cache", here=("transformers",), wheels=tmp_path / "wheels")
+    place = PeerCache(tmp_path / "cache", here=("transformers",), wheels=tmp_path / "wheels")
     python = place.python_of("openvino")
     imports = "import numpy, openvino_genai; print(numpy.__file__, openvino_genai.version)"
     told = subprocess.run([python, "-c", imports], capture_output=True, text=True, check=True)

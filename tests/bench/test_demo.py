@@ -107,15 +107,15 @@ def test_no_server_is_one_error_and_not_one_for_each_request() -> None:
 @pytest.mark.parametrize(("num_exact", "problems"), [(10, 0), (9, 0), (8, 1), (0, 1)])
 def test_nine_of_ten_answers_must_be_exact(num_exact: int, problems: int) -> None:
     texts = ["red dress"] * num_exact + ["red dres"] * (10 - num_exact)
-    exchanges = [RequestResult(0.0, text=text) for text in [*texts, "hello"]]
+    results = [RequestResult(0.0, text=text) for text in [*texts, "hello"]]
     examples = [EXAMPLES[1]] * 10 + [EXAMPLES[2]]
-    result = DemoResult(examples, exchanges, summarize(exchanges))
+    result = DemoResult(examples, results, summarize(results))
     assert len(result.problems) == problems
 
 
 def test_without_an_expected_answer_none_is_wrong() -> None:
-    exchanges = [RequestResult(0.0, text="hello")]
-    assert DemoResult(EXAMPLES[2:], exchanges, summarize(exchanges)).problems == []
+    results = [RequestResult(0.0, text="hello")]
+    assert DemoResult(EXAMPLES[2:], results, summarize(results)).problems == []
 
 
 @pytest.mark.parametrize(

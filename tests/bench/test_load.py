@@ -22,9 +22,9 @@ def test_closed_loop(count: int, concurrency: int) -> None:
         async with scripted_server(chunked(chat_events("ab"), delay=0.002), seen) as url:
             return await closed_loop(f"{url}/x", bodies, concurrency, done.append)
 
-    exchanges = asyncio.run(run())
-    assert [exchange.error for exchange in exchanges] == [None] * count
+    results = asyncio.run(run())
+    assert [result.error for result in results] == [None] * count
     assert sorted(body["n"] for body in seen.bodies) == list(range(count))
     assert seen.most_open <= concurrency
-    assert sorted(map(id, done)) == sorted(map(id, exchanges))
-    assert [exchange.sent for exchange in exchanges] == sorted(e.sent for e in exchanges)
+    assert sorted(map(id, done)) == sorted(map(id, results))
+    assert [result.sent for result in results] == sorted(e.sent for e in results)

@@ -1,4 +1,4 @@
-"""Figures from hand-made exchanges."""
+"""Figures from hand-made results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.bench.client import RequestResult
 from quire.bench.report import percentile_ms, summarize, table
 
 
-def exchange(sent: float, times: list[float], *, error: str | None = None) -> RequestResult:
+def result(sent: float, times: list[float], *, error: str | None = None) -> RequestResult:
     gaps = [b - a for a, b in itertools.pairwise(times)]
     return RequestResult(
         sent,
@@ -27,7 +27,7 @@ def exchange(sent: float, times: list[float], *, error: str | None = None) -> Re
 
 
 def test_summary() -> None:
-    runs = [exchange(0.0, [1.0, 1.5]), exchange(1.0, [1.5, 2.0, 4.0]), exchange(0, [], error="no")]
+    runs = [result(0.0, [1.0, 1.5]), result(1.0, [1.5, 2.0, 4.0]), result(0, [], error="no")]
     summary = summarize(runs)
     assert (summary.num_requests, summary.num_failed) == (3, 1)
     assert summary.seconds == 4.0
@@ -38,7 +38,7 @@ def test_summary() -> None:
     assert summary.prefix_cache_hit_rate == 0.4
 
 
-@pytest.mark.parametrize("runs", [[], [exchange(0.0, [], error="no")]])
+@pytest.mark.parametrize("runs", [[], [result(0.0, [], error="no")]])
 def test_nothing_worked(runs: list[RequestResult]) -> None:
     summary = summarize(runs)
     assert summary.ttft_p50_ms is None
@@ -54,7 +54,7 @@ def test_nearest_rank(percent: float, expected: float) -> None:
 
 
 def test_table_shows_every_figure() -> None:
-    text = rendered(summarize([exchange(0.0, [0.25, 0.5])]))
+    text = rendered(summarize([result(0.0, [0.25, 0.5])]))
     for figure in ("250.0 ms", "2.0", "40%", "0 of 1"):
         assert figure in text
 

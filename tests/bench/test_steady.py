@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from workloads import steady
-from workloads.begun import BegunManager
+from workloads.cached_prompts import CachedPromptManager
 from workloads.plan import Workload, make_level
 from workloads.steady import Steady, Step, summary
 
@@ -55,7 +55,7 @@ class Device:
 def engine(device: Device) -> EngineCore:
     """The real loop, scheduler and block manager before such a device."""
     config = SchedulerConfig(max_num_seqs=32).resolved("cuda")
-    kv = BegunManager(4096, 16, enable_prefix_caching=False)
+    kv = CachedPromptManager(4096, 16, enable_prefix_caching=False)
     limits = RequestLimits(
         max_model_len=4000, max_kv_tokens=4096 * 16, vocab_size=2048, max_num_seqs=32,
         honours_priority=False, hidden_size=64, generates=True,

@@ -12,12 +12,12 @@ import pytest
 from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
 from serving_table import serving
 from workloads import plan, steady
-from workloads.begun import begun_requests
+from workloads.cached_prompts import cached_prompt_requests
 from workloads.figures import RequestResult, line, summarize
 from workloads.http_load import Load, Reader, now, request
 from workloads.offline import Run
 from workloads.plan import Level, Workload, make_level
-from workloads.steady import BEGUN, Steady
+from workloads.steady import CACHED_PROMPT, Steady
 from workloads.vocabulary import make_folder
 
 from quire.config import EngineConfig
@@ -121,14 +121,14 @@ def test_failures_are_results(script: Script, problem: str) -> None:
 def test_framing_may_be_cut_anywhere() -> None:
     head = b"http/1.1 200 ok\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
     data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in completion("abc"))
-    exchange, unread, over = RequestResult(0.0), bytearray(), False
-    reader = Reader(head, exchange)
+    result, unread, over = RequestResult(0.0), bytearray(), False
+    reader = Reader(head, result)
     for place, byte in enumerate(data + b"0\r\n\r\n"):
         assert not over
         unread.append(byte)
         over = reader.read(unread, float(place))
     assert over
-    assert (exchange.error, exchange.tokens) == (None, 3)
+    assert (result.error, result.tokens) == (None, 3)
     assert not unread
 
 
@@ -186,12 +186,12 @@ def test_a_saturated_level_is_even_from_the_start(monkeypatch: pytest.MonkeyPatc
     assert not core.has_work
 
 
-def test_begun_requests_find_their_prompts_in_blocks_of_their_own() -> None:
+def test_requests_with_cached_prompts_find_them_in_blocks_of_their_own() -> None:
     options = {"model": "quire-tiny", "device": "cpu", "num_blocks": 64, "max_num_seqs": 3}
-    with begun_requests():
+    with cached_prompt_requests():
         core, _ = start_engine(EngineConfig.from_options(**options, enable_prefix_caching=False))
     sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
-    for name in (BEGUN + "1", BEGUN + "2", "3"):
+    for name in (CACHED_PROMPT + "1", CACHED_PROMPT + "2", "3"):
         prompt = list(range(1000, 1100))
         core.handle(AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling))
     deltas = core.step().deltas
@@ -199,20 +199,20 @@ def test_begun_requests_find_their_prompts_in_blocks_of_their_own() -> None:
     while core.has_work:
         deltas += core.step().deltas
     cached = {delta.request_id: delta.num_cached_tokens for delta in deltas if delta.finish_reason}
-    assert cached == {BEGUN + "1": 96, BEGUN + "2": 96, "3": 0}
-    tokens = [d.token_ids for d in deltas if d.request_id.startswith(BEGUN)]
+    assert cached == {CACHED_PROMPT + "1": 96, CACHED_PROMPT + "2": 96, "3": 0}
+    tokens = [d.token_ids for d in deltas if d.request_id.startswith(CACHED_PROMPT)]
     assert sum(map(len, tokens)) == 6
     assert core.stats.num_free_blocks == 64
     assert core.stats.num_shared_blocks == 0
 
 
 def test_figures() -> None:
-    exchanges = [
+    results = [
         RequestResult(0.0, 0.0, 0.1 * n, 0.1 * n + 0.02, 1.0, 3, 3, [0.005, 0.015])
         for n in (1, 2, 3)
     ]
-    exchanges.append(RequestResult(0.0, error="HTTP 503"))
-    found = summarize(level_of(VOICE), exchanges, 0.5)
+    results.append(RequestResult(0.0, error="HTTP 503"))
+    found = summarize(level_of(VOICE), results, 0.5)
     assert (found["n"], found["ok"], found["errors"]) == (4, 3, {"HTTP 503": 1})
     assert (found["ttft_p50"], found["ttft_p99"]) == (200.0, 300.0)
     assert (found["itl_p50"], found["itl_p99"], found["tpot_p50"]) == (5.0, 15.0, 10.0)

@@ -63,7 +63,7 @@ def test_similar_shapes_have_near_the_best_configs_of_many_rows() -> None:
             m, n, k = row["m"], found["n"], found["k"]
             if m > 128 or (m > 64 and n > 192 * H200):
                 continue  # the library's
-            us = {RingConfig(**each["config"]): each["us"] for each in found["ways"]}
+            us = {RingConfig(**each["config"]): each["us"] for each in found["configs"]}
             config = similar(m, n, k, 1, H200, without=[(n, k)]).config
             assert isinstance(config, RingConfig)
             if config in us:  # all were timed that were worth trying then
@@ -190,14 +190,14 @@ def test_the_way_of_prefill_attention_was_measured() -> None:
         cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
         prefill = attention_config.prefill_config(cache, group)
         for row in (row for row in result["prefill"] if row["model"] == model):
-            assert dataclasses.asdict(prefill) in [way["config"] for way in row["ways"]]
+            assert dataclasses.asdict(prefill) in [timed["config"] for timed in row["configs"]]
 
 
 def test_keys_of_prompts_are_shared_out_where_that_was_faster() -> None:
     rows = json.loads((RESULTS / "gpu_prefill.json").read_text())["prefill"]
     assert len(rows) == 56
     for row in (row for row in rows if not row["has_few_keys"]):
-        dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
+        dtype = reference.FP8 if row["kv_dtype"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
         way = attention_config.choose_hopper_config(cache, row["tokens"], 4, H200)
@@ -227,12 +227,12 @@ def test_decode_attention_has_room_for_its_programs_and_in_16_bits_for_no_other(
 def test_the_way_of_decode_attention_was_measured() -> None:
     """Whatever keys and values are kept in."""
     rows = json.loads((RESULTS / "gpu_decode.json").read_text())["decode"]
-    assert {(row["model"], row["kept"]) for row in rows} == set(
+    assert {(row["model"], row["kv_dtype"]) for row in rows} == set(
         itertools.product(("8b", "1b"), ("bf16", "fp8"))
     )
     for row in rows:
-        dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
+        dtype = reference.FP8 if row["kv_dtype"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
         way = attention_config.decode_config(cache, int(row["batch"].split()[0]))
-        assert dataclasses.asdict(way) in [each["config"] for each in row["ways"]]
+        assert dataclasses.asdict(way) in [each["config"] for each in row["configs"]]

@@ -23,12 +23,12 @@ from quire.engine.startup.backend import HostBackend
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.models.runtimes.compiled_model import CompiledModel
-from workloads.steady import BEGUN
+from workloads.steady import CACHED_PROMPT
 
 CHUNK = 2**24  # numbers that the cache repeats: far more than the GPU's caches hold
 
 
-class BegunManager(KVCacheManager):
+class CachedPromptManager(KVCacheManager):
     """Hands such requests their prompt as a prefix that was found, in blocks of their own."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -39,7 +39,7 @@ class BegunManager(KVCacheManager):
     def get_computed_blocks(self, request: Request) -> list[int]:
         """All full blocks before the last known token, for a request that is yet to begin."""
         name = request.request_id
-        if not name.startswith(BEGUN) or request.num_preemptions:
+        if not name.startswith(CACHED_PROMPT) or request.num_preemptions:
             return super().get_computed_blocks(request)
         if name not in self._given:
             count = (request.num_tokens - 1) // self.block_size
@@ -57,12 +57,12 @@ class BegunManager(KVCacheManager):
 
 
 @contextmanager
-def begun_requests() -> Iterator[None]:
+def cached_prompt_requests() -> Iterator[None]:
     """Engines that are started within know such requests, and have random keys and values."""
     with (
         _filled(GpuBackend),
         _filled(HostBackend),
-        mock.patch.object(start_engine, "KVCacheManager", BegunManager),
+        mock.patch.object(start_engine, "KVCacheManager", CachedPromptManager),
     ):
         yield
 
