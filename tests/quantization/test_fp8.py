@@ -95,7 +95,7 @@ def load(load_format: str, quantization: str) -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_each_product_of_a_model_is_made_with_its_weights_in_fp8(load_format: str) -> None:
+def test_each_linear_layer_of_a_model_has_its_weights_in_fp8(load_format: str) -> None:
     plain, quantized = load(load_format, "none"), load(load_format, "fp8")
     x = torch.randn(5, plain.lm_head.in_features)
     pairs = [(plain.lm_head, quantized.lm_head)]
@@ -112,10 +112,10 @@ def test_each_product_of_a_model_is_made_with_its_weights_in_fp8(load_format: st
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_few_weights_are_there_in_their_loaded_form_at_a_time(
+def test_few_weights_are_in_memory_unquantized_at_a_time(
     load_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes of other weights that wait in their loaded form when one is quantized."""
+    """Bytes of other loaded weights that wait when one is quantized."""
     models: list[LlamaForCausalLM] = []
     waiting: list[int] = []
     build, quantize = loader._build, WeightFormat.quantize

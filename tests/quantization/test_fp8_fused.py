@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # told before any kernel is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported
 
 from quire.core.layer_spec import LinearSpec, NormSpec
 from quire.kernels import reference
@@ -67,7 +67,7 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
     assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.995
 
 
-def test_products_that_do_not_take_rows_in_fp8_widen_them() -> None:
+def test_linear_operations_without_fp8_rows_widen_them() -> None:
     x = torch.randn(70, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     rows = Fp8Rows(*reference.quantize_rows(x))
     weight = torch.randn(30, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -75,9 +75,9 @@ def test_products_that_do_not_take_rows_in_fp8_widen_them() -> None:
     torch.testing.assert_close(
         triton_operations.linear(rows, weight, None).float(), exact, atol=0.1, rtol=0.02
     )
-    kept = reference.quantize_fp8(weight)
-    exact = F.linear(rows.codes.float() * rows.scale, kept[0].float() * kept[1][:, None])
-    ours = triton_operations.linear_fp8(rows, *kept, None).float()
+    stored = reference.quantize_fp8(weight)
+    exact = F.linear(rows.codes.float() * rows.scale, stored[0].float() * stored[1][:, None])
+    ours = triton_operations.linear_fp8(rows, *stored, None).float()
     torch.testing.assert_close(ours, exact, atol=0.1, rtol=0.02)
 
 

@@ -41,15 +41,15 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
 
 
 @pytest.mark.parametrize(("k", "together", "share"), [(128, 64, 0.5), (96, 32, 0.6), (48, 16, 0.7)])
-def test_a_large_number_is_rotated_and_products_stay(k: int, together: int, share: float) -> None:
+def test_hadamard_rotation_of_an_outlier_keeps_results(k: int, together: int, share: float) -> None:
     x, weight = random(1, 0.0, 3, k), random(2, 0.0, 5, k)
     x[:, 7] = 50.0
     twice = reference_quantized.hadamard_rotate(reference_quantized.hadamard_rotate(x))
     torch.testing.assert_close(twice, together * x, rtol=1e-4, atol=1e-3)
     exact = x @ weight.T
     codes, scale = reference_quantized.round_int8(x)
-    product = reference_quantized.linear_int8(x, reference_quantized.quantize_int8(weight), None)
-    error = (product - exact).abs().mean()
+    result = reference_quantized.linear_int8(x, reference_quantized.quantize_int8(weight), None)
+    error = (result - exact).abs().mean()
     assert error < share * ((codes.float() * scale) @ weight.T - exact).abs().mean()
     uneven = x[:, :40]  # as it is
     assert reference_quantized.hadamard_rotate(uneven) is uneven
@@ -119,13 +119,13 @@ def test_zeros_and_what_is_not_a_number() -> None:
     assert torch.equal(reference_quantized.dequantize_int4(four)[0], torch.zeros(64))
     x = torch.ones(2, 64)
     x[1, 5] = float("inf")
-    for product in (
+    for result in (
         reference_quantized.linear_int8(x, whole, None),
         reference_quantized.linear_int4(x, four, None),
     ):
-        assert product[0, 0] == 0.0
-        assert not product[0, 1].isfinite()  # never made into a number
-        assert not product[1].isfinite().any()
+        assert result[0, 0] == 0.0
+        assert not result[0, 1].isfinite()  # never made into a number
+        assert not result[1].isfinite().any()
 
 
 def test_zero_points_stand_for_zero() -> None:
@@ -159,7 +159,7 @@ def load(quantization: str, load_format: str) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize(("scheme", "likeness"), [("int8", 0.9999), ("int4", 0.99)])
-def test_each_product_of_a_model_is_like_its_own(
+def test_each_linear_layer_is_like_the_unquantized_one(
     scheme: str, likeness: float, load_format: str
 ) -> None:
     plain, quantized = load("none", load_format), load(scheme, load_format)

@@ -61,7 +61,7 @@ def test_the_first_format_that_sizes_allow_is_taken() -> None:
     assert scheme.format_for("", "head", 64, 96) is INT8
 
 
-def test_a_device_without_kernels_for_a_scheme_is_told() -> None:
+def test_a_device_without_kernels_for_a_scheme_is_refused() -> None:
     for name in ("none", "fp8", "int8", "int4"):
         check_device(name, "cpu")
     check_device("fp8", "cuda")
@@ -73,7 +73,7 @@ def test_a_device_without_kernels_for_a_scheme_is_told() -> None:
 
 @pytest.mark.parametrize("k", [128, 77], ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
-def test_a_weight_takes_the_bytes_that_were_told(scheme: Scheme, k: int) -> None:
+def test_a_weight_takes_the_bytes_of_the_memory_plan(scheme: Scheme, k: int) -> None:
     """Without compiled kernels four bits take less: they have no scale for each output."""
     weight = torch.randn(64, k, dtype=torch.bfloat16)
     roles: tuple[Role, ...] = ("layer", "head")

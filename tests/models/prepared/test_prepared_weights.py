@@ -1,4 +1,4 @@
-"""Weights kept on disk in their run-time form: found again, made again, never half a file."""
+"""Weights stored on disk packed and quantized: found again, made again, never half a file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODEL_CONFIG = ModelConfig.from_folder(PATH)
 
 @pytest.fixture(autouse=True)
 def _all_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models are kept, too, and there is no waiting for the thread that writes."""
+    """Small models are stored, too, and the thread that writes is joined."""
     set_num_threads(1)
     monkeypatch.setattr(prepared, "WORTH_BYTES", 0)
     save_beside = PreparedWeights.save_beside
@@ -95,7 +95,7 @@ def test_each_choice_has_a_file_of_its_own() -> None:
 
 
 def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
-    """The angles' frequencies are kept with the weights."""
+    """The frequencies of RoPE are stored with the weights."""
     rope = dataclasses.replace(MODEL_CONFIG.rope, kind="longrope", original_max_position=64)
     model_config = dataclasses.replace(MODEL_CONFIG, rope=rope)
     files = [
@@ -182,7 +182,7 @@ def test_tensors_are_written_as_they_are(tmp_path: Path) -> None:
         "empty": torch.empty(5, 0),
         "bytes": torch.arange(64, dtype=torch.uint8).view(4, 16),
         "numbers": torch.randn(32, dtype=torch.bfloat16),
-        "turned": torch.randn(4, 8).T,
+        "transposed": torch.randn(4, 8).T,
     }
     write_tensors(tmp_path / "file", tensors)
     entries = read_header(tmp_path / "file")
@@ -195,7 +195,7 @@ def test_tensors_are_written_as_they_are(tmp_path: Path) -> None:
         assert torch.equal(mapped.tensor(entry), tensors[entry.name])
 
 
-def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
+def test_weights_that_do_not_fit_a_schemes_format_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Odd(torch.nn.Module):
@@ -274,7 +274,7 @@ def test_what_each_step_reads_is_written_in_whole_large_pages(
     assert product_bytes(tmp_path / "none") == 0
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "writev", lambda *_: 3)
     with pytest.raises(OSError, match="No space"):
         write_tensors(tmp_path / "file", {"weight": torch.ones(4)})
