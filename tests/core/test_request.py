@@ -80,7 +80,7 @@ def test_an_answer_that_cannot_have_been_begun_is_refused(
 @pytest.mark.parametrize(
     ("max_tokens", "max_model_len", "expected"), [(5, 100, 8), (5, 6, 6), (None, 100, 100)]
 )
-def test_the_end_is_set_by_the_wish_or_by_the_model(
+def test_the_end_is_set_by_the_sampling_param_or_by_the_model(
     max_tokens: int | None, max_model_len: int, expected: int
 ) -> None:
     request = make_request([1, 2, 3], max_model_len, max_tokens=max_tokens)

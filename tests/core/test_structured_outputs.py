@@ -15,7 +15,7 @@ from quire.core.structured_outputs import (
 )
 from quire.errors import InvalidRequestError
 
-WISHES: list[dict[str, Any]] = [
+CONSTRAINTS: list[dict[str, Any]] = [
     {"json": {"type": "object"}},
     {"json": '{"type": "object"}'},
     {"json": "{}" + " " * (MAX_GRAMMAR_BYTES - 2)},
@@ -30,19 +30,19 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", WISHES, ids=lambda fields: next(iter(fields)))
+@pytest.mark.parametrize("fields", CONSTRAINTS, ids=lambda fields: next(iter(fields)))
 def test_each_form_is_taken_and_survives_the_wire(fields: dict[str, Any]) -> None:
-    wish = StructuredOutputs(**fields)
-    assert wish.kind == next(iter(fields))
-    params = SamplingParams(structured_outputs=wish)
+    constraint = StructuredOutputs(**fields)
+    assert constraint.kind == next(iter(fields))
+    params = SamplingParams(structured_outputs=constraint)
     frame = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(frame, type=SamplingParams) == params
 
 
 def test_a_schema_is_kept_as_text() -> None:
-    wish = StructuredOutputs(json={"type": "string", "maxLength": 3})
-    assert isinstance(wish.json, str)
-    assert json.loads(wish.text) == {"type": "string", "maxLength": 3}
+    constraint = StructuredOutputs(json={"type": "string", "maxLength": 3})
+    assert isinstance(constraint.json, str)
+    assert json.loads(constraint.text) == {"type": "string", "maxLength": 3}
 
 
 @pytest.mark.parametrize(

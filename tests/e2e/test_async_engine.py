@@ -88,9 +88,11 @@ def test_an_answer_ends_when_its_text_is_enough(tiny_model: Path, stream: bool) 
         return is_over
 
     async def scenario(engine: AsyncEngine) -> None:
-        wishes = sampling(max_tokens=200, n=2)
+        sampling_params = sampling(max_tokens=200, n=2)
         ends = {}
-        async for part in engine.generate([5], wishes, stream=stream, stop_when=three_parts):
+        async for part in engine.generate(
+            [5], sampling_params, stream=stream, stop_when=three_parts
+        ):
             ends |= {o.index: o.finish_reason for o in part.outputs}
         assert ends == {0: "stop", 1: "stop"}
         await collect(engine, [7], sampling())

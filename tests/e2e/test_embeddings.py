@@ -67,7 +67,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "wishes", "problem"),
+    ("prompt", "options", "problem"),
     [
         ("a", {"dimensions": 49}, "dimensions: 49 is more than the 48"),
         ("a", {"pooling": "max"}, "pooling: it is 'max'"),
@@ -75,9 +75,9 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(llm: LLM) -> None:
         ([600], {}, "prompt: 600 is no token of this model; give ids from 0 to 511"),
     ],
 )
-def test_what_can_never_be_is_refused(llm: LLM, prompt, wishes, problem: str) -> None:
+def test_what_can_never_be_is_refused(llm: LLM, prompt, options, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
-        llm.embed(prompt, use_tqdm=False, **wishes)
+        llm.embed(prompt, use_tqdm=False, **options)
 
 
 def test_numbers_that_are_none_fail_one_request(either_model: Path) -> None:
@@ -90,16 +90,16 @@ def test_numbers_that_are_none_fail_one_request(either_model: Path) -> None:
     else:
         model.decoder._weights.embedding[9] = float("nan")
     prompts = {"sound": [8] * 20, "sick": [9] * 20, "half": [8] * 9 + [9] + [8] * 9}
-    wishes = {"mean": PoolingParams(pooling="mean"), "last": PoolingParams(), "draws": None}
+    options = {"mean": PoolingParams(pooling="mean"), "last": PoolingParams(), "draws": None}
     draw = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     for name, prompt in prompts.items():
-        for kind, wish in wishes.items():
+        for kind, pooling in options.items():
             core.handle(
                 AddRequest(
                     request_id=f"{name} {kind}",
                     prompt_token_ids=prompt,
                     sampling=draw,
-                    pooling=wish,
+                    pooling=pooling,
                 )
             )
     ends: dict[str, str] = {}

@@ -348,7 +348,7 @@ def test_a_damaged_chunk_is_never_shared_though_no_token_is_drawn_after_it(
     assert core.stats.num_free_blocks + core.stats.num_cached_blocks == core.stats.num_blocks
 
 
-def test_wishes_that_leave_no_token_end_one_request_and_cost_no_cached_block(
+def test_sampling_params_that_leave_no_token_end_one_request_and_cost_no_cached_block(
     tiny_model: Path,
 ) -> None:
     core = start(tiny_model, num_blocks=160)

@@ -103,11 +103,11 @@ def test_completions(ours: openai.OpenAI) -> None:
 
 def test_a_text_is_scored(ours: openai.OpenAI) -> None:
     """With no answer its scores are those that it has before one, whole and streamed."""
-    wishes = {"model": MODEL, "prompt": "A list is a thing.", "echo": True, "logprobs": 1}
-    scored = ours.completions.create(**wishes, max_tokens=0)
+    sampling_fields = {"model": MODEL, "prompt": "A list is a thing.", "echo": True, "logprobs": 1}
+    scored = ours.completions.create(**sampling_fields, max_tokens=0)
     (choice,) = scored.choices
-    answered = ours.completions.create(**wishes, max_tokens=1).choices[0].logprobs
-    assert (choice.text, choice.finish_reason) == (wishes["prompt"], "length")
+    answered = ours.completions.create(**sampling_fields, max_tokens=1).choices[0].logprobs
+    assert (choice.text, choice.finish_reason) == (sampling_fields["prompt"], "length")
     assert scored.usage is not None
     assert scored.usage.completion_tokens == 0
     assert choice.logprobs is not None
@@ -116,7 +116,7 @@ def test_a_text_is_scored(ours: openai.OpenAI) -> None:
     assert len(tokens) == len(scores) == scored.usage.prompt_tokens
     assert tokens == (answered.tokens or [])[:-1]
     assert scores[1:] == pytest.approx((answered.token_logprobs or [])[1:-1], abs=1e-4)
-    chunks = list(ours.completions.create(**wishes, max_tokens=0, stream=True))
+    chunks = list(ours.completions.create(**sampling_fields, max_tokens=0, stream=True))
     parts = [chunk.choices[0] for chunk in chunks]
     assert "".join(part.text for part in parts) == choice.text
     assert parts[-1].finish_reason == "length"

@@ -120,12 +120,12 @@ def overlap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Record | None], None]:
 
 @pytest.fixture(scope="module")
 def requests() -> list[AddRequest]:
-    """Half of them greedy without wishes, which the recorded part of a step draws."""
+    """Half of them greedy without params_list, which the recorded part of a step draws."""
     requests = make_requests(seed=21)[:70]
-    return [without_wishes(request) if i % 2 else request for i, request in enumerate(requests)]
+    return [without_processors(request) if i % 2 else request for i, request in enumerate(requests)]
 
 
-def without_wishes(request: AddRequest) -> AddRequest:
+def without_processors(request: AddRequest) -> AddRequest:
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=request.sampling.max_tokens,
@@ -173,16 +173,20 @@ def test_forms_penalties_and_scores_are_as_with_single_steps(
         StructuredOutputs(choice=["yes", "not at all"]),
         StructuredOutputs(regex="[a-f]{9,20}"),
     ]
-    wishes = [
+    params_list = [
         SamplingParams(max_tokens=24, seed=number, logprobs=number % 4, structured_outputs=form)
         for number, form in enumerate([*forms, None, *forms, None])
     ]
-    wishes[2] = msgspec.structs.replace(wishes[2], presence_penalty=1.0, repetition_penalty=1.3)
-    prompts = [[20 + number] * 9 for number in range(len(wishes))]
-    alone = LLM(model=str(odd_model), dtype="float32").generate(prompts, wishes, use_tqdm=False)
+    params_list[2] = msgspec.structs.replace(
+        params_list[2], presence_penalty=1.0, repetition_penalty=1.3
+    )
+    prompts = [[20 + number] * 9 for number in range(len(params_list))]
+    alone = LLM(model=str(odd_model), dtype="float32").generate(
+        prompts, params_list, use_tqdm=False
+    )
     overlap(Rerun)
     llm = LLM(model=str(odd_model), dtype="float32", max_num_seqs=5)
-    for mine, theirs in zip(llm.generate(prompts, wishes, use_tqdm=False), alone, strict=True):
+    for mine, theirs in zip(llm.generate(prompts, params_list, use_tqdm=False), alone, strict=True):
         (mine,), (theirs,) = mine.outputs, theirs.outputs
         assert (mine.token_ids, mine.finish_reason) == (theirs.token_ids, theirs.finish_reason)
         assert len(mine.logprobs) == len(theirs.logprobs)

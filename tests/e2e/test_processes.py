@@ -54,8 +54,8 @@ class Server:
         return self.children("quire.server.worker")
 
     def body(self, prompt: str, **fields: object) -> bytes:
-        wishes = {"max_tokens": LENGTH, "ignore_eos": True, "seed": 7, "temperature": 1.0}
-        return json.dumps({"prompt": prompt} | wishes | fields).encode()
+        sampling_fields = {"max_tokens": LENGTH, "ignore_eos": True, "seed": 7, "temperature": 1.0}
+        return json.dumps({"prompt": prompt} | sampling_fields | fields).encode()
 
     def complete(self, prompt: str, **fields: object) -> str:
         request = urllib.request.Request(

@@ -62,8 +62,8 @@ class Server:
                 return error.code, json.load(error) | {"headers": dict(error.headers)}
 
     def complete(self, model: str, prompt: str, **fields: Any) -> str:
-        wishes = {"max_tokens": LENGTH, "ignore_eos": True, "temperature": 0} | fields
-        status, reply = self.ask("/v1/completions", model=model, prompt=prompt, **wishes)
+        sampling_fields = {"max_tokens": LENGTH, "ignore_eos": True, "temperature": 0} | fields
+        status, reply = self.ask("/v1/completions", model=model, prompt=prompt, **sampling_fields)
         assert status == 200, reply
         return str(reply["choices"][0]["text"])
 
@@ -88,10 +88,15 @@ class Stream(threading.Thread):
 
     def __init__(self, server: Server, model: str, prompt: str, length: int = LENGTH) -> None:
         super().__init__(daemon=True)
-        wishes = {"max_tokens": length, "ignore_eos": True, "temperature": 0, "stream": True}
+        sampling_fields = {
+            "max_tokens": length,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
         self._request = urllib.request.Request(
             server.url + "/v1/completions",
-            json.dumps({"model": model, "prompt": prompt} | wishes).encode(),
+            json.dumps({"model": model, "prompt": prompt} | sampling_fields).encode(),
             {"Content-Type": "application/json"},
         )
         self.text, self.num_events, self.gaps = "", 0, [0.0]

@@ -125,9 +125,9 @@ def test_greedy_is_the_best_of_the_tokens_that_lead_somewhere(llm: LLM) -> None:
     assert [i for i in token_ids if i != EOS] == prompt[len(llm.tokenizer.encode("some text")) :]
 
 
-def test_other_wishes_count_within_the_form(llm: LLM) -> None:
-    def one(**wishes: Any) -> tuple[str, list[int], str | None]:
-        return answers(llm, [SamplingParams(temperature=0, max_tokens=40, **wishes)])[0]
+def test_other_sampling_params_count_within_the_form(llm: LLM) -> None:
+    def one(**sampling_fields: Any) -> tuple[str, list[int], str | None]:
+        return answers(llm, [SamplingParams(temperature=0, max_tokens=40, **sampling_fields)])[0]
 
     letters = StructuredOutputs(regex="[ab]{1,12}")
     text, token_ids, reason = one(structured_outputs=letters, ignore_eos=True)
@@ -281,7 +281,7 @@ def test_two_requests_of_one_name(tiny_model: Path) -> None:
     assert reasons == ["error", "stop"]
 
 
-def test_every_field_of_a_form_request_is_a_wish() -> None:
+def test_every_field_of_a_form_request_is_a_sampling_param() -> None:
     assert {"response_format", "structured_outputs"} <= set(ChatRequest.__struct_fields__)
 
 
@@ -301,9 +301,9 @@ def test_a_matcher_in_the_making_holds_nobody_up(
     core, go = engine(tiny_model, num_blocks=200), threading.Event()
     make = GrammarCompiler.matcher
 
-    def slowly(self: GrammarCompiler, wish: StructuredOutputs) -> Matcher:
+    def slowly(self: GrammarCompiler, constraint: StructuredOutputs) -> Matcher:
         go.wait(10)
-        return make(self, wish)
+        return make(self, constraint)
 
     monkeypatch.setattr(GrammarCompiler, "matcher", slowly)
     add(core, "slow", FORMS[1])

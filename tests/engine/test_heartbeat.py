@@ -134,7 +134,7 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
                 return self.replies.pop()
             for _ in range(beats):
                 clock.now += 0.9 * hang
-                await asyncio.sleep(hang / 5)  # the keeper looks twice as often
+                await asyncio.sleep(hang / 5)  # the supervisor looks twice as often
                 self.page.heartbeat_within_step()
                 self.num_beats += 1
             clock.now += 2 * hang
@@ -155,8 +155,8 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
         place = EngineProcessSettings(folder=tmp_path, number=0, first_epoch=0, hang=hang, log=log)
-        keeper = EngineSupervisor("m", EngineConfig(), place, lambda _: None)
-        task = asyncio.create_task(keeper.run())
+        supervisor = EngineSupervisor("m", EngineConfig(), place, lambda _: None)
+        task = asyncio.create_task(supervisor.run())
         await ended.wait()
         task.cancel()
 

@@ -28,11 +28,11 @@ class CountingCompiler:
         self.asked: list[str] = []
         self.go = threading.Event()
 
-    def matcher(self, wish: StructuredOutputs) -> Matcher:
-        self.asked.append(wish.text)
-        if wish.text.startswith("slow"):
+    def matcher(self, constraint: StructuredOutputs) -> Matcher:
+        self.asked.append(constraint.text)
+        if constraint.text.startswith("slow"):
             self.go.wait(10)
-        return self.inner.matcher(wish)
+        return self.inner.matcher(constraint)
 
 
 @pytest.fixture
@@ -57,9 +57,11 @@ def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompile
     checker = GrammarChecker(InProcessValidator(byte_compiler))
     for keyword in ('"not": {}', '"oneOf": [{"type": "object"}, {"minProperties": 0}]'):
         text = 'start: a b\na: %json {"type": "object"}\nb: %json {' + keyword + "}\n"
-        wish = StructuredOutputs(grammar=text, field="tools", fields_of_lines={2: "x", 3: "y"})
+        constraint = StructuredOutputs(
+            grammar=text, field="tools", fields_of_lines={2: "x", 3: "y"}
+        )
         with pytest.raises(InvalidRequestError, match=r"^y: (?!at)") as caught:
-            checker.check(wish)
+            checker.check(constraint)
         assert caught.value.param == "y"
 
 
@@ -178,7 +180,7 @@ def test_it_says_the_same_as_the_compiler_itself(
     subprocess_validator: GrammarSubprocess, byte_compiler: GrammarCompiler
 ) -> None:
     here = InProcessValidator(byte_compiler)
-    for wish in (
+    for constraint in (
         StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
         StructuredOutputs(json={"not": {}}),
         StructuredOutputs(json={"type": "string", "enum": [1]}, field="response_format"),
@@ -186,7 +188,7 @@ def test_it_says_the_same_as_the_compiler_itself(
         StructuredOutputs(grammar="start: missing"),
         StructuredOutputs(json_object=True),
     ):
-        assert subprocess_validator.find_problem(wish) == here.find_problem(wish)
+        assert subprocess_validator.find_problem(constraint) == here.find_problem(constraint)
 
 
 def test_a_process_without_a_parent_ends(subprocess_validator: GrammarSubprocess) -> None:

@@ -160,7 +160,7 @@ NESTED = {
 
 @pytest.mark.parametrize(("style", "taken"), STYLES, ids=range(len(STYLES)))
 @pytest.mark.parametrize("form", [{"json": NESTED}, {"json_object": True}], ids=str)
-def test_white_space_stands_where_the_wish_has_it(
+def test_white_space_stands_where_the_sampling_param_has_it(
     form: dict[str, Any],
     style: dict[str, Any],
     taken: set[str],
@@ -343,11 +343,11 @@ def test_the_tokens_allowed_are_all_that_lead_somewhere(
 def test_a_matcher_may_start_in_the_middle(
     byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
 ) -> None:
-    wish = StructuredOutputs(regex="[a-f]{3}-[0-9]{3}")
+    constraint = StructuredOutputs(regex="[a-f]{3}-[0-9]{3}")
     text = byte_tokenizer.encode("abc-123")
-    stepwise = byte_compiler.matcher(wish)
+    stepwise = byte_compiler.matcher(constraint)
     for end in range(len(text) + 1):
-        at_once = byte_compiler.matcher(wish)
+        at_once = byte_compiler.matcher(constraint)
         at_once.advance_to(text[:end])
         stepwise.advance_to(text[:end])
         assert allowed_ids(at_once) == allowed_ids(stepwise)
@@ -372,10 +372,10 @@ def test_end_tokens_are_no_text_and_a_model_may_have_none(byte_tokenizer: Tokeni
     (letter,) = byte_tokenizer.encode("a")
     with_letter = GrammarCompiler(lambda: Vocabulary(byte_tokenizer, size, [letter, size + 3]))
     with_none = GrammarCompiler(lambda: Vocabulary(byte_tokenizer, size, []))
-    wish = StructuredOutputs(regex="[ab]{1,2}")
+    constraint = StructuredOutputs(regex="[ab]{1,2}")
     (other,) = byte_tokenizer.encode("b")
     for compiler, end in ((with_letter, letter), (with_none, size)):
-        matcher = compiler.matcher(wish)
+        matcher = compiler.matcher(constraint)
         before = [i for i in allowed_ids(matcher) if i < size]
         matcher.advance_to([other])
         assert end not in before

@@ -35,18 +35,20 @@ def _single_threaded() -> None:
 
 
 class Table:
-    """Requests with their wishes, drawn for on the host and on the device."""
+    """Requests with their params_list, drawn for on the host and on the device."""
 
-    def __init__(self, wishes: list[SamplingParams], vocab: int, cut: Cut | None = None) -> None:
-        self.size = len(wishes)
+    def __init__(
+        self, params_list: list[SamplingParams], vocab: int, cut: Cut | None = None
+    ) -> None:
+        self.size = len(params_list)
         self.state = SamplingState(self.size, vocab)
         self.device = DeviceSampler(self.state, self.size, vocab, DEVICE, cut)
-        for row, wish in enumerate(wishes):
-            self.give(row, wish, seed=31 * row - 7)
+        for row, params in enumerate(params_list):
+            self.give(row, params, seed=31 * row - 7)
         self.device.upload(range(self.size))
 
-    def give(self, row: int, wish: SamplingParams, seed: int) -> None:
-        self.state.set_row(row, wish, seed=seed, eos_token_ids=[], bad_words_ids=[])
+    def give(self, row: int, params: SamplingParams, seed: int) -> None:
+        self.state.set_row(row, params, seed=seed, eos_token_ids=[], bad_words_ids=[])
 
     def on_device(
         self, logits: Tensor, rows: list[int], positions: list[int]
@@ -100,7 +102,7 @@ def test_bins_that_overflow_are_searched(vocab: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "params",
     [
         SamplingParams(temperature=1e-3, top_p=0.5),
         SamplingParams(temperature=100.0, top_k=50),
@@ -112,28 +114,28 @@ def test_bins_that_overflow_are_searched(vocab: int) -> None:
     ],
     ids=range(7),
 )
-def test_extreme_wishes(wish: SamplingParams) -> None:
-    table = Table([wish], 120, FEW)
+def test_extreme_sampling_params(params: SamplingParams) -> None:
+    table = Table([params], 120, FEW)
     logits = normal(1, 120)
     token = table.check(logits, [0], [3])[0]
-    if wish.top_k == 1 or wish.top_p < 1e-6 or wish.min_p == 1.0:
+    if params.top_k == 1 or params.top_p < 1e-6 or params.min_p == 1.0:
         assert token == int(logits.argmax())
 
 
 @pytest.mark.parametrize("cut", [FEW, CROWDED] if ON_GPU else [FEW])
 def test_ties_go_to_the_lowest_ids(cut: Cut) -> None:
-    wishes = [GREEDY, SamplingParams(top_k=3), SamplingParams(top_p=0.1)]
+    params_list = [GREEDY, SamplingParams(top_k=3), SamplingParams(top_p=0.1)]
     flat = torch.zeros(3, 130)
     flat[:, ::2] = -0.0  # no less than the others
-    drawn = Table(wishes, 130, cut).check(flat, [0, 1, 2], [1, 2, 3])
+    drawn = Table(params_list, 130, cut).check(flat, [0, 1, 2], [1, 2, 3])
     assert drawn[0] == 0
     assert drawn[1] < 3
     assert drawn[2] < 13
 
 
 def test_padding_rows_and_rows_that_are_not_finite_leave_the_others_alone() -> None:
-    wishes = [GREEDY, PLAIN, SamplingParams(top_p=0.8), *[GREEDY] * 4]
-    table = Table(wishes, 200, FEW)
+    params_list = [GREEDY, PLAIN, SamplingParams(top_p=0.8), *[GREEDY] * 4]
+    table = Table(params_list, 200, FEW)
     clean = normal(7, 200)
     logits = clean.clone()
     for place, poison in ((1, torch.nan), (3, -torch.nan), (4, torch.inf)):
@@ -170,8 +172,8 @@ def test_a_row_given_to_another_request_is_uploaded_again() -> None:
         table.give(1, SamplingParams(top_k=2) if seed == 5 else PLAIN, seed)
         table.device.upload([1])
     table.check(logits, [0, 1], [8, 8])
-    for wish in (GREEDY, GREEDY, PLAIN):  # all greedy rows are alike, whatever came before
-        table.give(1, wish, 7)
+    for params in (GREEDY, GREEDY, PLAIN):  # all greedy rows are alike, whatever came before
+        table.give(1, params, 7)
         table.device.upload([1])
         table.check(logits, [0, 1], [8, 8])
     table.device.upload([])
@@ -198,13 +200,13 @@ def test_no_rows() -> None:
     position=st.integers(1, 2000),
     cut=st.sampled_from([FEW, CROWDED, Cut(piece=256, bins=64, listed=16)] if ON_GPU else [FEW]),
 )
-def test_any_wish_is_drawn_as_on_the_host(
+def test_any_sampling_param_is_drawn_as_on_the_host(
     vocab: int, scale: float, levels: int, temperature: float, top_k: int, top_p: float,
     min_p: float, seed: int, position: int, cut: Cut,
 ) -> None:  # fmt: skip
-    wish = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    table = Table([wish], vocab, cut)
-    table.give(0, wish, seed)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    table = Table([params], vocab, cut)
+    table.give(0, params, seed)
     table.device.upload([0])
     logits = (normal(1, vocab, seed=abs(seed) % 2**32) * levels).round() / levels * scale
     table.check(logits, [0], [position])
@@ -214,7 +216,7 @@ def test_any_wish_is_drawn_as_on_the_host(
 @pytest.mark.parametrize("vocab", [128_256, 151_937])
 def test_large_vocabularies(vocab: int) -> None:
     for scale, temperature in itertools.product((0.2, 2.0, 6.0), (0.5, 1.0, 20.0)):
-        wishes = [
+        params_list = [
             GREEDY,
             SamplingParams(temperature=temperature),
             SamplingParams(temperature=temperature, top_p=0.95),
@@ -224,8 +226,8 @@ def test_large_vocabularies(vocab: int) -> None:
         ]
         rows = [row % 6 for row in range(40)]
         logits = normal(40, vocab, seed=vocab, scale=scale)
-        Table(wishes * 7, vocab).check(logits, list(range(40)), [7] * 40)
-        Table(wishes, vocab, Cut(per_sm=1)).device.sample(
+        Table(params_list * 7, vocab).check(logits, list(range(40)), [7] * 40)
+        Table(params_list, vocab, Cut(per_sm=1)).device.sample(
             logits[:6].to(DEVICE),
             *torch.tensor([rows[:6], [7] * 6], dtype=torch.int32, device=DEVICE),
         )

@@ -35,7 +35,7 @@ Vector = npt.NDArray[np.float32]
 TOLERANCE = 1e-4
 BLOCK_SIZE = 4
 LENGTHS = (1, 16, 17, 150)
-WISHES = [
+POOLINGS = [
     PoolingParams(pooling="mean"),
     PoolingParams(pooling="last"),
     PoolingParams(pooling="mean", normalize=False),
@@ -66,14 +66,14 @@ class Setup:
             ]
 
     def run(self, core: EngineCore, *, generating: int = 2) -> dict[str, RequestDelta]:
-        """Ask for every wish of every prompt, beside some answers; the last delta of each."""
+        """Ask for every pooling of every prompt, beside some answers; the last delta of each."""
         for place, prompt in enumerate(self.prompts):
-            for number, wish in enumerate(WISHES):
+            for number, pooling in enumerate(POOLINGS):
                 name = f"{place}/{number}"
                 ask = AddRequest(
                     request_id=name, prompt_token_ids=prompt, sampling=DEFAULT_SAMPLING
                 )
-                core.handle(msgspec.structs.replace(ask, pooling=wish))
+                core.handle(msgspec.structs.replace(ask, pooling=pooling))
             if place < generating:
                 draw = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
                 name = f"answer {place}"
@@ -84,23 +84,23 @@ class Setup:
                 if delta.finish_reason is not None:
                     assert delta.request_id not in ends
                     ends[delta.request_id] = delta
-        assert len(ends) == len(self.prompts) * len(WISHES) + generating
+        assert len(ends) == len(self.prompts) * len(POOLINGS) + generating
         return ends
 
     def assert_as_transformers(self, ends: dict[str, RequestDelta]) -> None:
         for place, states in enumerate(self.states):
-            for number, wish in enumerate(WISHES):
+            for number, pooling in enumerate(POOLINGS):
                 delta = ends[f"{place}/{number}"]
                 assert (delta.finish_reason, delta.token_ids) == ("stop", [])
                 assert delta.embedding is not None
                 vector = np.frombuffer(delta.embedding, "<f4")
-                assert np.abs(vector - expected(states, wish)).max() <= TOLERANCE
+                assert np.abs(vector - expected(states, pooling)).max() <= TOLERANCE
 
 
-def expected(states: Vector, wish: PoolingParams) -> Vector:
-    vector = states.mean(0) if wish.pooling == "mean" else states[-1]
-    vector = vector[: wish.dimensions]
-    return vector / np.linalg.norm(vector) if wish.normalize else vector
+def expected(states: Vector, pooling: PoolingParams) -> Vector:
+    vector = states.mean(0) if pooling.pooling == "mean" else states[-1]
+    vector = vector[: pooling.dimensions]
+    return vector / np.linalg.norm(vector) if pooling.normalize else vector
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_preempted_in_the_middle(setup: Setup, cached: bool) -> None:
     preempted = preempt_each_once(core)
     setup.assert_as_transformers(setup.run(core))
     # with the cache, a last token's state is soon there: its blocks are those of a mean
-    assert {wish.pooling for wish in preempted} == ({"mean"} if cached else {"mean", "last"})
+    assert {pooling.pooling for pooling in preempted} == ({"mean"} if cached else {"mean", "last"})
     assert core.stats.num_free_blocks + core.stats.num_cached_blocks == core.stats.num_blocks
 
 

@@ -29,7 +29,7 @@ def sample(
 ) -> SamplerOutput:
     """Sample logits [S, V] for S requests; by default each has the prompt [0] and no answer."""
     count, vocab = logits.shape
-    wishes = [params] * count if isinstance(params, SamplingParams) else params
+    params_list = [params] * count if isinstance(params, SamplingParams) else params
     seeds = range(count) if seeds is None else seeds
     prompts = [[0]] * count if prompts is None else prompts
     answers = [[]] * count if answers is None else answers
@@ -44,7 +44,7 @@ def sample(
         num_tokens[row], num_prompt_tokens[row] = len(known[i]), len(prompts[i])
         state.set_row(
             row,
-            wishes[i],
+            params_list[i],
             seed=seeds[i],
             eos_token_ids=list(eos_token_ids),
             bad_words_ids=[list(word) for word in bad_words_ids],

@@ -32,20 +32,20 @@ def greedy(logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Ten
 class Table:
     """Rows with histories; the host knows all their tokens, the device those it needs."""
 
-    def __init__(self, wishes: list[SamplingParams], bad_words: list[list[int]]) -> None:
-        rng = random.Random(len(wishes))
+    def __init__(self, params_list: list[SamplingParams], bad_words: list[list[int]]) -> None:
+        rng = random.Random(len(params_list))
         self.state = SamplingState(ROWS, VOCAB)
         self.history = History(
             np.zeros((ROWS, 64), np.int32), np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int32)
         )
-        for row, wish in enumerate(wishes):
-            self.state.set_row(row, wish, seed=row, eos_token_ids=[2], bad_words_ids=bad_words)
+        for row, params in enumerate(params_list):
+            self.state.set_row(row, params, seed=row, eos_token_ids=[2], bad_words_ids=bad_words)
             known, prompt = rng.randint(4, 20), rng.randint(1, 4)
             self.history.token_ids[row, :known] = rng.choices(range(VOCAB), k=known)
             self.history.num_tokens[row], self.history.num_prompt_tokens[row] = known, prompt
         device = torch.device("cpu")
         self.rows = DeviceLogitsProcessors(self.state, ROWS, greedy, TWINS, device)
-        self.rows.enter(range(len(wishes)), self.history)
+        self.rows.enter(range(len(params_list)), self.history)
 
     def append(self, rows: list[int], drawn: list[int]) -> None:
         self.history.token_ids[rows, self.history.num_tokens[rows]] = drawn
@@ -82,8 +82,8 @@ def test_steps_in_a_row_are_the_hosts(bad_words: list[list[int]]) -> None:
 
 
 def test_a_count_ends_where_its_bits_do() -> None:
-    wish = SamplingParams(temperature=0.0, frequency_penalty=1e-9, presence_penalty=-2.0)
-    table = Table([wish], [])
+    params = SamplingParams(temperature=0.0, frequency_penalty=1e-9, presence_penalty=-2.0)
+    table = Table([params], [])
     table.rows._counts[0, 8] = MOST_COUNTED - 1
     for _ in range(3):
         logits = torch.zeros(1, VOCAB)
@@ -92,7 +92,7 @@ def test_a_count_ends_where_its_bits_do() -> None:
     assert table.rows._counts[0, 8].item() == MOST_COUNTED
 
 
-def test_what_failed_and_what_wishes_left_nothing_of() -> None:
+def test_what_failed_and_what_sampling_params_left_nothing_of() -> None:
     banned = SamplingParams(temperature=0.0, logit_bias={0: -100.0})
     table = Table([banned] * 3, [[token] for token in range(VOCAB)])
     logits = torch.zeros(3, VOCAB)

@@ -18,7 +18,7 @@ UNIT = 2.0**-WEIGHT_BITS
 EDGES = [0.0, 2.0**-53, 0.5, LARGEST]
 
 
-def wishes(count: int, **values: float) -> RowParams:
+def row_params(count: int, **values: float) -> RowParams:
     off = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     fields = {name: values.get(name, off.get(name, 0.0)) for name in RowParams._fields}
     return RowParams(**{name: np.full(count, value) for name, value in fields.items()})
@@ -27,7 +27,7 @@ def wishes(count: int, **values: float) -> RowParams:
 def filtered(row: np.ndarray, uniforms: list[float], **values: float) -> list[int]:
     """Draw from one row of logits with many numbers."""
     count = len(uniforms)
-    params = wishes(count, **({"top_k": len(row)} | values))
+    params = row_params(count, **({"top_k": len(row)} | values))
     rows = Rows.of(np.tile(row, (count, 1)))
     cuts_tail = params.top_k[0] < len(row) or params.min_p[0] > 0
     masses = rows.masses(params.temperature).sum(axis=1)
@@ -152,7 +152,7 @@ def test_unfiltered_draw_inverts_the_distribution(
     running = weights.cumsum()
     assume(np.all(np.abs(running - number * running[-1]) > 1e-5 * running[-1]))
     rows = Rows.of(row[None])
-    drawn = draw_any(rows, wishes(1, temperature=temperature), np.array([number]))
+    drawn = draw_any(rows, row_params(1, temperature=temperature), np.array([number]))
     assert drawn.tolist() == [int((running <= number * running[-1]).sum())]
 
 
@@ -164,7 +164,7 @@ def test_tokens_without_probability_are_never_drawn(vocab: int, temperature: flo
     possible = torch.randperm(vocab, generator=torch.Generator().manual_seed(vocab))[:3]
     row[possible] = torch.tensor([1.0, -2.0, 0.5])
     rows = Rows.of(row.repeat(len(numbers), 1).numpy())
-    drawn = draw_any(rows, wishes(len(numbers), temperature=temperature), numbers)
+    drawn = draw_any(rows, row_params(len(numbers), temperature=temperature), numbers)
     assert set(drawn.tolist()) <= set(possible.tolist())
     kept = filtered(row.numpy(), list(numbers), temperature=temperature, top_p=0.999999)
     assert set(kept) <= set(possible.tolist())

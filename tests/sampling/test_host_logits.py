@@ -81,7 +81,7 @@ def adjust(batch: list, logits: torch.Tensor, rows: list[int], eos: list[int]) -
 
 
 @given(st.lists(requests(), min_size=1, max_size=5), st.integers(0, 999))
-def test_wishes_equal_a_plain_version(batch: list, seed: int) -> None:
+def test_sampling_params_equal_a_plain_version(batch: list, seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.standard_normal((len(batch), VOCAB)).astype(np.float32) * 4)
     logits[0, 5] = -torch.inf
@@ -92,7 +92,7 @@ def test_wishes_equal_a_plain_version(batch: list, seed: int) -> None:
         assert np.allclose(adjusted[i].numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_rows_without_wishes_are_left_alone() -> None:
+def test_rows_without_sampling_params_are_left_alone() -> None:
     logits = torch.randn(3, VOCAB)
     nothing = (SamplingParams(), [1, 2], [3, 3], [])
     much = (SamplingParams(presence_penalty=2.0, repetition_penalty=2.0), [1], [4], [[0]])

@@ -212,7 +212,7 @@ def test_a_poisoned_row_fails_alone(vocab: int, poison: float, sample) -> None:
             assert output.logprobs[i] == fine.logprobs[i]
 
 
-def test_the_model_fails_a_row_and_its_own_wishes_exhaust_it(sample) -> None:
+def test_the_model_fails_a_row_and_its_own_sampling_params_exhaust_it(sample) -> None:
     logits = random_logits(3, 70)
     logits[0] = -torch.inf
     logits[1] = -torch.inf

@@ -41,7 +41,7 @@ def set_row(state: SamplingState, row: int, params: SamplingParams, seed: int = 
 
 
 @pytest.mark.parametrize(
-    ("wishes", "needs"),
+    ("fields", "needs"),
     [
         ({"temperature": 0.0}, 0),
         ({"temperature": 0.0, "top_p": 0.5, "top_k": 3}, 0),  # greedy keeps one anyway
@@ -58,9 +58,9 @@ def set_row(state: SamplingState, row: int, params: SamplingParams, seed: int = 
     ],
     ids=str,
 )
-def test_a_row_needs_what_its_request_uses(wishes: dict, needs: int) -> None:
+def test_a_row_needs_what_its_request_uses(fields: dict, needs: int) -> None:
     state = SamplingState(5, 100)
-    set_row(state, 3, SamplingParams(**wishes))
+    set_row(state, 3, SamplingParams(**fields))
     assert state.needs.tolist() == [0, 0, 0, needs, 0]
 
 

@@ -114,7 +114,7 @@ def test_stop_tokens_end_an_answer_where_it_is_whole() -> None:
     assert draw(later, [1, 2], best=[STOP]).token_ids[0] == 3
 
 
-def test_wishes_that_leave_nothing_are_exhausted() -> None:
+def test_sampling_params_that_leave_nothing_are_exhausted() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=4)
     drawn = draw(params, [4], best=[1])  # whole, but too short
     assert drawn.exhausted[0]

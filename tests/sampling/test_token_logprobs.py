@@ -68,7 +68,7 @@ def test_no_positions() -> None:
 
 
 @pytest.mark.parametrize("vocab", [64, 101])
-def test_samples_report_the_model_before_any_wish(vocab: int, sample) -> None:
+def test_samples_report_the_model_before_any_sampling_param(vocab: int, sample) -> None:
     logits = random_logits(3, vocab)
     params = SamplingParams(
         temperature=0.3,
@@ -91,8 +91,8 @@ def test_samples_report_the_model_before_any_wish(vocab: int, sample) -> None:
 
 
 def test_each_row_gets_as_many_as_it_asked_for(sample) -> None:
-    wishes = [SamplingParams(temperature=0.0, logprobs=n) for n in (0, 3, 20)]
-    output = sample(random_logits(4, 200), [*wishes, SamplingParams()])
+    params_list = [SamplingParams(temperature=0.0, logprobs=n) for n in (0, 3, 20)]
+    output = sample(random_logits(4, 200), [*params_list, SamplingParams()])
     assert [found and len(found.token_ids) for found in output.logprobs] == [1, 4, 21, None]
     for token, found in zip(output.token_ids[:3], output.logprobs, strict=False):
         assert (found.token_ids[0], found.rank) == (token, 1)

@@ -141,7 +141,7 @@ def test_damage_in_a_chunk_that_draws_nothing_is_not_shared() -> None:
     assert sim.answer(again) == sim.alone["r1"]
 
 
-def test_wishes_that_leave_no_token_cost_nobody_a_cached_block() -> None:
+def test_sampling_params_that_leave_no_token_cost_nobody_a_cached_block() -> None:
     sim = Simulation()
     prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1]
     sim.add(prompt, max_tokens=1)

@@ -200,13 +200,13 @@ def test_an_answer_can_be_given_a_form_and_an_effort(speaking: FakeEngine) -> No
     app = build_app(speaking, ServerSettings())
     form = {"type": "json_schema", "schema": {"type": "object"}}
     assert ask(app, output_config={"format": form, "effort": "high"}).status == 200
-    wish = speaking.calls[0]["sampling"].structured_outputs
-    assert json.loads(wish.json) == {"type": "object"}
-    assert wish.name == "output_config.format.schema"  # as errors of the form call it
+    constraint = speaking.calls[0]["sampling"].structured_outputs
+    assert json.loads(constraint.json) == {"type": "object"}
+    assert constraint.name == "output_config.format.schema"  # as errors of the form call it
     assert "[enable_thinking=True]" in "".join(map(chr, speaking.calls[0]["ids"]))
 
 
-def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
+def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
     ask(app, stop_sequences=["a"], temperature=0.5, top_p=0.9, top_k=3, max_tokens=2)
     sampling = engine.calls[0]["sampling"]
     assert (sampling.stop, sampling.max_tokens) == (["a"], 2)

@@ -78,18 +78,18 @@ USER = {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize(
-    ("path", "needed", "neutral", "wish"),
+    ("path", "needed", "neutral", "option"),
     [
         ("chat/completions", {"messages": [USER]}, {"mode": "implicit"}, {"mode": "explicit"}),
         ("responses", {"input": "a"}, {"mode": "implicit"}, {"mode": "implicit", "ttl": "30m"}),
     ],
 )
 def test_only_the_cache_that_all_have_can_be_asked_for(
-    app: Starlette, path: str, needed: dict[str, Any], neutral: object, wish: object
+    app: Starlette, path: str, needed: dict[str, Any], neutral: object, option: object
 ) -> None:
     for field, value, status in (
         ("prompt_cache_options", neutral, 200),
-        ("prompt_cache_options", wish, 400),
+        ("prompt_cache_options", option, 400),
         ("prompt_cache_retention", "in_memory", 200),
         ("prompt_cache_retention", "24h", 400),
         ("moderation", None, 200),

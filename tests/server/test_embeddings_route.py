@@ -71,7 +71,7 @@ def test_base64_is_of_little_endian_float32(app: Starlette) -> None:
     assert list(struct.unpack("<4f", data)) == plain["data"][0]["embedding"]
 
 
-def test_wishes_reach_the_engine(engine: FakeEngine) -> None:
+def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
     engine.info.pooling = PoolingParams(pooling="mean", normalize=False)
     app = build_app(engine, ServerSettings(queue_timeout=9.0))
     embed(app)

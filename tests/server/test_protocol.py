@@ -212,7 +212,7 @@ def test_every_accepted_field_is_read() -> None:
     assert unread_fields() == set(generation_request.NO_EFFECT)
 
 
-def test_every_sampling_wish_is_reachable() -> None:
+def test_every_sampling_sampling_param_is_reachable() -> None:
     fields = set(chat_request.ChatRequest.__struct_fields__)
     assert set(SamplingParams.__struct_fields__) <= fields | {"kept_token_ids"}
 
@@ -225,8 +225,8 @@ def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
     assert conversation == SamplingParams(max_tokens=None)
 
 
-def test_wishes_arrive(complete: Post, engine: FakeEngine) -> None:
-    wishes = {
+def test_sampling_params_arrive(complete: Post, engine: FakeEngine) -> None:
+    sampling_fields = {
         "n": 2,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -245,10 +245,10 @@ def test_wishes_arrive(complete: Post, engine: FakeEngine) -> None:
         "bad_words": ["no"],
         "skip_special_tokens": False,
     }
-    reply = complete(**wishes, stop="x", logit_bias={"5": 1}, priority=-3, cache_salt="s")
+    reply = complete(**sampling_fields, stop="x", logit_bias={"5": 1}, priority=-3, cache_salt="s")
     assert reply.status == 200
     (call,) = engine.calls
-    assert call["sampling"] == SamplingParams(**wishes, stop=["x"], logit_bias={5: 1.0})
+    assert call["sampling"] == SamplingParams(**sampling_fields, stop=["x"], logit_bias={5: 1.0})
     assert (call["priority"], call["cache_salt"]) == (-3, "s")
 
 

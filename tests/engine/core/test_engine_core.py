@@ -182,7 +182,9 @@ class TestLoop:
         assert ends(told["empty"]) == ["error"]
         assert told["long"][0].error_kind is told["empty"][0].error_kind is ErrorKind.REQUEST
 
-    def test_wishes_that_ban_every_token_are_the_callers_fault(self, executor_type: type) -> None:
+    def test_sampling_params_that_ban_every_token_are_the_callers_fault(
+        self, executor_type: type
+    ) -> None:
         core, runner = make_core(executor_type)
         runner.exhausted = {"r"}
         add(core, "r")
@@ -270,9 +272,9 @@ class SlowCompiler:
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
 
-    def matcher(self, wish: StructuredOutputs) -> Matcher:
+    def matcher(self, constraint: StructuredOutputs) -> Matcher:
         self.may_go_on.wait(10)
-        raise wish.wrong("planted")
+        raise constraint.wrong("planted")
 
 
 @pytest.mark.parametrize("begun", [[], [7]])

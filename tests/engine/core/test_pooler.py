@@ -136,7 +136,7 @@ def test_cut_then_scaled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("fields", "field"),
     [
         ({"pooling": "max"}, "pooling"),
         ({"pooling": None}, "pooling"),
@@ -146,9 +146,9 @@ def test_cut_then_scaled() -> None:
         ({"dimensions": 2.0}, "dimensions"),
     ],
 )
-def test_wrong_wishes_are_named(wish: dict[str, object], field: str) -> None:
+def test_wrong_sampling_params_are_named(fields: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidRequestError, match=rf"^{field}: it is .*; give ") as caught:
-        PoolingParams(**wish)  # type: ignore[arg-type]
+        PoolingParams(**fields)  # type: ignore[arg-type]
     assert caught.value.param == field
 
 

@@ -54,12 +54,12 @@ class Work:
     """Notes what it is asked; hidden states are the number of tokens."""
 
     def __init__(self) -> None:
-        self.rehearsed: list[int] = []
+        self.warmed_up: list[int] = []
         self.launched: list[tuple[str, int]] = []
 
     def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
         if is_warm_up:
-            self.rehearsed.append(size.num_tokens)
+            self.warmed_up.append(size.num_tokens)
         else:
             self.launched.append(("forward", size.num_tokens))
         return torch.full((size.num_tokens, 1), size.num_tokens)
@@ -84,15 +84,15 @@ def test_a_step_is_replayed_in_parts_that_fit_it() -> None:
     assert not graphs.replays(mixed)
     graphs.record_all(lambda size: cleared.append(size.num_tokens))
     layers = [200, 192, 128, 64, 32, 16]  # each for any prompts and for short ones
-    assert work.rehearsed == cleared == [*sorted(2 * layers, reverse=True), 8, 4, 2, 1]
+    assert work.warmed_up == cleared == [*sorted(2 * layers, reverse=True), 8, 4, 2, 1]
     work.launched.clear()
     assert graphs.replays(mixed)
-    tensors = graphs.run(mixed, lambda: work.launched.append(("wishes", 0)))
-    assert work.launched == [("forward", 192), ("wishes", 0), ("finish", 8)]
+    tensors = graphs.run(mixed, lambda: work.launched.append(("params", 0)))
+    assert work.launched == [("forward", 192), ("params", 0), ("finish", 8)]
     assert tensors.hidden[:192].eq(192).all()
     work.launched.clear()
-    assert len(graphs.run(decode, lambda: work.launched.append(("wishes", 0))).hidden) == 8
-    assert work.launched == [("wishes", 0), ("forward", 8), ("finish", 8)]
+    assert len(graphs.run(decode, lambda: work.launched.append(("params", 0))).hidden) == 8
+    assert work.launched == [("params", 0), ("forward", 8), ("finish", 8)]
 
 
 def test_steps_that_share_prefixes_have_recordings_of_their_own() -> None:

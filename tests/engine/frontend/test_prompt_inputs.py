@@ -92,7 +92,7 @@ def test_wrong_conversations(given: Any, problem: str) -> None:
         ([SamplingParams()], "sampling_params: 1 given for 2 prompts; give one, or one each"),
     ],
 )
-def test_wrong_wishes(given: Any, problem: str) -> None:
+def test_wrong_sampling_params(given: Any, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         expand_sampling_params(given, 2)
 

@@ -414,8 +414,8 @@ def test_an_id_in_use_is_dropped(tmp_path: Path) -> None:
 def test_embeddings_come_from_the_next_engine(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.2  # and each prompt takes two steps
-        wishes = [PoolingParams(pooling="mean"), PoolingParams(dimensions=20)]
-        asks = [front.engine.embed([7] * 3000, wish) for wish in wishes]
+        params_list = [PoolingParams(pooling="mean"), PoolingParams(dimensions=20)]
+        asks = [front.engine.embed([7] * 3000, params) for params in params_list]
         tasks = [asyncio.create_task(ask) for ask in asks]
         await front.until_running(1)
         front.lose()

@@ -35,7 +35,7 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "bfloat16", "quantization": "int8"},
     {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 ]
-WISHES = [
+PARAMS = [
     SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2),
     SamplingParams(temperature=1.3, top_p=0.9, min_p=0.01, seed=4),
     SamplingParams(temperature=0.8, top_k=20, seed=5, logprobs=0),
@@ -62,15 +62,15 @@ print(json.dumps(answers(json.loads(sys.argv[2]))))
 
 
 def answers(options: dict[str, Any]) -> list[Any]:
-    """Of a new engine to each wish, and a vector; as JSON has them.
+    """Of a new engine to each params, and a vector; as JSON has them.
 
     One by one: with four bits numbers depend on how many rows a product has, and when a form is
     ready on the machine.
     """
     llm = LLM(num_blocks=64, threads=1, device="cpu", **options)
     found: list[Any] = []
-    for wish in WISHES:
-        (answer,) = llm.generate("Once upon a time", wish, use_tqdm=False)
+    for params in PARAMS:
+        (answer,) = llm.generate("Once upon a time", params, use_tqdm=False)
         (output,) = answer.outputs
         found.append([output.text, output.token_ids, output.finish_reason])
         scores = [*(output.logprobs or ()), *(answer.prompt_logprobs or [None])[1:]]

@@ -246,7 +246,7 @@ def test_no_words_and_no_key_in_logs_or_errors(
     assert ("internal error" in caplog.text) == (failure is not None)
 
 
-def test_a_wrong_wish_of_a_running_request_is_its_own_fault(
+def test_a_wrong_sampling_param_of_a_running_request_is_its_own_fault(
     complete: Post, engine: FakeEngine
 ) -> None:
     from quire.errors import InvalidRequestError

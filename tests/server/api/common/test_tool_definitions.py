@@ -307,7 +307,7 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
 
 
-def wish(**fields: Any) -> StructuredOutputs | None:
+def constraint_of(**fields: Any) -> StructuredOutputs | None:
     server = Server(CALL)
     assert server.chat(**fields).status == 200
     sampling: SamplingParams = server.engine.calls[-1]["sampling"]
@@ -316,7 +316,7 @@ def wish(**fields: Any) -> StructuredOutputs | None:
 
 @pytest.mark.parametrize("name", ["weather", "now"])
 def test_one_function_is_forced(name: str) -> None:
-    form = wish(tool_choice={"type": "function", "function": {"name": name}})
+    form = constraint_of(tool_choice={"type": "function", "function": {"name": name}})
     assert form is not None
     assert (form.kind, form.name) == ("grammar", "tools")
     assert f'\\"name\\": \\"{name}\\"' in form.text
@@ -324,7 +324,7 @@ def test_one_function_is_forced(name: str) -> None:
 
 
 def test_calls_are_required() -> None:
-    form = wish(tool_choice="required")
+    form = constraint_of(tool_choice="required")
     assert form is not None
     assert "call: call_0 | call_1" in form.text
     assert '"city": {"type": "string"}' in form.text
@@ -334,13 +334,13 @@ def test_calls_are_required() -> None:
 
 def test_only_strict_tools_are_held_to_their_schema() -> None:
     strict = {"type": "function", "function": WEATHER["function"] | {"name": "s", "strict": True}}
-    assert wish(tools=[WEATHER, NOW]) is None
-    form = wish(tools=[WEATHER, strict])
+    assert constraint_of(tools=[WEATHER, NOW]) is None
+    form = constraint_of(tools=[WEATHER, strict])
     assert form is not None
     assert 'arguments_0: %json {"type": "object", "x-guidance"' in form.text
     assert '"city": {"type": "string"}' in form.text
     assert "lead[lazy]" in form.text
-    assert wish(tools=[strict], tool_choice="none") is None
+    assert constraint_of(tools=[strict], tool_choice="none") is None
 
 
 JSON_FORM = {
@@ -350,7 +350,9 @@ JSON_FORM = {
 
 
 def test_each_schema_has_its_lines_in_the_grammar() -> None:
-    form = wish(tool_choice={"type": "function", "function": {"name": NOW["function"]["name"]}})
+    form = constraint_of(
+        tool_choice={"type": "function", "function": {"name": NOW["function"]["name"]}}
+    )
     assert form is not None
     ((line, field),) = (form.fields_of_lines or {}).items()
     assert form.text.splitlines()[line - 1].startswith("arguments_0: %json")
@@ -358,16 +360,16 @@ def test_each_schema_has_its_lines_in_the_grammar() -> None:
 
 
 def test_a_form_is_that_of_the_text_alone() -> None:
-    form = wish(response_format=JSON_FORM)
+    form = constraint_of(response_format=JSON_FORM)
     assert form is not None
     assert form.name == "response_format.json_schema.schema"
     start = form.text.splitlines()[0]
     assert start.startswith("start: thought?")
     assert start.endswith("| form)")
-    form = wish(response_format=JSON_FORM, tools=[])
+    form = constraint_of(response_format=JSON_FORM, tools=[])
     assert form is not None
     assert form.text.startswith("start: thought? form\n")
-    form = wish(response_format=JSON_FORM, tool_choice="required")
+    form = constraint_of(response_format=JSON_FORM, tool_choice="required")
     assert form is not None
     assert "form" not in form.text
 

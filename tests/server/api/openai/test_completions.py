@@ -125,9 +125,11 @@ def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine
 SCORE = {"prompt": ["ab", "cde"], "n": 2, "echo": True, "max_tokens": 0, "return_token_ids": True}
 
 
-@pytest.mark.parametrize("wishes", [{}, {"logprobs": 1}])
-def test_no_tokens_with_echo_score_the_prompt(complete: Post, wishes: dict[str, int]) -> None:
-    reply = complete(**SCORE, **wishes).json()
+@pytest.mark.parametrize("sampling_fields", [{}, {"logprobs": 1}])
+def test_no_tokens_with_echo_score_the_prompt(
+    complete: Post, sampling_fields: dict[str, int]
+) -> None:
+    reply = complete(**SCORE, **sampling_fields).json()
     assert reply["usage"]["completion_tokens"] == 0
     assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == 5
     choices = reply["choices"]
@@ -135,12 +137,12 @@ def test_no_tokens_with_echo_score_the_prompt(complete: Post, wishes: dict[str, 
     assert {(c["finish_reason"], c["stop_reason"], *c["token_ids"]) for c in choices} == {
         ("length", None)
     }
-    if wishes:
+    if sampling_fields:
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert [len(choice["logprobs"][name]) for choice in choices] == [2, 2, 3, 3]
         assert choices[2]["logprobs"]["tokens"] == ["c", "d", "e"]
     *chunks, last, _ = complete(
-        **SCORE, **wishes, stream=True, stream_options={"include_usage": True}
+        **SCORE, **sampling_fields, stream=True, stream_options={"include_usage": True}
     ).events
     assert last["usage"]["completion_tokens"] == 0
     told = sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"])
@@ -198,9 +200,15 @@ def test_stream_equals_whole_answer(
     complete: Post, engine: FakeEngine, prompt_steps: int, hold: bool
 ) -> None:
     engine.prompt_steps, engine.hold = prompt_steps, hold
-    wishes = {"prompt": ["ab", "c"], "n": 2, "echo": True, "logprobs": 2, "return_token_ids": True}
-    whole = complete(**wishes).json()["choices"]
-    *chunks, _ = complete(**wishes, stream=True).events
+    sampling_fields = {
+        "prompt": ["ab", "c"],
+        "n": 2,
+        "echo": True,
+        "logprobs": 2,
+        "return_token_ids": True,
+    }
+    whole = complete(**sampling_fields).json()["choices"]
+    *chunks, _ = complete(**sampling_fields, stream=True).events
     joined = [
         {"index": i, "text": "", "token_ids": [], "logprobs": {}, "finish_reason": None}
         for i in range(4)

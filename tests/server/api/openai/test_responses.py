@@ -135,7 +135,7 @@ def test_items_as_the_template_sees_them(speaking: FakeEngine) -> None:
     assert tools[0]["function"]["name"] == "look"
 
 
-def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
+def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
     schema = {"type": "object"}
     form = {"type": "json_schema", "name": "n", "schema": schema}
     ask(app, max_output_tokens=3, temperature=0.5, top_p=0.9, text={"format": form})

@@ -36,7 +36,7 @@ def test_token_strs(app: Starlette) -> None:
     assert tokenize(app, prompt="añ", return_token_strs=True).json()["token_strs"] == ["a", "ñ"]
 
 
-def test_special_tokens_are_the_tokenizers_wish_unless_told(
+def test_special_tokens_are_the_tokenizers_sampling_param_unless_told(
     app: Starlette, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
