@@ -1,7 +1,7 @@
-"""Counting values by size, cheaply enough to be done for every token. No torch.
+"""Histograms that are cheap enough to observe every token, and their bucket bounds. No torch.
 
-A bucket holds the values up to its bound, the last one whatever is larger; buckets are not
-cumulative here. Bounds are those that dashboards for vLLM expect, with finer ones at the fast end.
+A bucket counts values up to its bound, the last one all larger values; buckets are not cumulative
+here. Bounds are those that dashboards for vLLM expect, with finer ones at the fast end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class HistogramData(msgspec.Struct, frozen=True, array_like=True):
-    """What a histogram holds, for the wire; no counts at all is an empty one."""
+    """A histogram's content as a message; no counts: an empty histogram."""
 
     counts: list[int] = []
     sum: float = 0.0
@@ -50,21 +50,21 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values it holds."""
+        """The number of values."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, or several equal ones."""
+        """Count a value, or `times` equal ones."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def add(self, data: HistogramData) -> None:
-        """Count what another histogram with the same bounds holds."""
+        """Add the content of another histogram with the same bounds."""
         if data.counts:
             assert len(data.counts) == len(self.counts), "histograms of different bounds"
             self.counts = [a + b for a, b in zip(self.counts, data.counts, strict=True)]
             self.sum += data.sum
 
     def data(self) -> HistogramData:
-        """A copy of what it holds."""
+        """A copy of the content as a message."""
         return HistogramData(self.counts.copy(), self.sum)

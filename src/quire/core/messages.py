@@ -1,7 +1,7 @@
-"""Messages between the frontend (tokenizer, HTTP) and the engine core. No torch.
+"""The messages between the front (tokenizer, HTTP) and the engine core. No torch.
 
-One message in per request, one message out per step. They are msgspec structs so that the same
-objects travel through a queue inside a process or as msgpack frames between processes.
+One message in per request, one message out per step. They are msgspec structs: the same objects go
+through a queue inside a process, or as msgpack frames between processes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from quire.core.sampling_params import SamplingParams
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
-    """Run this.
+    """Run a request.
 
     bad_words_ids: each bad word as token ids, in every spelling that can occur. output_token_ids,
-    num_prompt_logprobs: how many the caller has received already, when another engine continues a
-    request; lengths, seeds and penalties count as if it had never changed hands. stream: whether
-    the caller wants deltas after each step, or all of it at the end.
-    queue_timeout: seconds after which it is given up if it has not begun to run.
-    pooling: an embedding is asked for, made so, instead of tokens; sampling has then no meaning.
+    num_prompt_logprobs: what the caller has already received, when another engine process continues
+    a request; lengths, seeds and penalties count as if it had never moved. stream: whether to send
+    a delta after each step, or the output at the end. queue_timeout: seconds that it may wait
+    before it starts to run; None: no limit. pooling: compute an embedding in this way instead of
+    tokens; sampling is then ignored.
     """
 
     request_id: str
@@ -41,34 +41,34 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """Forget these. Unknown and finished ids are ignored."""
+    """Abort these requests. Unknown and finished ids are ignored."""
 
     request_ids: list[str]
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
-    """Let no request find what others have computed before this message."""
+    """Clear the prefix cache."""
 
 
 class GetEngineView(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """Somebody looks: the next step's output brings one EngineView, work or no work."""
+    """Ask for an EngineView with the next step's output, even if there is no work."""
 
 
 EngineMessage = AddRequest | AbortRequests | ResetPrefixCache | GetEngineView
 
 
 class ErrorKind(enum.StrEnum):
-    """Whose fault an error is, and with that what HTTP says of it."""
+    """Who caused an error, which decides the HTTP status."""
 
-    ENGINE = "engine"  # 500: it may be sent again
-    REQUEST = "request"  # 400: it must be changed
-    OVERLOAD = "overload"  # 503: it came at a bad time
+    ENGINE = "engine"  # 500: the request may be sent again
+    REQUEST = "request"  # 400: the request must be changed
+    OVERLOAD = "overload"  # 503: try again later
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position: the token itself first, then the most probable ones.
+    """Log-probabilities at one position: its own token first, then the most probable ones.
 
-    rank: rank of the token itself in the whole distribution, 1 the most probable.
+    rank: of its own token in the full distribution, 1 the most probable.
     """
 
     token_ids: list[int]
@@ -77,10 +77,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
-    """When a request's turns came, in seconds of the monotonic clock; None: they never came.
+    """The times of a request's life, in monotonic seconds; None if it has not happened.
 
-    queued: it reached the engine. started: the step that first computed it was planned. The clock
-    is the machine's, so that processes can compare.
+    queued: it reached the engine. started: its first step was scheduled. All processes of a machine
+    have the same clock.
     """
 
     queued: float
@@ -90,14 +90,13 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
-    """What one step, or several, gave one request.
+    """What one step, or several, added to one request's output.
 
-    finish_reason: set exactly once, in the last delta. timing: in that of the first token and the
-    last one. error: message for
-    the caller, whose kind is error_kind.
-    prompt_logprobs: scores of the next prompt tokens; the first prompt token has none. whole: it
-    ended because its structured_outputs let nothing follow, so that its last token is text.
-    embedding: float32 numbers, little-endian, for a request that asked for them.
+    finish_reason: set exactly once, in the last delta. timing: set with the first token and in the
+    last delta. error: message for the caller; error_kind: its kind. prompt_logprobs: scores of the
+    next prompt tokens; the first prompt token has none. grammar_terminated: the request ended
+    because its grammar let no token follow, so its last token is text and not an end token.
+    embedding: little-endian float32 numbers.
     """
 
     request_id: str
@@ -114,7 +113,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     embedding: bytes | None = None
 
     def join(self, later: RequestDelta) -> None:
-        """Take what came after this; mostly that is one more token and nothing else."""
+        """Append a later delta of the same request; usually one more token."""
         self.token_ids += later.token_ids
         self.num_cached_tokens = later.num_cached_tokens
         if later.logprobs or later.prompt_logprobs:
@@ -135,12 +134,10 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """The engine after a step: gauges as they are, counters since the start.
+    """The engine's statistics after a step: current gauges, and counters since its start.
 
-    epoch: which start of the engine counted this; num_restarts: how many of its starts took over
-    from a process that had died; time: when, in seconds of the monotonic clock.
-    step_tokens and step_seconds: how many steps fell into each bucket (core/histogram), with the
-    sums beside them.
+    epoch: the number of engine processes that the model had before; num_restarts: how many starts
+    followed a death; time: monotonic seconds. step_tokens, step_seconds: histograms over steps.
     """
 
     epoch: int = 0
@@ -154,7 +151,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_cached_blocks: int = 0  # evictable: unused, but still holding a prefix
     num_shared_blocks: int = 0  # of the used ones, those in more than one block table
     num_steps: int = 0
-    num_graph_steps: int = 0  # of them, those that replayed a CUDA graph
+    num_graph_steps: int = 0  # of these, the ones that replayed a CUDA graph
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -165,14 +162,13 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_corrupted_requests: int = 0  # the model computed non-finite numbers for them
     step_tokens: HistogramData = HistogramData()
     step_seconds: HistogramData = HistogramData()
-    num_bad_frames: int = 0  # in either direction, unreadable and therefore dropped
+    num_bad_frames: int = 0  # invalid frames in either direction, which were dropped
 
 
 class StepSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What one step was made of. time: its end, in seconds of the monotonic clock.
+    """The size and duration of one step. time: its end, in monotonic seconds.
 
-    A request counts as decoding if the step computed one token of it. num_sampled: tokens of
-    answers that the step gave.
+    A request with one token counts as a decode. num_sampled: output tokens of the step.
     """
 
     step_id: int
@@ -185,10 +181,10 @@ class StepSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a live view shows beyond the figures; only made when somebody watches.
+    """What a live view shows besides the statistics; made on request only.
 
-    block_states: one byte per KV block, see BlockState in kvcache/block_pool.py. steps: the
-    latest ones, oldest first. time: seconds of the monotonic clock.
+    block_states: one byte per KV block, a BlockState of kvcache/block_pool.py. steps: the latest
+    ones, oldest first. time: monotonic seconds.
     """
 
     time: float
@@ -197,7 +193,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one engine step gave everybody."""
+    """The output of one engine step for all requests, or for those of one client."""
 
     deltas: list[RequestDelta]
     stats: EngineStats

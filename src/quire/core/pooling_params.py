@@ -1,4 +1,4 @@
-"""Pooling params of an embedding request, checked when created. No torch."""
+"""Pooling params of an embedding request, validated on construction. No torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the hidden states of a prompt become one vector.
 
-    pooling: "mean" of the states of all tokens, or that of the "last" one. normalize: scale the
-    vector to length 1. dimensions: keep only so many of its first numbers, which is of use for
-    models trained that way (Matryoshka representations, https://arxiv.org/abs/2205.13147); cut
-    before it is scaled. None keeps all.
+    pooling: the "mean" of the hidden states of all tokens, or that of the "last" one. normalize:
+    scale the vector to length 1. dimensions: keep only its first numbers, before scaling, for
+    models trained so (Matryoshka representations, https://arxiv.org/abs/2205.13147); None: all.
 
     Raises InvalidRequestError, which names the field and the fix.
     """
@@ -29,7 +28,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dimensions: int | None = None
 
     def changed(self, **changes: Any) -> PoolingParams:
-        """With these changes, None for no change. Raises InvalidRequestError."""
+        """A copy with these changes; None: no change. Raises InvalidRequestError."""
         given = {name: value for name, value in changes.items() if value is not None}
         return PoolingParams(**(msgspec.structs.asdict(self) | given))
 

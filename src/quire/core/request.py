@@ -1,4 +1,4 @@
-"""A request inside the engine: few stored lengths, everything else derived. No torch."""
+"""A request inside the engine, and how it ends. No torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 
-DEFAULT_SAMPLING = SamplingParams(max_tokens=None)  # of requests that draw no tokens
+DEFAULT_SAMPLING = SamplingParams(max_tokens=None)  # of embedding requests
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is in its life. PREEMPTED requests wait, and will recompute."""
+    """The state of a request. PREEMPTED requests wait, and will recompute their tokens."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -21,7 +21,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended; each ends exactly once."""
+    """Why a request ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -30,7 +30,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Request:
-    """One generation, or one embedding.
+    """A request for one answer, or one embedding.
 
     Three lengths are stored; their order is `num_cached_tokens <= num_computed_tokens <=
     num_tokens + num_in_flight_tokens`, and each step moves computed towards known:
@@ -78,63 +78,63 @@ class Request:
         self.cache_salt = message.cache_salt
         self.eos_token_ids = frozenset(message.eos_token_ids)
         self.bad_words_ids = message.bad_words_ids
-        self.arrival = arrival  # a count, not a clock: the scheduler's order of equals
+        self.arrival = arrival  # a sequence number: the order of equal priorities
         self.pooling: PoolingParams | None = message.pooling
-        self.queued = queued  # when it reached the engine, in seconds of its clock
-        self.due = 0.0  # when its first token should be there; set by a scheduler that cares
+        self.queued = queued  # when it reached the engine, in monotonic seconds
+        self.due = 0.0  # when its first token is due; set if there is a TTFT target
         wanted = message.sampling.max_tokens
         self.max_total_tokens = (
             max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)
         )
         if message.pooling is not None:
             self.sampling = DEFAULT_SAMPLING
-            self.max_total_tokens = self.num_prompt_tokens + 1  # the result stands for a token
-        params = self.sampling
-        self.min_total_tokens = self.num_prompt_tokens + params.min_tokens  # before it may end
-        self.end_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+            self.max_total_tokens = self.num_prompt_tokens + 1  # the embedding counts as a token
+        sampling = self.sampling
+        self.min_total_tokens = self.num_prompt_tokens + sampling.min_tokens  # no end before
+        self.end_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
         self.defers_deltas = not message.stream  # its caller waits for the end
-        # then tokens after the first are sent with the last; None before the first
+        # the delta that collects all tokens after the first, if deferred; None before the first
         self.pending_delta: RequestDelta | None = None
-        self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
-        self.num_computed_tokens = 0  # KV written, or being written by a step in flight
-        self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
+        self.num_cached_tokens = 0  # those of the computed ones that came from the prefix cache
+        self.num_computed_tokens = 0  # their KV is written, or being written by a step in flight
+        self.num_in_flight_tokens = 0  # being sampled by steps in flight
         self.num_preemptions = 0
-        self.num_lost_tokens = 0  # computed ones, as of the last preemption
+        self.num_lost_tokens = 0  # computed tokens lost by the last preemption
         self.num_prompt_logprobs = message.num_prompt_logprobs  # sent to the caller so far
         self.status = RequestStatus.WAITING
         self.block_hashes: list[bytes] = []  # of full blocks; grown by the KV cache manager
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: prompt and answer so far."""
+        """The number of known tokens: prompt and output so far."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Answer tokens so far."""
+        """The number of output tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """What the next steps have to compute, tokens in flight included."""
+        """The number of tokens that later steps must compute, tokens in flight included."""
         return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed_tokens
 
     @property
     def needs_every_position(self) -> bool:
-        """Whether hidden states are wanted that cached blocks do not hold: they have KV alone."""
+        """Whether hidden states of all positions are needed, which cached KV blocks do not give."""
         if self.pooling is not None:
             return self.pooling.pooling == "mean"
         return self.sampling.prompt_logprobs is not None
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the request has ended."""
         return self.status is RequestStatus.FINISHED
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Take a sampled token; returns why the request ends with it, or None."""
+        """Append a sampled token; returns why the request ends with it, or None."""
         token_ids = self.token_ids
         token_ids.append(token_id)
         num_tokens = len(token_ids)
@@ -145,7 +145,7 @@ class Request:
     def check_lengths(self) -> None:
         """Assert the order of the stored lengths. This runs for each request in each step."""
         num_tokens = len(self.token_ids)
-        if self.status is not RequestStatus.PREEMPTED:  # then nothing is computed any more
+        if self.status is not RequestStatus.PREEMPTED:  # then nothing is computed
             assert 0 <= self.num_cached_tokens <= self.num_computed_tokens
         assert self.num_computed_tokens <= num_tokens + self.num_in_flight_tokens
         assert num_tokens <= self.max_total_tokens

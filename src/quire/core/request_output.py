@@ -1,4 +1,4 @@
-"""Results that callers get: outputs, embeddings, times, log-probabilities. No torch."""
+"""The outputs that callers get. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a server needs no NumPy
 
 
 class Logprob(msgspec.Struct):
-    """One candidate token at one position; rank 1 is the most probable."""
+    """The log-probability of one token at one position; rank 1 is the most probable."""
 
     logprob: float
     rank: int
@@ -25,9 +25,9 @@ PositionLogprobs = dict[int, Logprob]  # token id → Logprob, the produced toke
 
 
 class CompletionOutput(msgspec.Struct):
-    """One answer (or, in a stream, the part that is new since the last one).
+    """One answer; in a stream, the part that is new.
 
-    finish_reason: "stop", "length" or "abort"; None while it goes on.
+    finish_reason: "stop", "length" or "abort"; None while it is unfinished.
     stop_reason: the stop string or stop token id that ended it, None for the model's end token.
     """
 
@@ -47,7 +47,7 @@ class CompletionOutput(msgspec.Struct):
         return sum(position[token_id].logprob for position, token_id in pairs)
 
     def append(self, delta: CompletionOutput) -> None:
-        """Join a stream's next part to this one."""
+        """Append the next part of a stream."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
@@ -57,7 +57,7 @@ class CompletionOutput(msgspec.Struct):
 
 
 class RequestTimes(msgspec.Struct):
-    """Seconds on the monotonic clock; None until it happened."""
+    """Times of a request in monotonic seconds; None until it happened."""
 
     arrival: float
     first_token: float | None = None
@@ -70,12 +70,11 @@ class RequestTimes(msgspec.Struct):
 
 
 class RequestOutput(msgspec.Struct):
-    """All answers to one prompt (or, in a stream, what is new of them).
+    """All answers to one prompt; in a stream, their new parts.
 
-    prompt_logprobs: as far as computed, also in a stream; complete with the first token. times:
-    shared by all parts of a stream. embedding: float32 numbers, little-endian, if this was asked
-    for; there is then one answer, without tokens. error: why there is no answer, where a caller
-    asked for that; it is raised otherwise.
+    prompt_logprobs: as far as computed; complete with the first token. times: shared by all parts
+    of a stream. embedding: little-endian float32 numbers of an embedding request, whose one answer
+    has no tokens. error: why the request failed, for callers that do not want it raised.
     """
 
     request_id: str
@@ -90,11 +89,11 @@ class RequestOutput(msgspec.Struct):
     error: QuireError | None = None
 
     def append(self, delta: RequestOutput) -> None:
-        """Join a stream's next part to this one."""
-        held = {output.index: output for output in self.outputs}
+        """Append the next part of a stream."""
+        by_index = {output.index: output for output in self.outputs}
         for output in delta.outputs:
-            if output.index in held:
-                held[output.index].append(output)
+            if output.index in by_index:
+                by_index[output.index].append(output)
             else:
                 self.outputs.append(output)
         self.outputs.sort(key=lambda output: output.index)

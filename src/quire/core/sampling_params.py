@@ -1,4 +1,4 @@
-"""SamplingParams of a request (temperature, top-p ...), checked when created. No torch."""
+"""Sampling params, validated on construction. No torch."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class SamplingParams(
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text,
     but for kept_token_ids.
-    structured_outputs: a constraint on the answer's text.
+    structured_outputs: a schema, expression or grammar that the answer must match.
 
-    Lists are bounded, because their work is done for each token or before other requests' work.
+    Lists are bounded, because they cost time for each token or delay other requests.
     Raises InvalidRequestError, which names the field and the fix.
     """
 
@@ -105,7 +105,7 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
 _RANGES: dict[str, tuple[float, float]] = INT_RANGES | FLOAT_RANGES
 _BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
-# of the fields that hold one number or truth value: most have it, and need no other look
+# of fields with a single value: most have their default, and need no further check
 _DEFAULTS = tuple(
     (field.name, field.default)
     for name in (*_RANGES, *_BOOLS)
@@ -132,11 +132,11 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
         if value is None and field in _OPTIONAL:
             continue
         if field in INT_RANGES and not _is_int(value):
-            raise invalid_value(field, f"{_shown(value)} is not an integer; give one")
+            raise invalid_value(field, f"{_shown(value)} is not an integer; give an integer")
         if field in FLOAT_RANGES and not _is_number(value):
-            raise invalid_value(field, f"{_shown(value)} is not a number; give one")
+            raise invalid_value(field, f"{_shown(value)} is not a number; give a number")
         if field in _BOOLS and not isinstance(value, bool):
-            raise invalid_value(field, f"{_shown(value)} is not true or false; give one")
+            raise invalid_value(field, f"{_shown(value)} is not a boolean; give true or false")
     _check_words("stop", params.stop, MAX_STOP_STRINGS)
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_token_ids("stop_token_ids", params.stop_token_ids)
@@ -146,7 +146,7 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A wrong value in a message. Python refuses to write out very long integers."""
+    """A wrong value as text for an error message. Python does not print very long integers."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     return reprlib.repr(value)
@@ -179,7 +179,7 @@ def _check_ranges(params: SamplingParams, given: list[str]) -> None:
         if value is not None and not low <= value <= high:  # also refuses NaN
             raise invalid_value(field, f"{_shown(value)} is out of range; give {low} to {high}")
     if params.top_p == 0.0:
-        raise invalid_value("top_p", "0 keeps no token; give a share in (0, 1]")
+        raise invalid_value("top_p", "0 keeps no token; give a number above 0 and up to 1")
     if params.repetition_penalty == 0.0:
         raise invalid_value(
             "repetition_penalty", "0 is out of range; give a number above 0 and up to 100 (1: off)"

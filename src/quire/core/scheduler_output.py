@@ -1,8 +1,8 @@
-"""SchedulerOutput and ModelRunnerOutput: the plan of a step, and its result. No torch.
+"""The interface between scheduler and model runner: one plan in, one result out. No torch.
 
-Both are plain structs without references into the scheduler, so that a plan can be sent to other
-ranks as it is. A running request is described in full once, when it enters the batch (again after
-a preemption); afterwards only by what changed.
+Both are plain structs without references into the scheduler, so plans can be sent to other ranks. A
+request is described in full when it enters the batch (again after a preemption), and afterwards
+only by what has changed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from quire.core.sampling_params import SamplingParams
 
 
 class NewRequest(msgspec.Struct, kw_only=True):
-    """A request that enters the batch. token_ids: all known tokens, the answer so far included.
+    """A request that enters the batch. token_ids: all known tokens, output included.
 
-    pooling: its last token gives an embedding, and none is drawn.
+    pooling: an embedding is computed and no token is drawn.
     """
 
     request_id: str
@@ -30,11 +30,11 @@ class NewRequest(msgspec.Struct, kw_only=True):
 
 
 class ScheduledRequest(msgspec.Struct, kw_only=True):
-    """What one request does in a step: computes tokens [start, start + num_tokens).
+    """One request's part of a step: computes its tokens [start, start + num_tokens).
 
-    new_block_ids: blocks appended to its block table before the step (for a NewRequest: all of
-    them). samples: whether these are its last known tokens, so that a token is drawn after them,
-    or the embedding is made of them.
+    new_block_ids: appended to its block table before the step (all blocks, for a NewRequest).
+    samples: whether these include its last known token, so that a token is drawn or the embedding
+    is computed.
     """
 
     request_id: str
@@ -59,12 +59,12 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
 
 
 class SampleResult(msgspec.Struct, kw_only=True):
-    """The outcome of one scheduled request: the token drawn, or None when none was due.
+    """The result of one scheduled request. token_id: the token drawn; None if none was due.
 
-    failed: what the model computed for it was not finite, so nothing of this step may be cached.
-    exhausted: its own sampling params left no token to draw; what the model computed is valid.
-    whole: its structured_outputs let nothing follow the token, so that the answer ends with it.
-    embedding: float32 numbers, little-endian, where this was due instead of a token.
+    failed: the model's numbers for it were not finite, so nothing of this step may be cached.
+    exhausted: its logits processors left no token to draw; the model's numbers are finite.
+    grammar_terminated: its grammar lets no token follow, so the answer ends with this one.
+    embedding: little-endian float32 numbers, instead of a token.
     """
 
     token_id: int | None = None
@@ -77,9 +77,9 @@ class SampleResult(msgspec.Struct, kw_only=True):
 
 
 class ModelRunnerOutput(msgspec.Struct, kw_only=True):
-    """The result of a step; results follow the order of the plan's `scheduled`.
+    """The result of a step; results are in the order of the plan's `scheduled`.
 
-    replayed: its kernels were launched by a recorded CUDA graph.
+    replayed: whether the step replayed a CUDA graph.
     """
 
     results: list[SampleResult]

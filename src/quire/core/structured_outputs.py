@@ -1,7 +1,7 @@
-"""StructuredOutputs: the constraint that a caller sets on an answer. No torch.
+"""Structured outputs: the schema, expression or grammar that an answer must match. No torch.
 
-Owns the constraint and the bounds that can be checked without compiling it; compiling it, with all
-other bounds, is the grammar room's work.
+Owns the request parameter and the checks that need no compiler. quire.grammar compiles it and
+checks the rest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one of these forms, which every answer then has.
+    """What every answer must match: exactly one of json, regex, choice, grammar, json_object.
 
-    json: a JSON schema, given as an object or as its text, and kept as text. regex: a regular
-    expression in Rust's syntax, which the whole answer matches. choice: texts, of which the answer
-    is one. grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF.
-    json_object: true for any JSON object. field: what the caller calls it, for error messages;
-    fields_of_lines: likewise for some lines of a grammar that is made of several fields.
+    json: a JSON schema, given as an object or as text, and stored as text. regex: a regular
+    expression in Rust's syntax for the entire answer. choice: texts, of which the answer is one.
+    grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF. json_object: true
+    for any JSON object. field: the caller's name of it, for error messages; fields_of_lines:
+    likewise, by line, for a grammar that is made of several fields.
 
     JSON is on one line, with at most one space after each comma and colon, unless
     disable_any_whitespace leaves out that space, too, or whitespace_pattern, a regular expression
@@ -74,18 +74,18 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def kind(self) -> str:
-        """Kind of constraint: a name of KINDS."""
+        """Which kind it is: a name of KINDS."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def text(self) -> str:
-        """The schema, expression, choices or grammar as text."""
+        """The schema, expression, grammar or list as text."""
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """Key by which compiled grammars are cached: kind, text and white space."""
+        """A cache key: kind, text and white space."""
         return self.kind, self.text, "" if self.disable_any_whitespace else self.whitespace_pattern
 
     @property
@@ -97,11 +97,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return f"structured_outputs.{given[0]}" if len(given) == 1 else "structured_outputs"
 
     def invalid(self, problem: str) -> InvalidRequestError:
-        """A refusal. problem: what is wrong and how to mend it."""
+        """An InvalidRequestError for this field. problem: what is wrong, and the fix."""
         return invalid_value(self.name, problem)
 
     def invalid_at_line(self, problem: str) -> InvalidRequestError:
-        """A refusal in the compiler's words, which may begin with where it is in a grammar."""
+        """An InvalidRequestError with the compiler's message, which may name a line."""
         at = _AT_LINE.match(problem)
         field = (self.fields_of_lines or {}).get(int(at[1])) if at else None
         if at is None or field is None:
@@ -121,14 +121,16 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         try:
             return msgspec.json.encode(schema).decode()
         except (TypeError, ValueError, RecursionError):
-            raise self.invalid("it cannot be written as JSON; give a plain JSON schema") from None
+            raise self.invalid("it cannot be encoded as JSON; give a plain JSON schema") from None
 
     def _check_style(self) -> None:
         for name in ("disable_any_whitespace", "whitespace_pattern"):
             if getattr(self, name) and self.kind not in ("json", "json_object"):
                 raise self._invalid_option(name, "only JSON has such white space; leave it out")
         if self.disable_any_whitespace not in (None, False, True):
-            raise self._invalid_option("disable_any_whitespace", "it is no truth value; give true")
+            raise self._invalid_option(
+                "disable_any_whitespace", "it is not a boolean; give true or false"
+            )
         pattern = self.whitespace_pattern
         if pattern is None:
             return
@@ -140,11 +142,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             and len(pattern) <= MAX_WHITESPACE_CHARS
             and re.match(WHITESPACE_PATTERN, pattern)
         ):
-            problem = r"no expression of white space alone; give one such as [ \n]{0,20}"
+            problem = r"not an expression of white space alone; give one such as [ \n]{0,20}"
             raise self._invalid_option("whitespace_pattern", problem)
 
     def _invalid_option(self, name: str, problem: str) -> InvalidRequestError:
-        """An error for a field beside the constraint's own."""
+        """An InvalidRequestError for an option beside the field."""
         return invalid_value(self.name.removesuffix(self.kind) + name, problem)
 
     def _check_choice(self) -> None:

@@ -1,4 +1,4 @@
-"""What the front has to know of a started engine. No torch, so that it can cross processes."""
+"""EngineInfo: the fixed facts of a started engine, for the front. No torch."""
 
 from __future__ import annotations
 
