@@ -1,4 +1,4 @@
-"""Work that gives way to who makes or sends tokens: threads of a low priority.
+"""Threads of low priority, which give way to those that make or send tokens.
 
 A thread that has lowered its priority cannot raise it again without privilege. So what gives way
 only at first, such as a process that imports while others serve, does that in a thread that ends:
@@ -18,7 +18,7 @@ NICENESS = 10
 
 
 def lower_priority() -> None:
-    """Let the calling thread come after others; without effect where only processes can."""
+    """Lower the priority of the calling thread; Linux only."""
     if sys.platform == "linux":
         os.nice(NICENESS)  # of the thread, whatever POSIX says
 

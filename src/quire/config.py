@@ -1,4 +1,4 @@
-"""The settings tree: frozen, keyword-only, composed. Nobody writes back into it.
+"""The settings of an engine: frozen dataclasses, composed to EngineConfig.
 
 The command line and `LLM(...)` are both generated from these fields (options.py), so a setting has
 one name, one default, one range and one description everywhere.
@@ -165,7 +165,7 @@ class SchedulerConfig:
         )
 
     def check_longest_prompt(self, max_model_len: int) -> None:
-        """Raises ConfigError when a prompt could never be scheduled whole though it must."""
+        """Raise ConfigError if the longest prompts can never be scheduled."""
         budget = self.max_num_batched_tokens
         require(
             self.enable_chunked_prefill or budget >= max_model_len,
@@ -175,7 +175,7 @@ class SchedulerConfig:
         )
 
     def resolved(self, device_type: str) -> SchedulerConfig:
-        """With the budget that a device of this type gets where none was given."""
+        """A copy with the default token budget of a device, if none was given."""
         default = 8192 if device_type == "cuda" else 2048
         budget = self.max_num_batched_tokens or max(default, self.max_num_seqs)
         return dataclasses.replace(self, max_num_batched_tokens=budget)
@@ -227,9 +227,9 @@ class EngineConfig:
         return self.cache.enable_prefix_caching and not self.device.batch_invariant
 
     def resolved(self, device_type: str) -> EngineConfig:
-        """With what depends on the device filled in; device_type: "cpu" or "cuda".
+        """A copy with device-dependent defaults resolved; device_type: "cpu" or "cuda".
 
-        Raises ConfigError for what that device has not.
+        Raises ConfigError for settings that the device does not support.
         """
         require(
             not self.device.batch_invariant or device_type == "cuda",

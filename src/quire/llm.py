@@ -1,4 +1,4 @@
-"""The offline front door: prompts in, answers out in the same order, one engine in this process."""
+"""LLM: the offline API. Prompts in, answers out in the same order, the engine in this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 
 class LLM:
-    """A model, ready to answer.
+    """A loaded model, ready to generate text and embeddings.
 
     model: a folder, a hub name, or nothing for the bundled model. options: any setting of
     `quire.config` by its name, such as max_model_len=4096.
@@ -52,14 +52,14 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Any) -> None:
         config = EngineConfig.from_options(model=model, **options)
-        folder = check_folder(tokenizer_folder(config))  # before the model is loaded
+        folder = check_folder(tokenizer_folder(config))  # checked before the model is loaded
         self._core, self.info = start_engine(config)
         self.tokenizer = Tokenizer.from_folder(folder)
         self._inputs = InputProcessor(
             self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
         )
         self._num_requests = 0
-        self._turn = threading.Lock()  # calls from several threads come one after the other
+        self._lock = threading.Lock()  # calls from several threads run one after another
 
     @property
     def stats(self) -> EngineStats:
@@ -78,13 +78,13 @@ class LLM:
 
         prompts: text or token ids (a list, tuple or array), one or a list of them.
         sampling_params: one for all, or one for each.
-        raise_errors: False runs the others if a prompt is refused or fails, whose result has an
-        `error` and no outputs.
+        raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
+        outputs, and the others run.
         Raises InvalidRequestError before anything runs, EngineError if a request fails.
         """
-        with self._turn:
+        with self._lock:
             return self._answer(
-                "prompt", read_prompts(prompts), _as_it_is, sampling_params, use_tqdm, raise_errors
+                "prompt", read_prompts(prompts), _unchanged, sampling_params, use_tqdm, raise_errors
             )
 
     def embed(
@@ -98,14 +98,14 @@ class LLM:
     ) -> list[EmbeddingOutput]:
         """Turn every prompt into a vector; results come in the order of the prompts.
 
-        pooling, normalize: None is as the checkpoint says. dimensions: keep only so many of the
-        first numbers. Raises as `generate` does.
+        pooling, normalize: None: as the checkpoint says. dimensions: the number of first values to
+        keep. Raises as `generate` does.
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         params = self.info.pooling.changed(**changes)
         prompt_list = read_prompts(prompts)
         prepared = []
-        with self._turn:
+        with self._lock:
             for index, prompt in enumerate(prompt_list):
                 with errors_name_field("prompt", index, len(prompt_list)):
                     prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
@@ -123,11 +123,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through the model's chat template.
 
-        template_kwargs: add_generation_prompt, tools, and options that the template reads.
+        template_kwargs: add_generation_prompt, tools, and variables that the template reads.
         Raises as `generate` does.
         """
         encode = partial(self.tokenizer.encode_chat, **template_kwargs)
-        with self._turn:
+        with self._lock:
             return self._answer(
                 "messages",
                 read_conversations(messages),
@@ -146,7 +146,7 @@ class LLM:
         use_tqdm: bool,
         raise_errors: bool,
     ) -> list[RequestOutput]:
-        """field: the argument that the items came in, for errors. encode: makes each a prompt."""
+        """field: the argument of the items, for error messages. encode: item to prompt."""
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
         params_list, count = (
             expand_sampling_params(sampling, len(items)),
@@ -162,7 +162,7 @@ class LLM:
             except InvalidRequestError as error:
                 is_items = (error.param or "").partition("[")[
                     0
-                ] == field  # else the params are wrong
+                ] == field  # else the sampling params are wrong
                 if raise_errors or not is_items:
                     raise
                 refused[ids[-1]] = _failed(ids[-1], error)
@@ -178,11 +178,11 @@ class LLM:
     def _run(
         self, prepared: list[PreparedRequest], what: str, use_tqdm: bool, raise_errors: bool = True
     ) -> dict[str, RequestOutput]:
-        """Results by request id. what: they are, for the progress bar."""
+        """Results by request id. what: their name, for the progress bar."""
         outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         answers: dict[str, RequestOutput] = {}
         try:
-            interrupted.clear()  # a program that runs prompts again goes on
+            interrupted.clear()  # a program may go on after Ctrl-C
             for request in prepared:
                 outputs.add(request, time.monotonic())
                 for message in request.messages:
@@ -197,7 +197,7 @@ class LLM:
         except KeyboardInterrupt:
             interrupted.set()
             raise
-        finally:  # an error or Ctrl-C leaves nothing behind in the engine
+        finally:  # after an error or Ctrl-C nothing stays in the engine
             for request in prepared:
                 self._abort(outputs.forget(request.request_id))
         return answers
@@ -207,7 +207,7 @@ class LLM:
             self._core.handle(AbortRequests(request_ids=request_ids))
 
 
-def _as_it_is(prompt: Prompt) -> Prompt:
+def _unchanged(prompt: Prompt) -> Prompt:
     return prompt
 
 
@@ -217,16 +217,16 @@ def _failed(request_id: str, error: QuireError) -> RequestOutput:
 
 
 def _collect(step: Processed, answers: dict[str, RequestOutput], raise_errors: bool) -> None:
-    """Join a step's deltas to the answers so far."""
+    """Append a step's outputs to the answers so far."""
     for request_id, failure in step.failures.items():
         if raise_errors:
             raise failure
         answers[request_id] = _failed(request_id, failure)
-    for request_id, delta in step.outputs.items():
+    for request_id, output in step.outputs.items():
         if request_id in answers:
-            answers[request_id].append(delta)
+            answers[request_id].append(output)
         else:
-            answers[request_id] = delta
+            answers[request_id] = output
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:
@@ -241,7 +241,7 @@ def _vector(output: RequestOutput) -> EmbeddingOutput:
 
 
 class _Progress:
-    """A bar of finished requests with tokens per second: those drawn, or those embedded."""
+    """A progress bar: finished requests, and tokens generated or embedded per second."""
 
     def __init__(self, what: str, total: int, *, shown: bool) -> None:
         from rich.console import Console

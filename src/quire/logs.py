@@ -1,4 +1,4 @@
-"""How log lines look, the same in each process: text for people, JSON for machines.
+"""Logging, the same in all processes: lines as text or JSON.
 
 A line never holds a prompt, an answer or a key; fields beyond the message come with `extra`, under
 the names in FIELDS.
@@ -33,21 +33,23 @@ def configure_logging(options: LogOptions) -> None:
     """Log to stderr like this, in this process."""
     handler = LineHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.format == "json" else TextFormatter())
-    logging.logThreads = logging.logMultiprocessing = False  # costly, and no line tells them
+    logging.logThreads = logging.logMultiprocessing = False  # slow, and unused
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel("WARNING")  # what it says at start and end, we say
+    logging.getLogger("uvicorn").setLevel("WARNING")  # its start and end messages are our own
     if options.level != "debug":
         logging.getLogger("asyncio").setLevel("WARNING")
 
 
 class LineHandler(logging.Handler):
-    """Writes lines to a stream; those that one turn of an event loop logs, in one piece."""
+    """Writes log lines to a stream; those of one turn of an event loop in one write."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._lines: list[str] = []
-        self._turn: asyncio.AbstractEventLoop | None = None  # at whose end they will be written
+        self._turn: asyncio.AbstractEventLoop | None = (
+            None  # that will write them at the end of its turn
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line: a warning at once, others when the loop that runs here ends its turn."""
@@ -61,7 +63,7 @@ class LineHandler(logging.Handler):
                     self.flush()
                 else:
                     self._turn.call_soon(self.flush)
-        except Exception:  # as in all handlers: a line must not fail what it tells of
+        except Exception:  # as in all handlers: logging must not raise
             self.handleError(record)
 
     def flush(self) -> None:

@@ -1,7 +1,7 @@
-"""What a setting is: a field of a frozen dataclass that carries its help text and its range.
+"""Settings: fields of frozen dataclasses with help text and range.
 
-The command line and `LLM(...)` are both generated from such fields. Which settings there are is
-said by config.py, for the engine, and server/settings.py.
+The command line and `LLM(...)` are both generated from such fields. The settings themselves are in
+config.py (engine) and server/settings.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The command line: which word starts which command, and how every failure ends.
+"""The command line: the list of commands, and how failures end.
 
-A command's module is imported only when its word is given, so that `quire --help` is instant.
+A command's module is imported only when it runs, so that `quire --help` is instant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "generate": "answer a file or a list of prompts, without a server",
     "run-batch": "answer a file of requests in OpenAI's batch form",
-    "profile": "take one step of a model apart: bytes, FLOPs, time, the roofline",
+    "profile": "profile one step of a model: bytes, FLOPs, time, the roofline",
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # here, where a full disk can still be told in one line
+        sys.stdout.flush()  # here, where a full disk can still be reported in one line
         return status
     except UserError as error:
         return _fail(error, 2)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         interrupted.set()
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe
         _discard_output()
         return 0
     except OSError as error:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Where one is closed, nothing: else the next file or socket would be taken for it."""
+    """Open /dev/null for closed ones: else the next file or socket would get their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -110,7 +110,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Let the last flush, as Python ends, go nowhere."""
+    """Send Python's last flush to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

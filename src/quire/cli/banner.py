@@ -1,4 +1,4 @@
-"""What `quire serve` says once requests can come: addresses, models, and a request to try."""
+"""The banner of `quire serve` when it is ready: addresses, models, and an example request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ready_text(
 
 
 def key_in_shell(settings: ServerSettings, *, from_environment: bool) -> str:
-    """How a shell's command names a key without showing it; empty where none is asked for.
+    """How the example request names the API key without showing it; empty if there is none.
 
     from_environment: the setting api_key is that of $QUIRE_API_KEY.
     """
@@ -55,15 +55,15 @@ def key_in_shell(settings: ServerSettings, *, from_environment: bool) -> str:
 
 
 def _numbers(info: EngineInfo) -> str:
-    """What the model computes with."""
+    """Data type and weight format."""
     weights = "" if info.quantization == "none" else f" with {info.quantization} weights"
     return f"{info.dtype}{weights}"
 
 
 def _model_text(info: EngineInfo) -> str:
     limits, num_bytes = info.limits, info.kv_cache_bytes
-    dtype = "" if info.kv_cache_dtype in ("", info.dtype) else f" in {info.kv_cache_dtype}"
+    kv_dtype = "" if info.kv_cache_dtype in ("", info.dtype) else f" in {info.kv_cache_dtype}"
     return f"""\
   model     {info.model_name}: {_numbers(info)} on {info.device}, context {limits.max_model_len:,}
   KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
-{num_bytes / 2**20:,.0f} MiB{dtype}"""
+{num_bytes / 2**20:,.0f} MiB{kv_dtype}"""

@@ -18,7 +18,7 @@ MAX_ID_CHARS = 512
 
 
 class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request. custom_id: what the caller finds the answer by. body: as the url takes it."""
+    """One request of a batch file. custom_id: identifies its answer. body: for the url."""
 
     custom_id: str
     method: str = "POST"
@@ -27,7 +27,7 @@ class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BatchReply(msgspec.Struct):
-    """What the url has answered, be it an error."""
+    """The endpoint's reply, which may be an error."""
 
     status_code: int
     request_id: str
@@ -35,7 +35,7 @@ class BatchReply(msgspec.Struct):
 
 
 class BatchError(msgspec.Struct):
-    """Why a line was no request."""
+    """Why a line is not a valid request."""
 
     code: str
     message: str
@@ -51,7 +51,7 @@ class BatchResult(msgspec.Struct, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether there is an answer."""
+        """Whether the request succeeded."""
         return self.response is not None and self.response.status_code == 200
 
 
@@ -77,7 +77,7 @@ async def run_lines(
 
 
 async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> BatchResult:
-    """The answer to one line. Whatever is wrong with it is told in the result."""
+    """The result of one line; errors are part of it."""
     result = BatchResult(id=f"batch_req_{uuid.uuid4().hex}", custom_id=None)
     try:
         line = _decoder.decode(data)
@@ -114,7 +114,7 @@ async def _post(app: ASGIApp, url: str, body: bytes) -> BatchReply:
     async def receive() -> Message:
         if unsent:
             return {"type": "http.request", "body": unsent.pop(), "more_body": False}
-        await asyncio.Event().wait()  # this client never leaves
+        await asyncio.Event().wait()  # this client never disconnects
         raise AssertionError("unreachable")
 
     async def send(message: Message) -> None:

@@ -23,8 +23,8 @@ EXAMPLES = (
 
 COMMANDS_HELP = """\
 /help          this
-/system TEXT   begin anew with a system message; without TEXT, with none
-/reset         begin anew
+/system TEXT   start again with a system message; without TEXT, with none
+/reset         start again
 /quit          leave (or Ctrl-D); Ctrl-C stops an answer"""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -128,7 +128,7 @@ class Chat:
         try:
             self._run(self._answer(answer))
         except InvalidRequestError as error:
-            hint = "; /reset begins anew" if len(self.messages) > 2 else ""
+            hint = "; /reset starts again" if len(self.messages) > 2 else ""
             say(f"error: {error}{hint}")
             self._num_failures += 1
             self.messages.pop()
@@ -160,7 +160,7 @@ class Speed:
         self._num_first = self._num_tokens = 0
 
     def count(self, num_tokens: int) -> None:
-        """Take note of tokens that came now."""
+        """Count tokens that have just arrived."""
         self._last = time.perf_counter()
         if not self._num_tokens:
             self._first, self._num_first = self._last, num_tokens
@@ -196,7 +196,7 @@ def read_lines() -> Iterator[str]:
 
 
 def say(text: str) -> None:
-    """Tell the user something that is not the model's."""
+    """Print a message to the user on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -7,8 +7,7 @@
         kv_cache_memory_bytes: 2G
       - model: quire-tiny-draft
 
-Owns the file's form; every mistake is told with its line. What an option means and may be is
-config.py's business.
+Owns the file format; every error names its line. Options and their ranges are in config.py.
 """
 
 from __future__ import annotations
@@ -58,14 +57,15 @@ def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelSp
     if not isinstance(listed, yaml.SequenceNode) or not listed.value:
         raise file.wrong(root.start_mark, "models must be a list with an entry for each model")
     plans = [
-        file.plan(node, f"models[{index}]", common, load) for index, node in enumerate(listed.value)
+        file.plan(node, f"models[{position}]", common, load)
+        for position, node in enumerate(listed.value)
     ]
     file.check_names(plans, listed.value)
     return plans
 
 
 class _File:
-    """One file; its methods raise FileErrors that say where."""
+    """One file; its methods raise FileErrors with the line."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -55,9 +55,9 @@ def _draw_roofline(axes: Any, profile: Profile) -> None:
         reachable = np.minimum(rate, intensity * best.bytes_per_second)
         axes.loglog(intensity, reachable, color="#2f5d9b")
     for op in counted:
-        point = op.flops / op.num_bytes, op.flops / op.seconds
-        axes.plot(*point, "o", color="#c0562b", markersize=4)
-        axes.annotate(f"{op.name} {op.shape}", point, fontsize=6)
+        position = op.flops / op.num_bytes, op.flops / op.seconds
+        axes.plot(*position, "o", color="#c0562b", markersize=4)
+        axes.annotate(f"{op.name} {op.shape}", position, fontsize=6)
     axes.set_xlabel("FLOP a byte")
     axes.set_ylabel("FLOP/s")
     axes.set_title(f"roofline of {profile.device}, {profile.dtype}, measured")

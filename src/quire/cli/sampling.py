@@ -36,7 +36,7 @@ HELP = {
 def add_sampling_options(
     parser: CommandParser, *, max_tokens: str, without: Sequence[str] = ()
 ) -> None:
-    """Add an option for each sampling param but `without`. max_tokens: its default, in words."""
+    """Add an option for each sampling param except `without`. max_tokens: its default as text."""
     group = parser.add_argument_group("sampling")
     defaults = msgspec.structs.asdict(SamplingParams())
     for name, text in HELP.items():
@@ -61,9 +61,9 @@ def add_sampling_options(
 
 
 def sampling_params(args: argparse.Namespace, *, max_tokens: int | None) -> SamplingParams:
-    """The sampling params that were given. Raises ConfigError for a wrong one."""
-    params: dict[str, Any] = {"max_tokens": max_tokens} | chosen(args, HELP)
+    """The sampling params of the command line. Raises ConfigError."""
+    given: dict[str, Any] = {"max_tokens": max_tokens} | chosen(args, HELP)
     try:
-        return SamplingParams(**params)
+        return SamplingParams(**given)
     except InvalidRequestError as error:
         raise ConfigError(str(error)) from None

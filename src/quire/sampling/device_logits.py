@@ -1,6 +1,6 @@
-"""Logits on a device, which logits processors change there without waiting for it.
+"""Logits processing on a device, without waiting for it.
 
-Owns the copy of what the host knows to the device; logits_processors.py says what is applied.
+Owns the copies of host arrays to the device. Which processors run is in logits_processors.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from quire.array_types import Array, Flags, Ints, Logits
 
-# Applies repetition, presence and frequency penalties to the logits of samples [U] of a batch,
-# which are rows [U] of the sampling state.
+# Applies repetition, presence and frequency penalties to logits: samples [U], their rows [U].
 Penalise = Callable[[Tensor, Ints, Ints], None]
 
 
@@ -27,28 +26,28 @@ class DeviceLogits:
 
     @property
     def size(self) -> int:
-        """P."""
+        """The padded vocabulary size P."""
         return self._values.shape[1]
 
     def add(self, index: Ints, values: Logits) -> None:
-        """See `MutableLogits`."""
+        """As in `MutableLogits`."""
         self._flat.index_add_(0, on_device(index, self._flat), on_device(values, self._flat))
 
     def ban(self, index: Ints) -> None:
-        """See `MutableLogits`."""
+        """As in `MutableLogits`."""
         self._flat.index_fill_(0, on_device(index, self._flat), -torch.inf)
 
     def ban_flagged(self, sample: int, banned: Flags) -> None:
-        """See `MutableLogits`."""
+        """As in `MutableLogits`."""
         self._values[sample].masked_fill_(on_device(banned, self._values), -torch.inf)
 
     def penalise(self, samples: Ints, rows: Ints) -> None:
-        """See `MutableLogits`."""
+        """As in `MutableLogits`."""
         self._penalise(self._values, samples, rows)
 
 
 def on_device(values: Array, like: Tensor) -> Tensor:
-    """A host array as a tensor where `like` is; without a copy on the CPU, else without waiting."""
+    """A host array as a tensor on the device of `like`; on a GPU copied without waiting."""
     host = torch.from_numpy(values)
     if like.device.type != "cuda":
         return host.to(like.device)

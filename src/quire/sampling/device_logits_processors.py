@@ -1,7 +1,7 @@
-"""Logits processors on a device: sampling of the rows that have some, without waiting for it.
+"""Draws on a device for rows with logits processors, without waiting for the device.
 
-Owns the device's count of each penalised row's tokens, which follows the draws there. What a
-processor does to logits is in logits_processors.py; the draw itself is that of all other rows.
+Owns the device's token counts of rows with penalties, which follow the draws there. The processors
+are those of logits_processors.py, and the draw is the same as for other rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from quire.sampling.sampling_state import (
     SamplingState,
 )
 
-DRAWN, FAILED, EXHAUSTED = 0, 1, 2  # what came of a draw
+DRAWN, FAILED, EXHAUSTED = 0, 1, 2  # the status of a draw
 
 # float32 logits [U, V], int32 rows and positions [U] → int32 token ids and failures [U]
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DeviceLogitsProcessors:
-    """Those rows of a SamplingState, on a device. draw: by temperature and filters."""
+    """The rows of a SamplingState with logits processors, on a device.
+
+    draw: draws by temperature, top-k, top-p and min-p.
+    """
 
     def __init__(
         self,
@@ -50,38 +53,38 @@ class DeviceLogitsProcessors:
         self._counts = torch.zeros(shape, dtype=torch.int16, device=device)
 
     def among(self, rows: Ints) -> Flags:
-        """Which rows [N] have logits processors: [N]."""
-        needs_processors: Flags = (self._state.needs[rows] & CHANGES_LOGITS) != 0
-        return needs_processors
+        """Flags [N] of the rows [N] that have logits processors."""
+        found: Flags = (self._state.needs[rows] & CHANGES_LOGITS) != 0
+        return found
 
     def read_answers(self, rows: Ints) -> bool:
-        """Whether the host has to know all tokens of some of these rows before a draw."""
+        """Whether the host must know the output tokens of any of these rows before a draw."""
         return bool((self._state.needs[rows] & READS_OUTPUT_TOKENS).any())
 
     def enter(self, rows: Sequence[int], history: History) -> None:
-        """Count the known tokens of rows that were set, where that will be needed."""
+        """Count the known tokens of new rows that have penalties."""
         index = np.array(rows, np.int64)
         for row in index[(self._state.needs[index] & PENALTIES) != 0].tolist():
             counted = _count(history, row, self._state.vocab_size)
             self._counts[row].copy_(on_device(counted, self._counts), non_blocking=True)
 
     def warm_up(self) -> None:
-        """Launch what is of no recorded part: the penalties, and a draw from float32."""
+        """Launch the kernels that no graph holds: penalties, and a draw from float32."""
         logits = torch.zeros(1, self._state.vocab_size, device=self._counts.device)
         self._penalise(logits, np.zeros(1, np.int64), np.zeros(1, np.int64))
         nobody = on_device(np.full(1, -1, np.int32), logits)
         self._draw(logits, nobody, nobody.clone())
 
     def draw(self, raw: Tensor, rows: Ints, history: History) -> tuple[Tensor, Tensor]:
-        """Draw a token for each of these rows [U] by raw float32 logits [U, V], which are used up.
+        """Draw a token for each of rows [U] from raw float32 logits [U, V], which are overwritten.
 
-        history: with the number of tokens that each row will have before the one drawn now; their
-        ids are read where `read_answers` says so. Results are int32 [U] on the device: token ids,
-        and DRAWN, FAILED or EXHAUSTED, see `SamplerOutput`.
+        history: num_tokens is that before this draw; token ids are read only where `read_answers`
+        is true. Returns int32 [U] on the device: token ids, and DRAWN, FAILED or EXHAUSTED (see
+        `SamplerOutput`).
         """
         lost = ~raw.amax(dim=1).isfinite()
         apply_logits_processors(DeviceLogits(raw, self._penalise), rows, self._state, history)
-        # each in memory of its own: kernels are compiled for addresses that are multiples of 16
+        # separate copies: kernels are compiled for addresses that are multiples of 16
         own = on_device(rows.astype(np.int32), raw)
         positions = on_device(history.num_tokens[rows].astype(np.int32), raw)
         tokens, failed = self._draw(raw, own, positions)
@@ -89,35 +92,35 @@ class DeviceLogitsProcessors:
         status = torch.where(lost, FAILED, failed * EXHAUSTED)
         return tokens, status.int()
 
-    def _penalise(self, logits: Tensor, indices: Ints, rows: Ints) -> None:
-        """Apply penalties to the rows of logits [U] at some indices."""
+    def _penalise(self, logits: Tensor, samples: Ints, rows: Ints) -> None:
+        """Apply penalties to some samples of logits."""
         params = self._state.gather(rows)
         penalties = np.stack(
             [params.repetition_penalty, params.presence_penalty, params.frequency_penalty], axis=1
         )
         table = on_device(rows, logits), self._counts, on_device(penalties, logits)
-        if len(indices) == len(logits):
+        if len(samples) == len(logits):
             self._kernels.penalise(logits, *table)
             return
-        index = on_device(indices, logits)
+        index = on_device(samples, logits)
         some = logits.index_select(0, index)
         self._kernels.penalise(some, *table)
         logits.index_copy_(0, index, some)
 
     def _note(self, rows: Ints, tokens: Tensor) -> None:
-        """Count the drawn tokens [U] of penalised rows."""
-        indices = np.flatnonzero(self._state.needs[rows] & PENALTIES)
-        if not len(indices):
+        """Add the drawn tokens [U] to the counts of rows with penalties."""
+        samples = np.flatnonzero(self._state.needs[rows] & PENALTIES)
+        if not len(samples):
             return
-        drawn = tokens[on_device(indices, tokens)].long()
-        index = on_device(rows[indices] * self._state.vocab_size, tokens) + drawn
+        drawn = tokens[on_device(samples, tokens)].long()
+        index = on_device(rows[samples] * self._state.vocab_size, tokens) + drawn
         counts = self._counts.view(-1)
         held = counts[index]
         counts[index] = held + (held.bitwise_and(MOST_COUNTED) < MOST_COUNTED)
 
 
 def _count(history: History, row: int, vocab_size: int) -> npt.NDArray[np.int16]:
-    """A row of the table: see `reference_step.penalise`."""
+    """A row of the counts table of `reference_step.penalise`."""
     answer = np.bincount(history.output(row), minlength=vocab_size)
     counts = np.minimum(answer, MOST_COUNTED).astype(np.int16)
     counts[history.prompt(row)] |= -0x8000

@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled tokens, computed on the device and read when they have arrived.
+"""Log-probabilities of drawn tokens, computed on a device and read after their copy has arrived.
 
-They are those of token_logprobs.py, which has them as soon as it is asked.
+The same as token_logprobs.py computes on the host.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
 
-_ROWS = 32  # at a time: what this takes of the device's memory is bounded
-_ID = 0xFFFFFFFF  # the bits of a key that are no logit's
+_ROWS = 32  # at a time, to bound the device memory
+_ID = 0xFFFFFFFF  # the bits of a sort key that hold the token id
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of N rows, each token's own first, then the most probable ones."""
+    """Log-probabilities of N rows: the drawn token first, then the W most probable ones."""
 
     token_ids: Tensor  # int64 [N, 1 + W]
     logprobs: Tensor  # float32 [N, 1 + W]
     ranks: Tensor  # int64 [N]
 
     def on_host(self) -> Scores:
-        """Start their copies to the host."""
+        """Start copies to the host."""
         return Scores(_sent(self.token_ids), _sent(self.logprobs), _sent(self.ranks))
 
     def waited_for(self) -> Scores:
-        """On the host, now."""
+        """Copies on the host; waits for them."""
         return Scores(self.token_ids.cpu(), self.logprobs.cpu(), self.ranks.cpu())
 
     def report(self, num_logprobs: list[int]) -> list[TokenLogprobs]:
-        """Log-probabilities to report for each row, so many of the most probable; on the host."""
+        """TokenLogprobs of each row with its number of top tokens. Requires copies on the host."""
         columns = (self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist())
         return [
             TokenLogprobs(ids[: count + 1], values[: count + 1], rank)
@@ -42,9 +42,9 @@ class Scores:
 
 
 def score(logits: Tensor, rows: Tensor, token_ids: Tensor, width: int) -> Scores:
-    """Scores of tokens [N] by these rows, int64 [N], of raw logits [S, V] of any float type.
+    """Log-probabilities of tokens [N] in rows int64 [N] of raw logits [S, V] of any float type.
 
-    width: how many of the most probable tokens are wanted. Ties are in the order of their ids.
+    width: the number of most probable tokens to add. Ties are in the order of token ids.
     """
     width = min(width, logits.shape[1])
     parts = [

@@ -1,8 +1,8 @@
-"""The device's sampler: sampling params of all rows on the device, and draws without waiting.
+"""The sampler of a GPU: sampling params on the device, and draws without waiting.
 
-Owns the device's copy of the params and how it follows the host's table; does not own the draw:
-see `quire.kernels.triton.sampling.draw_kernels`, nor logits processors: see
-device_logits_processors.py. It draws what the host's Sampler draws.
+Owns the device's copy of the sampling params. The draw is a kernel
+(`quire.kernels.triton.sampling.draw_kernels`); logits processors are in
+device_logits_processors.py. It draws the same tokens as the host's Sampler.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quire.kernels.triton.sampling.draw_kernels import PARAM_WORDS, Cut, Scratch
 from quire.sampling.sampling_state import Need, SamplingState
 
 _DRAW = int(Need.RANDOM | Need.FILTER)
-_BUFFERS = 4  # uploads that may be under way
+_BUFFERS = 4  # uploads in flight
 _PLAIN_SLOPE = np.float32(np.log2(np.e))  # of temperature 1
 
 
 class DeviceSampler:
     """Draws tokens for the rows of a SamplingState by temperature, top-k, top-p and min-p.
 
-    state: the host's table, the one to change; `upload` brings rows to the device. max_num_seqs:
-    the most rows, in the table and of one `sample`. Calls must be on one stream at a time.
+    state: the host's table; `upload` copies its rows to the device. max_num_seqs: the number of
+    rows of the table, and the most of one `sample`. Calls must be on one stream at a time.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class DeviceSampler:
     ) -> None:
         self._state = state
         self._params = torch.zeros(max_num_seqs, PARAM_WORDS, dtype=torch.int64, device=device)
-        self._sent = np.zeros((max_num_seqs, PARAM_WORDS), np.int64)  # what is there
+        self._sent = np.zeros((max_num_seqs, PARAM_WORDS), np.int64)  # what the device has
         self._scratch = Scratch(max_num_seqs, vocab_size, self._params.device, cut or Cut())
         self._buffers = [_Buffer(max_num_seqs, self._params.device) for _ in range(_BUFFERS)]
 
     def upload(self, rows: Sequence[int]) -> None:
-        """Copy the params of rows that were set to the device, in the stream's order.
+        """Copy the params of changed rows to the device, in the stream's order.
 
-        Rows whose params are there already, as those of all greedy ones soon are, cost nothing. The
-        host waits for nothing, unless several uploads before this one are still under way.
+        Rows whose params are there already cost nothing, as for most greedy rows. The host does not
+        wait, unless several earlier uploads are still in flight.
         """
         if not rows:
             return
@@ -76,9 +76,9 @@ class DeviceSampler:
         return sample(logits, rows, positions, self._params, self._scratch)
 
     def _words(self, rows: Ints) -> Ints:
-        """The sampling params of rows [N] as the kernels read them: int64 [N, PARAM_WORDS].
+        """The params of rows [N] as the kernels read them: int64 [N, PARAM_WORDS].
 
-        Of a greedy row they read no numbers; so all greedy rows have the same ones.
+        All greedy rows have the same words, as their numbers are not read.
         """
         words = np.zeros((len(rows), PARAM_WORDS), np.int64)
         words.view(np.float32)[:, 2] = _PLAIN_SLOPE
@@ -102,7 +102,7 @@ class DeviceSampler:
 
 
 class _Buffer:
-    """Page-locked memory from which one upload is copied, and its buffer on the device."""
+    """Pinned host memory of one upload, and its device memory."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -114,7 +114,7 @@ class _Buffer:
     def send(self, words: Ints) -> Tensor:
         """Copy words [N, 1 + PARAM_WORDS] to the device, in the stream's order."""
         if self._copied is not None:
-            self._copied.synchronize()  # the last copy from here has long been made
+            self._copied.synchronize()  # the previous copy from this buffer, usually long finished
         count = len(words)
         self._host.numpy()[:count] = words
         sent = self._device[:count].copy_(self._host[:count], non_blocking=True)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a pure function of (seed, position, draw), with no state to keep.
+"""Counter-based random numbers: a pure function of (seed, position, draw), without state.
 
 Owns Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
 SC'11) and the uniforms made from it; does not own what they are used for. A request therefore
@@ -25,8 +25,8 @@ def philox4x32(counter: Words, key: Words) -> Words:
     """Encrypt 128-bit counters [S, 4] under 64-bit keys [S, 2]: 32-bit words [S, 4]."""
     even, odd = counter[:, 0::2], counter[:, 1::2]  # [S, 2]: words 0, 2 and words 1, 3
     for round_key in (key + _KEY_STEPS) & _MASK:
-        product = even[:, ::-1] * _MULTIPLIERS
-        even, odd = (product >> _SHIFT) ^ odd ^ round_key, product & _MASK
+        wide = even[:, ::-1] * _MULTIPLIERS
+        even, odd = (wide >> _SHIFT) ^ odd ^ round_key, wide & _MASK
     words = np.empty_like(counter)
     words[:, 0::2], words[:, 1::2] = even, odd
     return words
@@ -35,7 +35,7 @@ def philox4x32(counter: Words, key: Words) -> Words:
 def uniforms(seeds: Ints, positions: Ints, draw: int = 0) -> Floats:
     """One number in [0, 1) for each row, a multiple of 2^-53.
 
-    seeds, positions: [S]. draw tells apart several numbers for one position.
+    seeds, positions: [S]. draw: distinguishes several numbers of one position.
     """
     counter = np.zeros((len(seeds), 4), np.uint64)
     counter[:, 0], counter[:, 1] = positions & _LOW, positions >> 32

@@ -1,6 +1,6 @@
-"""The most probable tokens of each row, exactly: highest logit first, ties to the lowest id.
+"""The most probable tokens of each row, exactly: highest logit first, ties by the lowest id.
 
-Owns the search for them (argmax, top of k); does not own what a filter keeps of them.
+Owns argmax and top-k search.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from quire.array_types import Ints, Logits
 from quire.kernels.reference_arrays import BLOCK
 from quire.sampling.logit_blocks import Rows
 
-_SMALL = 1 << 14  # tokens; fewer are ordered at once for many rows
+_SMALL = 1 << 14  # tokens; below this, many rows are sorted at once
 
 
 def highest(rows: Rows) -> Ints:
@@ -38,7 +38,7 @@ def ranked(rows: Rows, width: int) -> tuple[Ints, Logits]:
 
 
 def _search(values: Logits, width: int) -> tuple[Ints, Logits]:
-    """The same among all logits [N, P], for many tokens or a small vocabulary."""
+    """`ranked` over all logits [N, P], for many tokens or a small vocabulary."""
     size = values.shape[1]
     if size <= _SMALL or 4 * width > size:
         ids = _order(values, width)
@@ -51,7 +51,7 @@ def _search(values: Logits, width: int) -> tuple[Ints, Logits]:
 
 
 def _order(values: Logits, width: int) -> Ints:
-    """Where the `width` greatest of each row [N, M] are, greatest first, ties by index."""
+    """Indices of the `width` greatest values of each row [N, M], descending, ties by index."""
     bits = (values + np.float32(0.0)).view(np.int32)  # a copy in which minus zero equals zero
     bits ^= (bits >> 31) & 0x7FFFFFFF  # the order of floats as that of integers
     keys = bits.astype(np.int64)

@@ -1,7 +1,6 @@
-"""Log-probabilities of the model's own distribution, before logits processors change it.
+"""Log-probabilities of the model's raw distribution, before logits processors.
 
-Owns what is reported for a position: the token itself with its rank, then the most probable
-tokens. Does not own how they are drawn, nor how they are shown.
+Owns what is reported for a position: its token with the rank, then the most probable tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from quire.sampling.ranking import ranked
 def token_logprobs(
     logits: Logits, token_ids: list[int], num_logprobs: list[int]
 ) -> list[TokenLogprobs]:
-    """What to report for each row of raw float32 logits [N, V].
+    """TokenLogprobs for each row of raw float32 logits [N, V].
 
     token_ids [N]: the tokens that were drawn or given. num_logprobs [N]: how many of the most
     probable tokens follow the token itself, which may be among them again. They are in descending
     order, ties in that of their ids. A token that cannot occur has -inf.
     """
     report: list[TokenLogprobs] = []
-    for part in reference_arrays.few_rows(*logits.shape):  # which bounds what it takes of memory
+    for part in reference_arrays.few_rows(*logits.shape):  # to bound the memory
         report += _report(logits[part], token_ids[part], num_logprobs[part])
     return report
 
@@ -33,7 +32,7 @@ def token_logprobs(
 def prompt_logprobs(
     logits: Logits, next_token_ids: list[int], num_logprobs: int
 ) -> list[TokenLogprobs]:
-    """What to report for prompt tokens: raw float32 logits [N, V] and the tokens after them [N]."""
+    """TokenLogprobs of prompt tokens: raw float32 logits [N, V], and the tokens after them [N]."""
     return token_logprobs(logits, next_token_ids, [num_logprobs] * len(next_token_ids))
 
 

@@ -69,7 +69,7 @@ class ChatTemplate:
         """The conversation as the model's text, equal to what `transformers` renders.
 
         options: further values for the template, under names that it reads (`option_names`).
-        map_text: applied to each string that comes from the caller, roles apart.
+        map_text: applied to each string from the caller except roles.
         Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
         """
         if options:
@@ -129,7 +129,7 @@ def _refuse_calls(messages: list[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         if message.get("tool_calls"):
             problem = (
-                "this model's chat template does not show earlier calls; tell of them in the "
+                "this model's chat template does not show earlier calls; describe them in the "
                 "content, or give the model a template that reads tool_calls"
             )
             raise invalid_value("messages", problem, where=f"messages[{index}].tool_calls")

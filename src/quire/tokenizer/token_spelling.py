@@ -1,6 +1,6 @@
-"""Which bytes a token stands for.
+"""The bytes that a token adds to a text.
 
-The one idea of this room: a text is the UTF-8 reading of its tokens' bytes, one after the other.
+The one idea of this package: a text is the UTF-8 reading of its tokens' bytes, one after the other.
 Streams, stop strings and log-probabilities all rest on it. This file knows the kinds of decoder
 that a tokenizer.json can name; it does not know ids, and it does not join tokens.
 """

@@ -147,7 +147,7 @@ class Tokenizer:
     def _pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
         """What each token adds to a text that has started; nothing if it does not show.
 
-        unskipped: special tokens that are not skipped. `pieces` is this with a cache.
+        kept: special tokens that are not skipped. `pieces` caches the result.
         """
 
         def piece_of(token_id: int) -> bytes:
