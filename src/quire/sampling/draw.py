@@ -57,11 +57,11 @@ def draw_filtered(
     ids, logits = ranked(rows, width)
     weights, depth = _weights(logits, rows.peaks, params)
     cumulative = weights.cumsum(axis=1)
-    kept = _num_kept(depth, cumulative, params, totals)
-    mass = _at(cumulative, np.minimum(kept, width) - 1)
+    num_kept = _num_kept(depth, cumulative, params, totals)
+    mass = _at(cumulative, np.minimum(num_kept, width) - 1)
     target, _ = sampling_math.share_of(mass, sampling_math.share_bits(uniforms))
     tokens = _at(ids, _first_above(cumulative, target))
-    rest = np.flatnonzero(num_candidates > width)
+    rest = np.flatnonzero(num_kept > width)
     for piece in few_rows(len(rest), width * _WIDEN):
         some = rest[piece]
         wider = rows.select(some), params.select(some), totals[some], uniforms[some]
