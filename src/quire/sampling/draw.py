@@ -57,11 +57,11 @@ def draw_filtered(
     ids, logits = ranked(rows, width)
     weights, depth = _weights(logits, rows.peaks, params)
     cumulative = weights.cumsum(axis=1)
-    num_kept = _num_kept(depth, cumulative, params, totals)
-    mass = _at(cumulative, np.minimum(num_kept, width) - 1)
+    num_candidates = _num_candidates(depth, cumulative, params, totals)
+    mass = _at(cumulative, np.minimum(num_candidates, width) - 1)
     target, _ = sampling_math.share_of(mass, sampling_math.share_bits(uniforms))
     tokens = _at(ids, _first_above(cumulative, target))
-    rest = np.flatnonzero(num_kept > width)
+    rest = np.flatnonzero(num_candidates > width)
     for piece in few_rows(len(rest), width * _WIDEN):
         some = rest[piece]
         wider = rows.select(some), params.select(some), totals[some], uniforms[some]
@@ -69,7 +69,7 @@ def draw_filtered(
     return tokens
 
 
-def _num_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints) -> Ints:
+def _num_candidates(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints) -> Ints:
     """The number of tokens that the filters keep: [N]; more than W means more than are ranked.
 
     depth [N, W]: halvings, in ascending order; cumulative: the running sum of the weights.

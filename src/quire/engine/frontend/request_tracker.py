@@ -57,16 +57,18 @@ class RequestTracker:
         self._processor = OutputProcessor(tokenizer, self.metrics)
         self._queues: dict[str, OutputQueue] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._unsent: list[tuple[PreparedRequest, float]] = []  # with their arrivals
         link.attach(self)
 
     def send(
         self, prepared: PreparedRequest, arrival: float, *, final_only: bool = False
     ) -> OutputQueue:
-        """Send a request to the engine; returns the queue of its outputs.
+        """Send a request to the engine at the end of this turn of the event loop.
 
-        arrival: monotonic seconds. final_only: see `OutputQueue`. Raises EngineError or
-        OverloadedError while there is no engine, InvalidRequestError for a request that is too
-        large to send. The caller calls `forget` in the end, also after an error.
+        Returns the queue of its outputs. arrival: monotonic seconds. final_only: see `OutputQueue`.
+        Raises EngineError or OverloadedError while there is no engine; later errors, as for a
+        request that is too large to send, go into the queue. The caller calls `forget` in the end,
+        also after an error.
         """
         if self.failure is not None:
             raise self.failure
@@ -77,10 +79,42 @@ class RequestTracker:
         if self._loop is None:  # stored, because asking for it costs a system call
             self._loop = asyncio.get_running_loop()
         queue = self._queues[prepared.request_id] = OutputQueue(self._loop, final_only=final_only)
-        self._processor.add(prepared, arrival)
-        for message in prepared.messages:  # the link joins messages of one turn of the event loop
-            self._link.send(message)
+        if not self._unsent:
+            self._loop.call_soon(self._send_all)
+        self._unsent.append((prepared, arrival))
         return queue
+
+    def _send_all(self) -> None:
+        """Send the requests of one turn of the event loop: all are tracked, then all are sent.
+
+        Quicker than one by one, as the code of each stage stays in the processor's caches.
+        """
+        unsent, self._unsent = self._unsent, []
+        tracked = [
+            prepared
+            for prepared, arrival in unsent
+            if prepared.request_id in self._queues
+            and self._attempt(prepared, self._processor.add, prepared, arrival)
+        ]
+        for prepared in tracked:
+            for message in prepared.messages:
+                if not self._attempt(prepared, self._link.send, message):
+                    break
+
+    def _attempt(
+        self, prepared: PreparedRequest, step: Callable[..., object], *args: object
+    ) -> bool:
+        """Run a step of sending a request; returns whether it succeeded."""
+        try:
+            step(*args)
+        except InvalidRequestError as error:  # it is too large to send
+            self._put(prepared.request_id, error)
+        except Exception:
+            logger.exception("a request could not be sent")
+            self._put(prepared.request_id, EngineError("the request could not be sent"))
+        else:
+            return True
+        return False
 
     def forget(self, request_id: str) -> None:
         """Stop tracking a request whose caller has left; aborts its unfinished answers."""

@@ -99,7 +99,7 @@ class EngineConnection:
     """A client's connection to one engine process.
 
     on_step: called on the event loop. Messages sent in one turn of the event loop travel as one
-    frame: the only place where requests of different callers are joined on their way to the engine.
+    frame, which costs one system call.
     """
 
     def __init__(self, address: str, client: str, on_step: Callable[[StepOutput], None]) -> None:
