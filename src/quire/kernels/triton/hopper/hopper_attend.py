@@ -1,6 +1,6 @@
-"""Hopper's prefill attention: what each of the two warpgroups computes.
+"""Hopper's prefill attention: the computation of each of the two warpgroups.
 
-Owns the products, the softmax and the order in which a warpgroup issues them.
+Owns the MMAs, the softmax, and the order in which a warpgroup issues them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, key_tiles, piece_of
+from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, key_tiles, work_item
 from quire.kernels.triton.hopper.hopper_queries import (
     ROWS,
     ask_queries,
@@ -33,7 +33,7 @@ def attend(
     TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, PING_PONG: gl.constexpr,
     FIELDS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """What one warpgroup does, a tile of queries after the other."""
+    """A warpgroup's loop over work items: attention of one query tile after another."""
     (
         q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
         stride_q_token, stride_q_head, stride_out_token,
@@ -44,57 +44,57 @@ def attend(
     WIDE: gl.constexpr = gl.BlockedLayout(
         [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
-    OFFSET: gl.constexpr = 0 if SPLIT else PART * (TOKENS // 2)  # of its queries in the tile
+    OFFSET: gl.constexpr = 0 if SPLIT else PART * (TOKENS // 2)  # of its first query in the tile
     if PART == 1:
-        _give_turn(PART, PING_PONG)
-    before = 0  # tiles of keys of all pieces of work so far
-    turn = 0
-    num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
-    head, _, first_token, num_queries, seq_len, first_query = piece_of(
-        work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+        _pass_ping_pong(PART, PING_PONG)
+    before = 0  # key tiles of all work items so far
+    cycle = 0
+    num_items = gl.load(num_tiles_ptr) * NUM_HEADS
+    head, _, first_token, num_queries, seq_len, first_query = work_item(
+        work_ptr, num_items, cycle, NUM_HEADS, FIELDS
     )
-    place, there = rows_in_memory(
+    offsets, there = rows_in_memory(
         head, first_token, num_queries, first_query + OFFSET, stride_q_token, stride_q_head,
         GROUP, HEAD_DIM, WIDE,
     )  # fmt: skip
-    fetched = ask_queries(q_smem, q_ptr + place, there, PART)
+    fetched = ask_queries(q_smem, q_ptr + offsets, there, PART)
     while num_queries > 0:
         tiles = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
         row_scale = receive_queries(q_smem, fetched, scale, SCORES, PART)
-        # looked up here, so that it is there when its queries can be asked for
-        next_head, _, next_token, next_queries, next_len, next_query = piece_of(
-            work_ptr, num_pieces, turn + 1, NUM_HEADS, FIELDS
+        # loaded early, so that it is there when the next queries can be loaded
+        next_head, _, next_token, next_queries, next_len, next_query = work_item(
+            work_ptr, num_items, cycle + 1, NUM_HEADS, FIELDS
         )
         acc, m, total, p, at = _attend_to_keys(
             q_smem, rings, before, tiles, seq_len - num_queries + first_query + OFFSET, row_scale,
             seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, PING_PONG, PART, SCORES, SUMS,
         )  # fmt: skip
-        place, there = rows_in_memory(
+        offsets, there = rows_in_memory(
             next_head, next_token, next_queries, next_query + OFFSET, stride_q_token, stride_q_head,
             GROUP, HEAD_DIM, WIDE,
         )  # fmt: skip
-        fetched = ask_queries(q_smem, q_ptr + place, there, PART)
+        fetched = ask_queries(q_smem, q_ptr + offsets, there, PART)
         if not SPLIT or tiles[0] < tiles[3] - PART:
             acc = _add_values(rings[1], at, acc, p)
         if SPLIT:
-            acc, total = _merge(acc, m, total, other, turn, SCORES, SUMS, PART)
+            acc, total = _merge(acc, m, total, other, cycle, SCORES, SUMS, PART)
         if not SPLIT or PART == 0:
             total = gl.convert_layout(gl.maximum(total, 1e-30), gl.SliceLayout(1, SUMS))
             out = gl.convert_layout((acc / total[:, None]).to(out_ptr.dtype.element_ty), WIDE)
-            place, there = rows_in_memory(
+            offsets, there = rows_in_memory(
                 head, first_token, num_queries, first_query + OFFSET, stride_out_token, HEAD_DIM,
                 GROUP, HEAD_DIM, WIDE,
             )  # fmt: skip
-            gl.store(out_ptr + place, out, mask=there)
+            gl.store(out_ptr + offsets, out, mask=there)
         before += tiles[3] - tiles[0]
-        turn += 1
+        cycle += 1
         head, first_token, num_queries = next_head, next_token, next_queries
         seq_len, first_query = next_len, next_query
 
 
 @gluon.jit
 def _add_values(values, at, acc, p):
-    """acc with the weighted sum of tile `at` of values."""
+    """acc plus the weighted sum of value tile `at`."""
     smem, _, empty = values
     slot = await_tile(values, at)
     acc = warpgroup_mma(p, smem.index(slot), acc, is_async=True)
@@ -110,9 +110,12 @@ def _attend_to_keys(
     SPLIT: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """(Sums of values, maxima, totals) of a warpgroup's rows, the last keys first; and the weights
-    of the last tile's values, which are still to be added, with its place in the ring."""
-    STEP: gl.constexpr = 2 if SPLIT else 1  # from one of its tiles of keys to the next
+    """Softmax over a warpgroup's key tiles, from the last to the first.
+
+    Returns (sums of weight · v, maxima, totals), and the weights of the last tile, whose values are
+    still to be added, with the tile's number in the ring.
+    """
+    STEP: gl.constexpr = 2 if SPLIT else 1  # between its key tiles
     SKIP: gl.constexpr = PART if SPLIT else 0
     keys, values = rings
     begin, full_begin, full_end, end = tiles
@@ -179,15 +182,15 @@ def _go_on(
     TILE: gl.constexpr, WINDOW: gl.constexpr, STEP: gl.constexpr, MASKED: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """The scores and softmax of a tile of keys, and the sum of the values of the one before."""
+    """Scores and softmax of a key tile, and the weighted sum of the previous tile's values."""
     keys, values = rings
     dtype: gl.constexpr = values[0].dtype
     k_slot = await_tile(keys, at + STEP)
-    _take_turn(PART, PING_PONG)
+    _await_ping_pong(PART, PING_PONG)
     scores = _scores(q_smem, keys[0].index(k_slot), TILE, SCORES, PART)
     v_slot = await_tile(values, at)
     acc = warpgroup_mma(p, values[0].index(v_slot), acc, is_async=True)
-    _give_turn(PART, PING_PONG)
+    _pass_ping_pong(PART, PING_PONG)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(keys[2].index(k_slot), count=1)
     w, m, total, shrink = softmax(
@@ -203,10 +206,10 @@ def _go_on(
 
 @gluon.jit
 def clear_unwritten(smem, slot, there, HEAD_DIM: gl.constexpr, TILE: gl.constexpr):
-    """Zero the rows from `there` on: unwritten slots may hold NaNs, which zero weights let pass.
+    """Zero rows of a value tile from `there` on: unwritten slots may hold NaN, and 0 · NaN is NaN.
 
-    Both warpgroups do, so that neither waits. A tile lies in memory by 64 dimensions at a time, and
-    is swizzled only within a row of those.
+    Both warpgroups do it, so that neither waits. A tile is stored 64 dimensions at a time and
+    swizzled only within rows of those.
     """
     SLOTS: gl.constexpr = smem.shape[0]
     PARTS: gl.constexpr = HEAD_DIM // 64
@@ -229,7 +232,7 @@ def softmax(
     scores, m, total, position, tile, scale, dtype: gl.constexpr,
     TILE: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """A tile's weights, the new maximum and total, and by what the old weights shrink."""
+    """A tile's weights, the new maximum and total, and the factor for the sums so far."""
     LIFTED: gl.constexpr = LIFT if dtype == gl.float16 else 0.0
     if MASKED:
         key = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, scores.type.layout))
@@ -245,31 +248,31 @@ def softmax(
 
 @gluon.jit
 def _merge(
-    acc, m, total, other, turn, SCORES: gl.constexpr, SUMS: gl.constexpr, PART: gl.constexpr
+    acc, m, total, other, cycle, SCORES: gl.constexpr, SUMS: gl.constexpr, PART: gl.constexpr
 ):
-    """The first warpgroup's sums with the second's, which saw the other half of the keys."""
+    """Merge the sums of both warpgroups, which had different key tiles, in the first one."""
     other_acc, other_m, other_total, full, empty = other
     if PART == 1:
-        mbarrier.wait(empty.index(0), (turn & 1) ^ 1)
+        mbarrier.wait(empty.index(0), (cycle & 1) ^ 1)
         other_acc.store(acc)
         other_m.store(m)
         other_total.store(total)
         mbarrier.arrive(full.index(0), count=1)
     else:
-        mbarrier.wait(full.index(0), turn & 1)
-        its_m = other_m.load(gl.SliceLayout(1, SCORES))
-        new_m = gl.maximum(m, its_m)
-        mine, its = exp2(m - new_m), exp2(its_m - new_m)
-        total = total * mine + other_total.load(gl.SliceLayout(1, SCORES)) * its
-        acc = acc * gl.convert_layout(mine, gl.SliceLayout(1, SUMS))[:, None]
-        acc += other_acc.load(SUMS) * gl.convert_layout(its, gl.SliceLayout(1, SUMS))[:, None]
+        mbarrier.wait(full.index(0), cycle & 1)
+        others_m = other_m.load(gl.SliceLayout(1, SCORES))
+        new_m = gl.maximum(m, others_m)
+        own, others = exp2(m - new_m), exp2(others_m - new_m)
+        total = total * own + other_total.load(gl.SliceLayout(1, SCORES)) * others
+        acc = acc * gl.convert_layout(own, gl.SliceLayout(1, SUMS))[:, None]
+        acc += other_acc.load(SUMS) * gl.convert_layout(others, gl.SliceLayout(1, SUMS))[:, None]
         mbarrier.arrive(empty.index(0), count=1)
     return acc, total
 
 
 @gluon.jit
 def exp2(x):
-    """Without the care for results below 2^-126, which here are as good as zero."""
+    """2^x, flushing results below 2^-126 to zero."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -277,9 +280,9 @@ def exp2(x):
 
 @gluon.jit
 def _done(total):
-    """Keep the assembler from waiting for a product before it has worked out `total` >= 0.
+    """Return total (>= 0); it has to be computed before any wait for an MMA that follows.
 
-    It moves arithmetic across such waits, but not across a barrier, even one never met.
+    ptxas moves arithmetic across such waits, but not across a barrier, even one never reached.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p bar.warp.sync -1; mov.b32 $0, $1; }",
@@ -288,8 +291,8 @@ def _done(total):
 
 
 @gluon.jit
-def _take_turn(PART: gl.constexpr, PING_PONG: gl.constexpr):
-    """Wait until the other warpgroup has issued its products; named barriers 8 and 9."""
+def _await_ping_pong(PART: gl.constexpr, PING_PONG: gl.constexpr):
+    """Wait until the other warpgroup has issued its MMAs; by named barriers 8 and 9."""
     if PING_PONG:
         gl.inline_asm_elementwise(
             "bar.sync $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(8 + PART)],
@@ -298,8 +301,8 @@ def _take_turn(PART: gl.constexpr, PING_PONG: gl.constexpr):
 
 
 @gluon.jit
-def _give_turn(PART: gl.constexpr, PING_PONG: gl.constexpr):
-    """Let the other warpgroup issue its products."""
+def _pass_ping_pong(PART: gl.constexpr, PING_PONG: gl.constexpr):
+    """Let the other warpgroup issue its MMAs."""
     if PING_PONG:
         gl.inline_asm_elementwise(
             "bar.arrive $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(9 - PART)],

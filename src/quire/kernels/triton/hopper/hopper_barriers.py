@@ -1,9 +1,9 @@
-"""Barriers in shared memory that the copy engine and warps tell each other by.
+"""mbarriers in shared memory, by which TMA loads and warps signal each other.
 
-Memory that was made a barrier must be invalidated before it becomes anything else (PTX ISA,
-mbarrier.inval): a program that gave way to another process came back with the barrier's eight bytes
-over what had been written there since. The compiler gives memory to others after its last use, so
-each barrier's last use is `invalidate`.
+A barrier must be invalidated before its memory is used for anything else (PTX ISA, mbarrier.inval):
+a program that was preempted by another process came back with the barrier's eight bytes over what
+had been written there since. The compiler reuses memory after its last use, so each barrier's last
+use is `invalidate`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.jit
 def barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
-    """So many, each of which is passed after ARRIVALS."""
+    """Allocate and initialise NUM mbarriers, each of which completes after ARRIVALS arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [NUM, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUM):
         mbarrier.init(made.index(i), count=ARRIVALS)
@@ -24,7 +24,7 @@ def barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def invalidate(made):
-    """After everybody's last wait."""
+    """Invalidate barriers; after the last wait of all warps."""
     NUM: gl.constexpr = made.shape[0]
     for i in gl.static_range(NUM):
         mbarrier.invalidate(made.index(i))

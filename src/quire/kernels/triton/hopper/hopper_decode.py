@@ -1,9 +1,9 @@
-"""Decode attention for Hopper over keys and values in 16 bits, or in FP8 with keys as they are.
+"""Decode attention for Hopper, over keys and values in 16 bits or in FP8.
 
-Twin of `decode_attention.py` for 64 or 128 dimensions a head, with the same plan and the same parts
-in memory. One warp keeps a ring of tiles filled by the copy engine, over the ends of requests and
-key heads, so that memory does not wait for a softmax. Values in FP8 are widened to float16. (The
-ring: warp specialisation as in FlashAttention 3, Shah et al., 2024.)
+Twin of `decode_attention.py` for 64 or 128 dimensions a head, with the same plan and layout of
+partial results. One warp keeps a ring of tiles filled by TMA, across requests and key heads, so
+that loads do not wait for a softmax. FP8 keys are multiplied as they are; FP8 values are converted
+to float16. (The ring: warp specialisation as in FlashAttention 3, Shah et al., 2024.)
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def launch_decode(
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
 
-    tiles, runs: of a `Plan` of crews for config. shared: what the kernel takes of shared prefixes.
-    scale: of the scores, times log2(e). The others as in `attention.decode_attention`.
+    tiles, runs: of a `Plan` made for config. shared: the kernel's arguments for shared prefixes.
+    scale: of the scores, times log2(e). The others as in `paged_attention.decode_attention`.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     space = workspace(query.device)
@@ -116,7 +116,7 @@ def _attend(
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr,
     WINDOW: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
-    """What a program computes: its crew's run of tiles for one key head, request by request."""
+    """Compute the crew's run of tiles for one key head, request by request."""
     seq_lens_ptr, tiles_ptr, runs_ptr, shared_index_ptr, lens_ptr = requests
     program = gl.program_id(0)
     if PDL:
@@ -132,7 +132,7 @@ def _attend(
     num_crews = gl.minimum(gl.num_programs(0) // NUM_KV_HEADS, gl.cdiv(all_tiles, min_units))
     part_ptr = partial_ptr + head * (GROUP * HEAD_DIM)
     log_ptr = partial_ptr + 2 * gl.num_programs(0) * (GROUP * HEAD_DIM) + head * GROUP
-    if PDL:  # from here on what the kernel in front leaves must be there
+    if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
         if opens_early > 0:
             gdc_launch_dependents()
@@ -150,7 +150,7 @@ def _attend(
         )
         factor = leave_query(q, q_smem)
         next_token, next_len = token, seq_len
-        if stop < end:  # looked up here, so that it is there when its turn comes
+        if stop < end:  # loaded early, so that it is there when it is needed
             row = row_behind(row, tiles_ptr)
             next_token = gl.load(query_start_ptr + row[0])
             next_len = gl.load(seq_lens_ptr + row[0])
@@ -165,10 +165,10 @@ def _attend(
         at += stop - begin
         if HAS_SHARED:
             weight = gl.convert_layout(weight, gl.SliceLayout(1, result.type.layout))
-            place = gl.load(shared_index_ptr + request)
-            if (begin == first_tile) & (place >= 0):
+            member = gl.load(shared_index_ptr + request)
+            if (begin == first_tile) & (member >= 0):
                 result, weight = with_shared_part(
-                    result, weight, shared, place, head, NUM_KV_HEADS, GROUP, MEMBERS
+                    result, weight, shared, member, head, NUM_KV_HEADS, GROUP, MEMBERS
                 )
         if PDL:
             if (stop == end) & (opens_early == 0):
@@ -182,7 +182,7 @@ def _attend(
         if begin < end:
             first = crew
             last = ((row[1] + row[2]) * num_crews - 1) // all_tiles  # as `owner` says
-    if PDL:  # one without work waits, too: what follows counts on all kernels in front
+    if PDL:  # programs without work wait, too: the next kernel relies on all kernels before
         gdc_wait()
     for spare in range(padding + program, num_tokens, gl.num_programs(0)):
         clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)

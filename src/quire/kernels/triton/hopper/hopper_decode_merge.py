@@ -1,7 +1,7 @@
-"""Hopper's decode attention: parts of a softmax, and how they become one.
+"""Hopper's decode attention: storing and merging of partial results, and zeros for padding.
 
-Owns what `decode_attention.py` does with `_leave` and `_merge` and `shared_prefix_attention.py`
-with `with_shared_part`, in Gluon and in the same places of memory; and the zeros of padding.
+Twins of `_store_part` and `_merge` in `decode_attention.py`, and of `with_shared_part` in
+`shared_prefix_attention.py`, in Gluon, with the same layout in memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from quire.kernels.triton.launch.gluon_compat import barrier
 
 @gluon.jit
 def with_shared_part(
-    result, weight, shared, place, head,
+    result, weight, shared, member, head,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
-    """See `shared_attention.with_shared_part`."""
+    """Twin of `shared_prefix_attention.with_shared_part`."""
     _, _, sums_ptr, stats_ptr, plan_ptr = shared
     LAYOUT: gl.constexpr = result.type.layout
     HEAD_DIM: gl.constexpr = result.shape[1]
@@ -28,10 +28,10 @@ def with_shared_part(
     acc, m = result, weight
     s = gl.full([result.shape[0]], 1.0, gl.float32, gl.SliceLayout(1, LAYOUT))
     for split in range(num_splits):
-        part = split * num_tiles * MEMBERS + place
+        part = split * num_tiles * MEMBERS + member
         slot = (part * NUM_KV_HEADS + head) * GROUP + g
-        places = slot.to(gl.int64)[:, None] * HEAD_DIM + d
-        sums = gl.load(sums_ptr + places, mask=there[:, None] & (d >= 0), other=0.0)
+        offsets = slot.to(gl.int64)[:, None] * HEAD_DIM + d
+        sums = gl.load(sums_ptr + offsets, mask=there[:, None] & (d >= 0), other=0.0)
         part_m = gl.load(stats_ptr + slot * 2, mask=there, other=-1e30)
         part_s = gl.load(stats_ptr + slot * 2 + 1, mask=there, other=0.0)
         new_m = gl.maximum(m, part_m)
@@ -47,10 +47,11 @@ def leave_or_merge(
     out_ptr, result, weight, part_ptr, log_ptr, counter_ptr, crew, first, last,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
 ):  # fmt: skip
-    """Store what one program has alone; else leave a part, and merge all if the others are there.
+    """Store a result, or a partial one if several crews share the request, merging as the last.
 
-    result [GROUPS, D] and weight [GROUPS] as `decode_attention._attend` has them; part_ptr and
-    log_ptr: a key head's places for them. first and last: the crews that share the request's tiles.
+    result [GROUPS, D] and weight [GROUPS] as `decode_attention._attend` returns them; part_ptr and
+    log_ptr: memory of a key head for partial ones. first, last: crews that share the request's
+    tiles.
     """
     LAYOUT: gl.constexpr = result.type.layout
     HEAD_DIM: gl.constexpr = result.shape[1]
@@ -59,7 +60,7 @@ def leave_or_merge(
     inside = (g < GROUP)[:, None] & (d >= 0)
     complete = first == last
     if first != last:
-        slot = 2 * crew + (crew == first).to(gl.int32)  # as `sharing.slot` says
+        slot = 2 * crew + (crew == first).to(gl.int32)  # as `work_partition.slot`
         row = slot * (NUM_KV_HEADS * GROUP) + g
         gl.store(part_ptr + row[:, None] * HEAD_DIM + d, result, mask=inside)
         logs = gl.convert_layout(weight, gl.SliceLayout(1, LAYOUT))
@@ -78,10 +79,10 @@ def leave_or_merge(
 def _merged(
     part_ptr, log_ptr, first, last, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, result
 ):
-    """The mean of all parts, in their order, some at a time: [GROUPS, D] as `result` lies."""
+    """The weighted mean of all partial results, in order: [GROUPS, D] in the layout of `result`."""
     LAYOUT: gl.constexpr = result.type.layout
     HEAD_DIM: gl.constexpr = result.shape[1]
-    AT_ONCE: gl.constexpr = 4096 // (result.shape[0] * HEAD_DIM)  # 32 numbers of a thread
+    AT_ONCE: gl.constexpr = 4096 // (result.shape[0] * HEAD_DIM)  # 32 numbers for each thread
     g = gl.arange(0, result.shape[0], gl.SliceLayout(1, LAYOUT))
     d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
     acc = gl.zeros(result.shape, gl.float32, LAYOUT)
@@ -113,7 +114,7 @@ def _merged(
 
 @gluon.jit
 def clear(out_ptr, SIZE: gl.constexpr):
-    """A token of padding."""
+    """Set a padding token's row to zeros."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     for start in range(0, SIZE, 1024):
         i = start + gl.arange(0, 1024, LAYOUT)

@@ -1,10 +1,10 @@
-"""Hopper's decode attention: the products of a tile of keys and its values, and their softmax.
+"""Hopper's decode attention: MMAs and softmax of a tile of keys and values.
 
-Owns how queries, keys, values and weights lie where the tensor cores take them. Keys are the rows
-of the first product, and the query heads of a key head its columns, two for each: as many as the
-hardware has at least for the four heads that are most common. In the second one dimensions of
-values are the rows, and of the columns every other is not needed; values in FP8 come through
-registers, where they are widened.
+Owns the layouts of queries, keys, values and weights for the tensor cores. Keys are the rows of the
+first MMA and the query heads of a key head its columns, two for each head: for the most common four
+heads that is the least number of columns that the hardware has. In the second MMA the dimensions of
+values are the rows, and every other column is unused. FP8 values go through registers, where they
+are converted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 @gluon.constexpr_function
 def _by_head(head_dim):
-    """A layout of [query heads, dimensions]: a head's lie in one warp."""
+    """A layout of [query heads, dimensions] with all dimensions of a head in one warp."""
     return gl.BlockedLayout([1, 4], [128 // head_dim, head_dim // 4], [4, 1], [1, 0])
 
 
@@ -44,7 +44,7 @@ def load_query(
 
 @gluon.jit
 def leave_query(q, q_smem):
-    """Leave q [GROUPS, D] as two rows each, whose sum it is; by what they were divided."""
+    """Store q [GROUPS, D] as two rows a head, whose sum is q / factor; return the factors."""
     if q_smem.dtype == q.dtype:
         high, low = q, gl.zeros_like(q)
         factor = gl.full([q.shape[0]], 1.0, gl.float32, gl.SliceLayout(1, q.type.layout))
@@ -62,11 +62,11 @@ def attend_to_keys(
     ring, at, q_smem, p_smem, row_scale, tile_begin, tile_end, oldest, seq_len,
     HEAD_DIM: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Online softmax over some of a request's tiles: (the mean of v [GROUPS, D], log2 of its weight
-    [GROUPS]), by layouts of their own.
+    """Online softmax over some of a request's tiles: (weighted mean of v, log2 of its weight).
 
-    at: of the first tile. row_scale [GROUPS]: of each query's scores, times log2(e). Every tile
-    holds at least one visible key, so the maximum is finite.
+    float32 [GROUPS, D] and [GROUPS]. at: the first tile's number in the ring. row_scale [GROUPS]:
+    of each query's scores, times log2(e). Every tile holds at least one visible key, so the maximum
+    is finite.
     """
     smem, _, empty = ring
     TILE: gl.constexpr = smem.shape[1]
@@ -117,9 +117,8 @@ def _add_tile(
 ):  # fmt: skip
     """Add a tile to sums [D, GROUPS] of values, those [TILE, GROUPS] of weights, and maxima.
 
-    keys [TILE, D]; values [TILE, D], or pairs of codes [TILE, D / 2]; emptied: told as soon as both
-    have been read.
-    Keys from `first` on and before `behind` are seen.
+    keys [TILE, D]; values [TILE, D], or pairs of codes [TILE, D / 2]; emptied: the barrier to
+    signal once both are read. Keys in [first, behind) are visible.
     """
     HEAD_DIM: gl.constexpr = acc.shape[0]
     TILE: gl.constexpr = s.shape[0]
@@ -139,7 +138,7 @@ def _add_tile(
     p = exp2(scores - (new_m - LIFT)[None, :])
     shrink = exp2(m - new_m)
     weights = p.to(p_smem.dtype)
-    weights = gl.join(weights, weights).reshape([TILE, 2 * GROUPS])  # as many columns as parts
+    weights = gl.join(weights, weights).reshape([TILE, 2 * GROUPS])  # for both columns of a head
     p_smem.store(weights.permute(1, 0))
     fence_async_shared()
     barrier()
@@ -156,8 +155,7 @@ def _add_tile(
 
 @gluon.jit
 def _clear_unseen(values, first, behind):
-    """Zero values before `first` and from `behind` on: unwritten slots may hold NaNs, which zero
-    weights let pass."""
+    """Zero values before `first` and from `behind` on: unwritten slots may hold NaN."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
     key = gl.arange(0, values.shape[0], gl.SliceLayout(1, LAYOUT))
     seen = (key >= first) & (key < behind)
@@ -168,14 +166,14 @@ def _clear_unseen(values, first, behind):
 
 @gluon.jit
 def _summed(parts):
-    """[R, 2 · GROUPS] → [R, GROUPS], the sums of both parts of each query."""
+    """[R, 2 · GROUPS] → [R, GROUPS], sums of each query's two columns."""
     high, low = gl.split(parts.reshape([parts.shape[0], parts.shape[1] // 2, 2]))
     return high + low
 
 
 @gluon.jit
 def _operand(pairs, LAYOUT: gl.constexpr):
-    """Widened values [D, TILE]: of 16 dimensions first the even ones."""
+    """Converted values [D, TILE]; of each 16 dimensions the even ones come first."""
     HALF: gl.constexpr = pairs.shape[0]
     TILE: gl.constexpr = pairs.shape[1]
     even, odd = _widen(pairs)
@@ -193,8 +191,8 @@ def _widen(pairs):
 
 @gluon.constexpr_function
 def _pairs_layout(head_dim, tile):
-    """A layout of pairs of values [D / 2, keys], as `ldmatrix` turns them; widened and put together
-    as `_operand` does, they lie as the tensor cores take them."""
+    """A layout of pairs of values [D / 2, keys], as `ldmatrix` transposes them; converted and
+    joined by `_operand`, they are in the layout of an MMA operand."""
     registers = [[0, 1], [0, 8], [0, 16], [0, 32]]
     registers += ([[0, 64]] if tile == 128 else []) + ([[32, 0]] if head_dim == 128 else [])
     lanes, warps = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]]

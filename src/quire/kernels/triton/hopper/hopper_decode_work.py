@@ -1,9 +1,9 @@
-"""Hopper's decode attention: what a program's work is, and the warp that fetches keys and values.
+"""Hopper's decode attention: a program's work, and the warp that loads keys and values.
 
-Owns in which order a program goes through its run of tiles, as a `Plan` gives it, and how the ring
-is filled. A crew of programs, one for each key head, goes through the same run side by side: heads
-of a token lie next to each other in memory, which is quicker if it is asked for them together.
-Tile `at` of all that a program fetches is in slot at % SLOTS, its keys in front of its values.
+Owns the order in which a program processes its run of tiles, as a `Plan` gives it, and how the ring
+is filled. A crew of programs, one for each key head, processes the same run at the same time: heads
+of a token are adjacent in memory, and loading them together is faster. The tile that a program
+loads as number `at` is in slot at % SLOTS, its keys before its values.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from quire.kernels.triton.hopper.hopper_prefill_work import await_room, rows_of
+from quire.kernels.triton.hopper.hopper_prefill_work import await_free_slot, rows_of
 from quire.kernels.triton.launch.gluon_compat import fetch_box
 
 
 @gluon.jit
 def first_row(runs_ptr, crew):
-    """A crew's run of tiles, and whose the first ones are: (request, its first, how many)."""
+    """A crew's run of tiles (begin, end), and the first row: (request, first tile, tiles)."""
     run = runs_ptr + crew * 10
     return gl.load(run), gl.load(run + 1), (gl.load(run + 2), gl.load(run + 4), gl.load(run + 5))
 
 
 @gluon.jit
 def row_behind(row, tiles_ptr):
-    """Whose tiles follow; there must be some."""
+    """The next row, a request with tiles; there must be one."""
     request, first_tile, num_tiles = row
     first_tile += num_tiles
     request += 1
     end = gl.load(tiles_ptr + request + 1)
-    while end <= first_tile:  # it has no query, or several
+    while end <= first_tile:  # not a decode: it has no query, or several
         request += 1
         end = gl.load(tiles_ptr + request + 1)
     return request, first_tile, end - first_tile
@@ -42,13 +42,13 @@ def oldest_key(
     shared_index_ptr, lens_ptr, request, seq_len, WINDOW: gl.constexpr, HAS_SHARED: gl.constexpr,
     MEMBERS: gl.constexpr,
 ):  # fmt: skip
-    """The first key that is to be seen here."""
+    """The first key that this kernel attends to."""
     oldest = 0
     if WINDOW > 0:
         oldest = gl.maximum(seq_len - WINDOW, 0)
     if HAS_SHARED:
-        place = gl.load(shared_index_ptr + request)
-        oldest = gl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
+        member = gl.load(shared_index_ptr + request)
+        oldest = gl.load(lens_ptr + member // MEMBERS, mask=member >= 0, other=0)
     return oldest
 
 
@@ -60,7 +60,8 @@ def fetch(
 ):  # fmt: skip
     """Keep the ring filled: a tile of keys and its values in each slot.
 
-    Of what is read only each request's newest key comes from the kernel in front, and the plan may.
+    Of the memory read here, the previous kernel writes only each request's newest key and, if
+    plan_is_fresh, the plan.
     """
     smem, full, _ = ring
     TILE: gl.constexpr = smem.shape[1]
@@ -90,7 +91,7 @@ def fetch(
             if PDL:
                 if (start + tile + 1) * TILE >= seq_len:
                     gdc_wait()
-            slot = await_room(ring, at)
+            slot = await_free_slot(ring, at)
             mbarrier.expect(full.index(slot), 2 * TILE * HEAD_DIM * BITS // 8)
             keys, values = smem.index(2 * slot), smem.index(2 * slot + 1)
             for box in gl.static_range(TILE // BOX):

@@ -1,10 +1,10 @@
-"""Products of 17 to 256 rows in FP8 on Hopper: W and x through a ring, and k that programs share.
+"""Split-K GEMM of 17 to 256 rows in FP8 on Hopper, with W and x loaded through a ring.
 
 Floor: the bytes of W, or twice the tensor cores' 16-bit rate; up to 128 rows the first takes
-longer. The library has tiles of 128 by 128 there, of which a weight with 4,096 rows has 32, for 132
-multiprocessors. Here programs share a tile's k until all of those have work, and W is on its way
-before the kernel in front has ended. A row of x has one scale, so that nothing is left to do in the
-loop but to multiply.
+longer. PyTorch's kernel has tiles of 128 by 128 there, of which a weight with 4,096 rows has 32,
+for 132 multiprocessors. Here programs split a tile's k until all multiprocessors have work, and W
+is prefetched before the previous kernel has ended. A row of x has one scale, applied after the
+loop.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from quire.kernels.triton.launch.gemm_config import RingConfig, tile_rows
 from quire.kernels.triton.launch.gluon_compat import barrier, store_box
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
-MOST_ROWS = 256  # columns that an instruction multiplies
-_ROOM = 225 * 1024  # bytes of shared memory for rings, of a multiprocessor
-COLUMNS = 512  # whose sums tensor cores keep: those of FP8 have some 14 bits
+MOST_ROWS = 256  # columns of an MMA
+_RING_BYTES = 225 * 1024  # bytes of shared memory for rings, for each multiprocessor
+COLUMNS = (
+    512  # after which sums are added in float32: tensor cores accumulate FP8 with some 14 bits
+)
 
 
 def multiply_rows(
-    x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None, way: RingConfig
+    x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None, config: RingConfig
 ) -> Tensor:
-    """x [T <= 256, K] by codes [N, K], both with a scale for each row → bfloat16 [T, N]."""
+    """x [T <= 256, K] · codes [N, K]ᵀ, both with a scale for each row → bfloat16 [T, N]."""
     out = torch.empty(len(x.codes), len(codes), dtype=torch.bfloat16, device=codes.device)
-    # of more rows a second sum has no registers
-    every = COLUMNS // (128 * way.tiles) if len(out) <= 128 else 0
-    _launch(x.codes, x.scale, codes, scale, bias, out, way, every, tile_rows(len(out)))
+    # with more rows there are no registers for second sums
+    every = COLUMNS // (128 * config.tiles) if len(out) <= 128 else 0
+    _launch(x.codes, x.scale, codes, scale, bias, out, config, every, tile_rows(len(out)))
     return out
 
 
@@ -50,31 +52,32 @@ def multiply_few(
     bias: Tensor | None,
     out: Tensor,
 ) -> None:
-    """out [T <= 256, N] = x [T, K] by weight [N, K], each sum in the order of k.
+    """out [T <= 256, N] = x [T, K] · weight [N, K]ᵀ, each sum in the order of k.
 
-    x_scale [T, 1], scale [N]: of FP8.
+    x_scale [T, 1], scale [N]: for operands in FP8, else None.
     """
-    way = _in_order(len(x), weight, workspace(x.device).num_sms)
-    _launch(x, x_scale, weight, scale, bias, out, way, every=0, box=_box(len(x), len(weight)))
+    config = _in_order(len(x), weight, workspace(x.device).num_sms)
+    _launch(x, x_scale, weight, scale, bias, out, config, every=0, box=_box(len(x), len(weight)))
 
 
 def _in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
-    """By rule: steps are long, as one program has a tile's whole sequence of k, and has all of a
-    multiprocessor's memory. Where there are more tiles than multiprocessors it has half of it,
-    unless few rows meet long ones of W: then what is on its way while another kernel ends counts.
+    """The config of `multiply_few`, which does not split k.
+
+    A program has all of a multiprocessor's shared memory. It has half where there are more tiles
+    than multiprocessors, unless x has few rows and W long ones: then prefetching counts more.
     """
     block_m = tile_rows(rows)
     is_long = rows <= 16 and weight.shape[1] * weight.itemsize > 4096
     each = 1 if triton.cdiv(len(weight), 64) <= num_sms or is_long else 2
-    places = _ROOM // each // (128 * (64 + block_m))
-    tiles = 4 if places >= 20 else 2 if places >= 7 else 1
-    return RingConfig(block_n=64, stages=places // tiles, tiles=tiles)
+    slots = _RING_BYTES // each // (128 * (64 + block_m))
+    tiles = 4 if slots >= 20 else 2 if slots >= 7 else 1
+    return RingConfig(block_n=64, stages=slots // tiles, tiles=tiles)
 
 
 def _box(rows: int, n: int) -> int:
-    """Rows of x that are fetched together: all, or a quarter of a tile's where three of them do.
+    """Rows of x in a TMA box: a tile's, or a quarter of them where three boxes suffice.
 
-    Rows that do not exist are slow to come where many programs ask for them.
+    Loading rows that do not exist is slow where many programs do it.
     """
     block_m = tile_rows(rows)
     in_three = block_m >= 64 and 4 * rows <= 3 * block_m and n > 64 * 64
@@ -88,23 +91,23 @@ def _launch(
     scale: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
-    way: RingConfig,
+    config: RingConfig,
     every: int,
     box: int,
 ) -> None:
-    """N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory."""
+    """Launch the kernel. N and K: multiples of 16 bytes, as TMA requires."""
     (m, k), n = x.shape, len(weight)
-    block_m, tiles = tile_rows(m), triton.cdiv(n, way.block_n)
+    block_m, tiles = tile_rows(m), triton.cdiv(n, config.block_n)
     space = workspace(weight.device)
     assert m <= MOST_ROWS
     assert tiles <= NUM_COUNTERS
-    assert way.split == 1 or tiles * way.split * way.block_n * block_m <= NUM_PARTIALS
-    out_tiles = TensorDescriptor.from_tensor(out, [block_m, way.block_n], tile_layout(2))
-    hopper_fp8_gemm_kernel[(tiles * way.split,)](
-        tiles_of(x, box), tiles_of(weight, way.block_n), out_tiles,
+    assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
+    out_tiles = TensorDescriptor.from_tensor(out, [block_m, config.block_n], tile_layout(2))
+    hopper_fp8_gemm_kernel[(tiles * config.split,)](
+        tiles_of(x, box), tiles_of(weight, config.block_n), out_tiles,
         x_scale, scale, bias, space.partials, space.counters, m, n, k,
-        STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, EVERY=every,
-        num_warps=way.warps, launch_pdl=True,
+        STAGES=config.stages, TILES=config.tiles, SPLIT=config.split, EVERY=every,
+        num_warps=config.warps, launch_pdl=True,
     )  # fmt: skip
 
 
@@ -115,7 +118,7 @@ def hopper_fp8_gemm_kernel(
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N]. A step is TILES tiles, SPLIT programs share a tile's steps.
 
-    What W, its scales and the bias hold must not come from the kernel in front.
+    W, its scales and the bias must not be written by the previous kernel.
     """
     BLOCK_M: gl.constexpr = out_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
@@ -135,7 +138,7 @@ def hopper_fp8_gemm_kernel(
     for stage in gl.static_range(STAGES):
         ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage, BOXES)
     gdc_launch_dependents()
-    gdc_wait()  # from here on what the kernel in front leaves must be there
+    gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES):
         ask_rows(x_desc, x_ring, full, begin, end, stage, BOXES)
     acc = multiply_tiles(
@@ -156,31 +159,31 @@ def hopper_fp8_gemm_kernel(
         if bias_ptr is not None:
             acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
         out = gl.allocate_shared_memory(out_desc.dtype, [BLOCK_M, BLOCK_N], out_desc.layout)
-        barrier()  # out may lie where the ring does, which all have to be done with
+        barrier()  # out may reuse the ring's memory, which all warps must have finished with
         out.permute((1, 0)).store(acc.to(out_desc.dtype))
         fence_async_shared()
         barrier()
-        store_box(out_desc, [0, tile * BLOCK_N], out)  # but what is beyond M or N
+        store_box(out_desc, [0, tile * BLOCK_N], out)  # TMA clips at M and N
         tma.store_wait(0)
 
 
 @gluon.jit
 def _exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
-    """Leave this program's part; for the last to come, the sum of all in the order of k."""
+    """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     size: gl.constexpr = BLOCK_N * BLOCK_M
-    places = partial_ptr + tile * (SPLIT * size) + rows[:, None] * BLOCK_M + tokens[None, :]
-    gl.store(places + part * size, acc)
-    barrier()  # all threads' stores come before the one thread's release
+    part_ptrs = partial_ptr + tile * (SPLIT * size) + rows[:, None] * BLOCK_M + tokens[None, :]
+    gl.store(part_ptrs + part * size, acc)
+    barrier()  # all threads' stores precede the one thread's release
     ticket = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu")
     complete = ticket == SPLIT - 1
     if complete:
         gl.store(counter_ptr + tile, 0)
-        acc = gl.load(places, cache_modifier=".cg")
+        acc = gl.load(part_ptrs, cache_modifier=".cg")
         for other in range(1, SPLIT):
-            acc += gl.load(places + other * size, cache_modifier=".cg")
+            acc += gl.load(part_ptrs + other * size, cache_modifier=".cg")
     return complete, acc

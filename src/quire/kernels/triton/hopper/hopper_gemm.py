@@ -1,12 +1,10 @@
-"""The product of a few rows for Hopper: W comes through a ring that fills before x is there.
+"""GEMM of few rows for Hopper: W is loaded through a ring that fills before x is there.
 
-Same results as `skinny_kernel`, for tiles that a fixed number of programs share. The copy engine
-fetches W into a ring of tiles in shared memory, and begins while the kernel in front still computes
-x. If x has W's type, its tiles come the same way, and all that is left in the loop is to wait for a
-step's tiles, to multiply, and to ask for others. With W alone in FP8 a program rounds its columns
-of x, a chunk at a time, each token by a scale of its own for each chunk. Written in Gluon, where a
-kernel says where its values lie. What W, its scales, the bias and the norm's weight hold must not
-come from the kernel in front: they are read before that has ended.
+Twin of `skinny_gemm_kernel`, with a fixed number of programs for each tile. TMA loads W into a ring
+of tiles in shared memory, beginning while the previous kernel still computes x. If x has W's dtype,
+its tiles are loaded the same way. With only W in FP8 a program rounds its columns of x, a chunk at
+a time, with a scale for each token and chunk. W, its scales, the bias and the norm's weight must
+not be written by the previous kernel: they are read before it has ended.
 """
 
 from __future__ import annotations
@@ -30,18 +28,18 @@ from quire.kernels.triton.launch.gluon_compat import barrier
 
 
 def tile_layout(itemsize: int) -> gl.NVMMASharedLayout:
-    """How tiles lie in shared memory, by the bytes of their elements."""
+    """The shared memory layout of tiles, by the item size."""
     return gl.NVMMASharedLayout(128, 8 * itemsize)
 
 
 def tiles_of(matrix: Tensor, rows: int) -> TensorDescriptor:
-    """A matrix as the copy engine sees it: tiles of so many rows, of 128 bytes each."""
+    """A TMA descriptor of a matrix, with tiles of `rows` rows of 128 bytes."""
     block = [rows, 128 // matrix.itemsize]
     return TensorDescriptor.from_tensor(matrix, block, tile_layout(matrix.itemsize))
 
 
 def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
-    """How many steps' columns of x a program takes at once: up to 64 numbers a thread."""
+    """Steps whose columns of x a program rounds at once: up to 64 numbers for each thread."""
     return max(1, min(8, 64 * 32 * warps // (block_m * step_columns)))
 
 
@@ -63,9 +61,9 @@ def hopper_gemm_kernel(
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
     A step is TILES tiles of W; SPLIT programs share the steps of a tile's rows. x comes by x_desc,
-    or by x_ptr and is rounded, CHUNK steps at a time. The next kernel may be launched once all of W
-    has been asked for, or at once if W has 16 bits: each was measured to be quicker so. HEAD_DIM:
-    0, or out is the queries of [M, N] and the rest goes to the caches.
+    or by x_ptr and is rounded, CHUNK steps at a time. The next kernel may be launched once all
+    loads of W are issued, or at once if W has 16 bits: both as measured. HEAD_DIM: 0, or out are
+    the queries of [M, N] and the rest goes to the caches.
     """
     EARLY: gl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
@@ -87,7 +85,7 @@ def hopper_gemm_kernel(
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
     if LETS_IN:
         gdc_launch_dependents()
-    if PDL:  # from here on what the kernel in front leaves must be there
+    if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
     if x_desc is not None:
         x_ring = gl.allocate_shared_memory(
@@ -96,10 +94,10 @@ def hopper_gemm_kernel(
         for stage in gl.static_range(STAGES):
             ask_rows(x_desc, x_ring, full, begin, end, stage)
     inside = (tokens < M)[None, :] & (rows < N)[:, None]
-    place = tokens[None, :] * stride_out + rows[:, None]
+    offsets = tokens[None, :] * stride_out + rows[:, None]
     residual = gl.zeros([1, 1], gl.float32, layout)
     if HAS_RESIDUAL and EARLY:
-        residual = gl.load(residual_ptr + place, mask=inside, other=0.0)
+        residual = gl.load(residual_ptr + offsets, mask=inside, other=0.0)
     if HEAD_DIM > 0 and EARLY:
         angles = load_angles(
             rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles, HEAD_DIM, KV_HEADS
@@ -136,12 +134,12 @@ def hopper_gemm_kernel(
             _store_silu(acc, tile, out_ptr, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
-                acc += gl.load(residual_ptr + place, mask=inside, other=0.0).to(gl.float32)
+                acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
             stored = (acc + residual.to(gl.float32)).to(out_ptr.dtype.element_ty)
-            gl.store(out_ptr + place, stored, mask=inside)
+            gl.store(out_ptr + offsets, stored, mask=inside)
             if HAS_NORM:
-                normed = (stored * weight[:, None]).to(normed_ptr.dtype.element_ty)
-                gl.store(normed_ptr + place, normed, mask=inside)
+                normalized = (stored * weight[:, None]).to(normed_ptr.dtype.element_ty)
+                gl.store(normed_ptr + offsets, normalized, mask=inside)
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
@@ -149,7 +147,7 @@ def hopper_gemm_kernel(
 
 @gluon.constexpr_function
 def _by_token(rows, num_warps):
-    """A layout of [rows, tokens]: a warp holds all of a token's, neighbours in a thread."""
+    """A layout of [rows, tokens]: a token's rows in one warp, adjacent ones in one thread."""
     return gl.BlockedLayout([max(1, rows // 32), 1], [32, 1], [1, num_warps], [0, 1])
 
 
@@ -162,7 +160,7 @@ def _layout_out(rows, head_dim, num_warps):
 def _load_weights(
     w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS: gl.constexpr, HAS_NORM: gl.constexpr
 ):
-    """What a tile's epilogue reads that no kernel writes: W's scales, bias, norm's weight."""
+    """Load the epilogue's constant inputs: W's scales, bias, the norm's weight."""
     by = gl.full([rows.shape[0]], 1.0, gl.float32, rows.type.layout)
     bias = gl.full([rows.shape[0]], 0.0, gl.float32, rows.type.layout)
     weight = by
@@ -177,7 +175,7 @@ def _load_weights(
 
 @gluon.jit
 def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
-    """Leave this program's part; for the last to come, the sum of all in the order of k."""
+    """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
@@ -185,9 +183,9 @@ def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constex
     TOGETHER: gl.constexpr = max(1, min(SPLIT, 64 * 32 * gl.num_warps() // size))
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    places = partial_ptr + tile * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
+    parts = partial_ptr + tile * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
     there = gl.full([BLOCK_N, BLOCK_M], True, gl.int1, layout) & seen[None, :]
-    gl.store(places + part * size, acc, mask=there)
+    gl.store(parts + part * size, acc, mask=there)
     barrier()
     ticket = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu")
     complete = ticket == SPLIT - 1
@@ -198,13 +196,13 @@ def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constex
             for i in gl.static_range(TOGETHER):  # unrolled: the loads do not wait for each other
                 other = first + i
                 taken = there & (other < SPLIT)
-                acc += gl.load(places + other * size, mask=taken, other=0.0, cache_modifier=".cg")
+                acc += gl.load(parts + other * size, mask=taken, other=0.0, cache_modifier=".cg")
     return complete, acc
 
 
 @gluon.jit
 def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
-    """1 / rms of each row of x, from the sums of squares of its stretches [num_squares, M]."""
+    """1 / rms of each row of x, from the sums of squares of its tiles [num_squares, M]."""
     layout: gl.constexpr = _by_token(64, gl.num_warps())
     given: gl.constexpr = tokens.type.layout
     total = gl.zeros([tokens.shape[0]], gl.float32, gl.SliceLayout(0, layout))
@@ -212,14 +210,14 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
     for start in range(0, num_squares, 64):
         stretch = start + gl.arange(0, 64, gl.SliceLayout(1, layout))
         there = (stretch < num_squares)[:, None] & (tokens < M)[None, :]
-        place = squares_ptr + stretch[:, None] * M + tokens[None, :]
-        total += gl.sum(gl.load(place, mask=there, other=0.0), axis=0)
+        pointers = squares_ptr + stretch[:, None] * M + tokens[None, :]
+        total += gl.sum(gl.load(pointers, mask=there, other=0.0), axis=0)
     return gl.convert_layout(gl.rsqrt(total / K + eps), given)
 
 
 @gluon.jit
 def _store_silu(acc, tile, out_ptr, M, N, stride_out):
-    """silu(gate) · up of a tile whose rows are both by turns."""
+    """Store silu(gate) · up of a tile whose gate and up rows are interleaved."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
     gate, up = gl.split(acc.reshape([WIDTH, 2, BLOCK_M]).permute(0, 2, 1))
@@ -228,5 +226,5 @@ def _store_silu(acc, tile, out_ptr, M, N, stride_out):
     columns = tile * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
-    place = tokens[None, :] * stride_out + columns[:, None]
-    gl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+    offsets = tokens[None, :] * stride_out + columns[:, None]
+    gl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)

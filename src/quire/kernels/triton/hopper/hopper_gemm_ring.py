@@ -1,6 +1,6 @@
-"""Hopper's product of a few rows: the ring that W's tiles come through, and what is done with them.
+"""Hopper's GEMM of few rows: the ring through which tiles of W are loaded, and the main loops.
 
-Owns how tiles are asked for and multiplied; what becomes of the sums is `hopper_gemm.py`'s.
+The epilogue is in `hopper_gemm.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 
 @gluon.jit
 def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.constexpr = 1):
-    """Have a step's tiles of W fetched, if there is such a step, and expect those of x as well."""
+    """Start to load a step's tiles of W, if there is such a step, and expect those of x, too."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     BLOCK_K: gl.constexpr = ring.shape[2]
@@ -36,9 +36,9 @@ def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.cons
 
 @gluon.jit
 def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
-    """The same for a step's tiles of x, where the kernel in front has left it.
+    """Start to load a step's tiles of x, after the previous kernel has ended.
 
-    BOXES: in which the rows come; what a tile holds beyond them is of no row.
+    BOXES: in which the rows are loaded; rows of the tile beyond them are undefined.
     """
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
@@ -55,7 +55,7 @@ def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
 
 @gluon.constexpr_function
 def _sums_layout(block_m, num_warps, bits):
-    """Of a product [rows of W, tokens]."""
+    """The MMA layout of sums [rows of W, tokens]."""
     return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, block_m, 256 // bits])
 
 
@@ -64,9 +64,10 @@ def multiply_tiles(
     x_desc, w_desc, ring, x_ring, full, row, begin, end, EVERY: gl.constexpr = 0,
     BOXES: gl.constexpr = 1,
 ):  # fmt: skip
-    """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
+    """A program's steps of its tile, with x in a ring, too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
 
-    EVERY: steps whose sum tensor cores keep, if not that of all; of FP8 they keep some 14 bits.
+    EVERY: steps after which sums are added in float32, 0 for never; tensor cores accumulate FP8
+    with some 14 bits.
     """
     BLOCK_N: gl.constexpr = ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
@@ -101,9 +102,9 @@ def _multiply_steps(
                 ring.index(stage * TILES + i),
                 x_ring.index(stage * TILES + i).permute((1, 0)), sums, is_async=True,
             )  # fmt: skip
-        sums = warpgroup_mma_wait(TILES, deps=[sums])  # the step before has ended
+        sums = warpgroup_mma_wait(TILES, deps=[sums])  # the previous step has ended
         barrier()
-        if step > 0:  # and its place is free
+        if step > 0:  # and its slot is free
             ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES, BOXES)
             ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES, BOXES)
     return warpgroup_mma_wait(0, deps=[sums])
@@ -114,7 +115,7 @@ def multiply_rounding(
     x_ptr, w_desc, ring, full, row, begin, end, M, K, stride_x,
     BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The same of x in 16 bits and W in FP8: x is rounded, a chunk of CHUNK steps at a time."""
+    """The same for x in 16 bits and W in FP8: x is rounded to FP8, CHUNK steps at a time."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     BLOCK_N: gl.constexpr = ring.shape[1]
@@ -123,7 +124,7 @@ def multiply_rounding(
     kind: gl.constexpr = w_desc.dtype
     warps: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = _sums_layout(BLOCK_M, warps, 8)
-    across: gl.constexpr = BLOCK_K // 8  # threads that share a token's columns of a step
+    across: gl.constexpr = BLOCK_K // 8  # threads that hold a token's columns of a step
     x_layout: gl.constexpr = gl.BlockedLayout(
         [1, 1, 8], [1, 32 // across, across], [1, warps, 1], [2, 1, 0]
     )
@@ -150,7 +151,7 @@ def multiply_rounding(
         xs.store(taken.reshape([PIECES * BLOCK_M, BLOCK_K]))
         fence_async_shared()
         barrier()
-        start = (first + CHUNK) * (TILES * BLOCK_K)  # the next chunk is on its way meanwhile
+        start = (first + CHUNK) * (TILES * BLOCK_K)  # the next chunk is prefetched
         x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
         for i in range(gl.minimum(CHUNK, end - first)):
             mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -161,7 +162,7 @@ def multiply_rounding(
                     use_acc=i + j > 0, is_async=True,
                 )  # fmt: skip
             acc = warpgroup_mma_wait(TILES, deps=[acc])
-            barrier()  # everybody is behind the step before, whose place in the ring is free
+            barrier()  # all warps have finished the previous step, so its slot is free
             if step > 0:
                 ask_weight(w_desc, None, ring, full, row, begin, end, step - 1 + STAGES)
             if PDL:
@@ -176,7 +177,7 @@ def multiply_rounding(
 
 @gluon.jit
 def fp8_scale(largest):
-    """See `skinny_kernel.fp8_scale`."""
+    """Twin of `fp8_rounding.fp8_scale`."""
     wanted = gl.maximum(largest / 448.0, 2.0**-100)
     bits = (wanted.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
     return bits.to(gl.float32, bitcast=True)

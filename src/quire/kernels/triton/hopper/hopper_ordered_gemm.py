@@ -1,8 +1,8 @@
-"""Products of many rows on Hopper, each result's terms in the order of k: one warp fetches.
+"""Batch-invariant GEMM of many rows on Hopper: each result's terms are added in the order of k.
 
-Floor: the tensor cores' rate, some 700 of 990 TFLOPS in bfloat16 at the power that a card has. The
-copy engine fills a ring of tiles of x and W, also of the next tile of results while one is stored,
-and two warpgroups multiply 64 rows of x each. Every program goes through its share of the tiles.
+Floor: the tensor cores' rate, some 700 of 990 TFLOPS in bfloat16 at the power that a card has. One
+warp fills a ring of tiles of x and W by TMA, also for the next output tile while one is stored, and
+two warpgroups multiply 64 rows of x each. Every program processes several output tiles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, store_b
 from quire.kernels.triton.launch.workspace import workspace
 
 ROWS = 128  # of a tile of x
-_IN_LINE = 8  # tiles of rows that share what of W is in the cache
+_IN_LINE = 8  # tiles of rows that share W's columns in the L2 cache
 
 
 def multiply_many(
@@ -40,7 +40,7 @@ def multiply_many(
 ) -> None:
     """out [T, N] = x [T, K] by weight [N, K], times x_scale [T, 1] and scale [N] if they are FP8.
 
-    N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory.
+    N and K: multiples of 16 bytes, as TMA requires.
     """
     (m, k), n = x.shape, len(weight)
     num_sms = workspace(x.device).num_sms
@@ -96,8 +96,10 @@ def hopper_ordered_gemm_kernel(
 
 
 @gluon.jit
-def _place(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, IN_LINE: gl.constexpr):
-    """First row and column of a tile; neighbours share rows of x and of W."""
+def _corner_of_tile(
+    tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, IN_LINE: gl.constexpr
+):
+    """First row and column of a tile; adjacent tiles share rows of x or of W."""
     m_tiles, n_tiles = gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N)
     line = tile // (IN_LINE * n_tiles)
     height = gl.minimum(m_tiles - line * IN_LINE, IN_LINE)
@@ -118,7 +120,7 @@ def _fetch(x_desc, w_desc, ring, M, N, K, IN_LINE: gl.constexpr):
     at = 0
     gdc_wait()
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, IN_LINE)
+        row, column = _corner_of_tile(tile, M, N, BLOCK_M, BLOCK_N, IN_LINE)
         for step in range(gl.cdiv(K, BLOCK_K)):
             stage = at % STAGES
             mbarrier.wait(empty.index(stage), (at // STAGES & 1) ^ 1)
@@ -131,7 +133,7 @@ def _fetch(x_desc, w_desc, ring, M, N, K, IN_LINE: gl.constexpr):
 
 @gluon.jit
 def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
-    """What one warpgroup computes: 64 rows of each tile."""
+    """A warpgroup's main loop: 64 rows of each tile."""
     xs, ws, full, empty = ring
     M, N, K = beside[5], beside[6], beside[7]
     STAGES: gl.constexpr = xs.shape[0]
@@ -143,7 +145,7 @@ def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
     tiles, steps = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.cdiv(K, BLOCK_K)
     at = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, IN_LINE)
+        row, column = _corner_of_tile(tile, M, N, BLOCK_M, BLOCK_N, IN_LINE)
         row += 64 * PART
         sums = gl.zeros([64, BLOCK_N], gl.float32, layout)
         for step in range(steps):
@@ -154,18 +156,18 @@ def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
                 is_async=True,
             )  # fmt: skip
             sums = warpgroup_mma_wait(1, deps=[sums])
-            if step > 0:  # the step before has ended
+            if step > 0:  # the previous step has ended
                 mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
             at += 1
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
         _store(sums, row, column, beside, PART)
-    tma.store_wait(0)  # memory of a program that has ended is another's
+    tma.store_wait(0)  # shared memory is reused once the program has ended
 
 
 @gluon.jit
 def _store(sums, row, column, beside, PART: gl.constexpr):
-    """64 rows of a tile, as many columns at a time as there is room for."""
+    """Store 64 rows of a tile, as many columns at a time as fit in shared memory."""
     WIDTH: gl.constexpr = beside[1].shape[2]
     if sums.shape[1] == WIDTH:
         _store_box(sums, row, column, beside, PART)
@@ -187,9 +189,9 @@ def _store_box(sums, row, column, beside, PART: gl.constexpr):
     if bias_ptr is not None:
         bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
         sums += bias.to(gl.float32)[None, :]
-    tma.store_wait(0)  # for what lay there
+    tma.store_wait(0)  # of what was stored from there before
     barrier()
     outs.index(PART).store(sums.to(out_desc.dtype))
     fence_async_shared()
     barrier()
-    store_box(out_desc, [row, column], outs.index(PART))  # but what is beyond M or N
+    store_box(out_desc, [row, column], outs.index(PART))  # TMA clips at M and N

@@ -1,13 +1,13 @@
-"""Prefill attention for Hopper: some warps fetch, two warpgroups compute.
+"""Prefill attention for Hopper: some warps load, two warpgroups compute.
 
-Twin of `prefill_attention.py` for 64 or 128 dimensions a head and queries of 16 bits. The copy
-engine fills a ring of tiles of keys and values, block by block. A warpgroup issues the scores of
-the next tile together with the weighted sum of the last one's values, and works on the softmax
-while the tensor cores are at the sum; the two take turns, so that one's softmax is under the
-other's products. (FlashAttention 3: Shah et al., 2024.)
+Twin of `prefill_attention.py` for 64 or 128 dimensions a head and queries of 16 bits. TMA fills a
+ring of tiles of keys and values, block by block. A warpgroup issues the scores of the next tile
+together with the weighted sum of the last tile's values, and computes the softmax during the
+latter. The warpgroups alternate (ping-pong scheduling), so that the softmax of one overlaps with
+the MMAs of the other. (FlashAttention 3: Shah et al., 2024.)
 
-Each program goes through pieces of work, a tile of queries for a key head each, and fetches ahead
-of the piece that is being computed.
+Each program processes several work items, a query tile for a key head each, and prefetches beyond
+the item that is being computed.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def hopper_prefill_kernel(
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
     dtype: gl.constexpr = gl.float16 if FP8 else k_desc.dtype
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    KEPT: gl.constexpr = k_desc.layout
+    LAYOUT: gl.constexpr = k_desc.layout
     USERS: gl.constexpr = 1 if SPLIT else 2
-    q_smem = gl.allocate_shared_memory(k_desc.dtype, [4 if FP8 else 2, ROWS, HEAD_DIM], KEPT)
-    keys = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, USERS, KEPT)
+    q_smem = gl.allocate_shared_memory(k_desc.dtype, [4 if FP8 else 2, ROWS, HEAD_DIM], LAYOUT)
+    keys = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, USERS, LAYOUT)
     values = _ring(dtype, HEAD_DIM, TILE, SLOTS, USERS, WIDE)
     rings = (keys, values)
     other = ()
@@ -87,7 +87,7 @@ def hopper_prefill_kernel(
         q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
         stride_q_token, stride_q_head, stride_out_token,
     )  # fmt: skip
-    # the last lists: registers of a thread; the first warpgroup has as many as the second
+    # last lists: registers for each thread; the first warpgroup has as many as the second
     if not FP8:
         fence_async_shared()
         gl.warp_specialize(
@@ -106,7 +106,7 @@ def hopper_prefill_kernel(
             [224, 56],
         )  # fmt: skip
     else:
-        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, 1, KEPT)
+        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, 1, LAYOUT)
         fence_async_shared()
         gl.warp_specialize(
             [
@@ -142,14 +142,14 @@ def _ring(
     dtype: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, SLOTS: gl.constexpr,
     USERS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of keys or values, and barriers that tell when each is full and empty."""
+    """A ring of tiles of keys or values, with barriers for full and empty slots."""
     smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
     return smem, barriers(SLOTS, 1), barriers(SLOTS, USERS)
 
 
 @gluon.jit
 def _other(HEAD_DIM: gl.constexpr):
-    """Where the second warpgroup leaves its sums, to be merged with the first's."""
+    """Memory in which the second warpgroup stores its sums for `_merge`."""
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     acc = gl.allocate_shared_memory(
         gl.float32, [ROWS, HEAD_DIM], gl.SwizzledSharedLayout(2, 1, 8, [1, 0])

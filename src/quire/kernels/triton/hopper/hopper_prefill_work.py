@@ -1,7 +1,7 @@
-"""Hopper's prefill attention: what a program's work is, and the warps that fetch keys and values.
+"""Hopper's prefill attention: a program's work items, and the warps that load keys and values.
 
-Owns which tiles of queries and keys a program takes, and how rings are filled; not their memory,
-which `hopper_prefill.py` allots. Tile `at` of all that a program fetches is in slot at % SLOTS.
+Owns which tiles of queries and keys a program processes, and how rings are filled; `hopper_prefill`
+allocates them. The tile that a program loads as number `at` is in slot at % SLOTS.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box
 
 
 @gluon.jit
-def piece_of(work_ptr, num_pieces, turn, NUM_HEADS: gl.constexpr, FIELDS: gl.constexpr):
-    """A program's next piece of work: key head, request, first token, queries, keys, first query.
+def work_item(work_ptr, num_items, cycle, NUM_HEADS: gl.constexpr, FIELDS: gl.constexpr):
+    """A program's work item of one round: key head, request, first token, queries, keys, first
+    query.
 
-    One without queries is the end. Pieces come in order of length; programs take them forwards and
-    backwards by turns, so that each gets as much. None draws them by an atomic: with the first lane
-    alone in a branch ptxas (CUDA 12.8) leaves out the barriers of a warp behind it.
+    An item without queries is the end. Items are in order of length; programs take them in
+    alternating directions each round, so that all get about the same. An atomic counter is not
+    used: after a branch for one lane ptxas (CUDA 12.8) leaves out barriers of the warp.
     """
     program, programs = gl.program_id(0), gl.num_programs(0)
-    piece = turn * programs + program + turn % 2 * (programs - 1 - 2 * program)
-    there = piece < num_pieces
-    record = work_ptr + piece // NUM_HEADS * FIELDS
+    item = cycle * programs + program + cycle % 2 * (programs - 1 - 2 * program)
+    there = item < num_items
+    record = work_ptr + item // NUM_HEADS * FIELDS
     request = gl.load(record, mask=there, other=0)
     first_token = gl.load(record + 1, mask=there, other=0)
     num_queries = gl.load(record + 2, mask=there, other=0)
     seq_len = gl.load(record + 3, mask=there, other=0)
     first_query = gl.load(record + 4, mask=there, other=0)
-    return piece % NUM_HEADS, request, first_token, num_queries, seq_len, first_query
+    return item % NUM_HEADS, request, first_token, num_queries, seq_len, first_query
 
 
 @gluon.jit
@@ -38,7 +39,7 @@ def key_tiles(
     first_query, num_queries, seq_len,
     TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """(begin, full_begin, full_end, end) of the tiles of keys; of the full ones all is seen."""
+    """Key tiles: (begin, full_begin, full_end, end); full ones are seen completely."""
     lowest = seq_len - num_queries + first_query
     highest = gl.minimum(lowest + TOKENS, seq_len)  # one beyond the last query's position
     end = (highest + TILE - 1) // TILE
@@ -57,12 +58,12 @@ def fetch(
     NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
     WINDOW: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """Keep rings filled by the copy engine: a tile of keys, its values, the next tile's keys."""
-    num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
-    at = 0  # tiles so far
-    turn = 0
-    head, request, _, num_queries, seq_len, first_query = piece_of(
-        work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+    """Keep the rings filled by TMA: a tile of keys, its values, the next tile's keys, ..."""
+    num_items = gl.load(num_tiles_ptr) * NUM_HEADS
+    at = 0  # number of tiles so far
+    cycle = 0
+    head, request, _, num_queries, seq_len, first_query = work_item(
+        work_ptr, num_items, cycle, NUM_HEADS, FIELDS
     )
     while num_queries > 0:
         begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
@@ -72,9 +73,9 @@ def fetch(
             fetch_tile(k_desc, rows, head, keys, at, TILE)
             fetch_tile(v_desc, rows, head, values, at, TILE)
             at += 1
-        turn += 1
-        head, request, _, num_queries, seq_len, first_query = piece_of(
-            work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+        cycle += 1
+        head, request, _, num_queries, seq_len, first_query = work_item(
+            work_ptr, num_items, cycle, NUM_HEADS, FIELDS
         )
 
 
@@ -84,30 +85,30 @@ def widen(
     NUM_HEADS: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
     FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """Make 16-bit tiles of values of a ring of FP8 tiles."""
-    num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
+    """Convert a ring of FP8 value tiles to a ring of float16 tiles."""
+    num_items = gl.load(num_tiles_ptr) * NUM_HEADS
     at = 0
-    turn = 0
-    _, _, _, num_queries, seq_len, first_query = piece_of(
-        work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+    cycle = 0
+    _, _, _, num_queries, seq_len, first_query = work_item(
+        work_ptr, num_items, cycle, NUM_HEADS, FIELDS
     )
     while num_queries > 0:
         begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
         for _ in range(end - begin):
-            code_slot, slot = await_tile(codes, at), await_room(values, at)
+            code_slot, slot = await_tile(codes, at), await_free_slot(values, at)
             _widen_tile(codes[0].index(code_slot), values[0].index(slot), TILE)
             mbarrier.arrive(values[1].index(slot), count=1)
             mbarrier.arrive(codes[2].index(code_slot), count=1)
             at += 1
-        turn += 1
-        _, _, _, num_queries, seq_len, first_query = piece_of(
-            work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+        cycle += 1
+        _, _, _, num_queries, seq_len, first_query = work_item(
+            work_ptr, num_items, cycle, NUM_HEADS, FIELDS
         )
 
 
 @gluon.jit
 def rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Where each box of a tile of keys begins in the cache; past the last block, again that one."""
+    """The first cache slot of each box of a key tile; boxes beyond the last block repeat it."""
     BOX: gl.constexpr = desc.block_type.shape[0]
     last_block = (seq_len - 1) // BLOCK_SIZE
     rows = ()
@@ -120,7 +121,7 @@ def rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.c
 
 @gluon.jit
 def await_tile(ring, at):
-    """The slot that tile `at` is in, once it is there."""
+    """Wait until tile `at` is loaded; return its slot."""
     _, full, _ = ring
     SLOTS: gl.constexpr = full.shape[0]
     slot = at % SLOTS
@@ -129,8 +130,8 @@ def await_tile(ring, at):
 
 
 @gluon.jit
-def await_room(ring, at):
-    """The slot that tile `at` is to be put in, once it is free."""
+def await_free_slot(ring, at):
+    """Wait until the slot for tile `at` is free; return it."""
     _, _, empty = ring
     SLOTS: gl.constexpr = empty.shape[0]
     slot = at % SLOTS
@@ -140,11 +141,11 @@ def await_room(ring, at):
 
 @gluon.jit
 def fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
-    """Have a tile of TILE keys of one head fetched from where its boxes begin in the cache."""
+    """Start TMA loads of a tile of TILE keys of one head. rows: first slot of each box."""
     BOX: gl.constexpr = desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = desc.block_type.shape[1]
     smem, full, _ = ring
-    slot = await_room(ring, at)
+    slot = await_free_slot(ring, at)
     tile, filled = smem.index(slot), full.index(slot)
     mbarrier.expect(filled, TILE * HEAD_DIM * desc.dtype.primitive_bitwidth // 8)
     for box in gl.static_range(TILE // BOX):
@@ -153,10 +154,10 @@ def fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
 
 @gluon.jit
 def _widen_tile(codes, tile, TILE: gl.constexpr):
-    """Write codes [TILE, D] as float16, which is exact, where the tensor cores read them."""
+    """Store codes [TILE, D] as float16 (exact) to a tile in shared memory."""
     ROWS: gl.constexpr = 64
     HEAD_DIM: gl.constexpr = tile.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout(  # eight: no two threads write to one bank
+    LAYOUT: gl.constexpr = gl.BlockedLayout(  # eight numbers: no bank conflicts
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
     for part in gl.static_range(TILE // ROWS):

@@ -1,7 +1,7 @@
-"""Queries of Hopper's attention: how they are fetched, and what the tensor cores take for them.
+"""Loading of queries for Hopper's prefill attention, and their format for the tensor cores.
 
-Those multiply FP8 by FP8 alone: for keys in FP8 a query is the sum of two such numbers, since
-bfloat16 has eight digits and FP8 four.
+Tensor cores multiply FP8 by FP8 only. So for keys in FP8 a query is split into the sum of two FP8
+numbers: bfloat16 has eight significant bits and FP8 four.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_rows
 
-ROWS = gl.constexpr(64)  # of a warpgroup's products
+ROWS = gl.constexpr(64)  # of a warpgroup's MMA
 
 
 @gluon.jit
 def halved(q):
-    """Two numbers of FP8 for each of q, as float32, and by what rows were divided.
+    """Split q [R, D] into FP8-representable float32 (high, low), and the factor of each row.
 
-    The largest of a row comes to between 128 and 256: exact, but for numbers of less than 2^-9 of
-    it, of which 2^-18 of the largest is lost at most.
+    q = (high + low) · factor. A row's largest magnitude is scaled to between 128 and 256. Exact but
+    for numbers below 2^-9 of the largest, whose error is 2^-18 of the largest at most.
     """
     wide = q.to(gl.float32)
     largest = gl.max(gl.abs(wide), 1)
     bits = gl.maximum(largest.to(gl.int32, bitcast=True), 0x0D800000) & 0x7F800000
     factor = bits.to(gl.float32, bitcast=True) * (1.0 / 128)
     wide = wide * (1.0 / factor)[:, None]
-    # rounded by hand: of numbers narrowed and widened again ptxas (CUDA 12.8) reads some too early
+    # rounded by bit operations: ptxas (CUDA 12.8) miscompiles conversion to FP8 and back
     bits = (wide.to(gl.int32, bitcast=True) + 0x80000) & -0x100000
     high = bits.to(gl.float32, bitcast=True)
     return high, wide - high, factor
@@ -38,7 +38,10 @@ def rows_in_memory(
     head, first_token, num_queries, first_query, stride_token, stride_head,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Where a warpgroup's rows lie, a query's heads of the key head by turns, and which exist."""
+    """Offsets [ROWS, D] of a warpgroup's rows in memory, and which rows exist [ROWS, 1].
+
+    Rows are a token's query heads of this key head, then the next token's.
+    """
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
     query = first_query + row // GROUP
@@ -50,7 +53,7 @@ def rows_in_memory(
 
 @gluon.jit
 def ask_queries(q_smem, pointers, there, PART: gl.constexpr):
-    """Have a warpgroup's queries fetched to q_smem, through registers if they are to be halved."""
+    """Start to load a warpgroup's queries to q_smem, or to registers if they are to be split."""
     if q_smem.shape[0] == 4:
         fetched = gl.load(pointers, mask=there, other=0.0)
     else:
@@ -62,12 +65,12 @@ def ask_queries(q_smem, pointers, there, PART: gl.constexpr):
 
 @gluon.jit
 def receive_queries(q_smem, fetched, scale, SCORES: gl.constexpr, PART: gl.constexpr):
-    """Wait until the queries are in shared memory; the scale of each row's scores."""
+    """Wait until the queries are in shared memory; return the scale of each row's scores."""
     ONES: gl.constexpr = gl.SliceLayout(1, SCORES)
     row_scale = gl.full([ROWS], scale, gl.float32, ONES)
     if q_smem.shape[0] == 4:
         high, low, factor = halved(fetched)
-        q_smem.index(2 * PART).store(low.to(q_smem.dtype))  # added first, while sums are small
+        q_smem.index(2 * PART).store(low.to(q_smem.dtype))  # multiplied first, while sums are small
         q_smem.index(2 * PART + 1).store(high.to(q_smem.dtype))
         row_scale = row_scale * gl.convert_layout(factor, ONES)
     else:

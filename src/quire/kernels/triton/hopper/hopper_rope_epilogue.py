@@ -1,6 +1,7 @@
-"""`turned_heads` for the product of Hopper's ring: the same, for results that lie [rows, tokens].
+"""RoPE and KV write in the epilogue of Hopper's QKV projection, for results [rows of W, tokens].
 
-The layout gives each thread both numbers of a pair, so that turning moves nothing between threads.
+Twin of gemm/rope_epilogue.py. The layout gives each thread both numbers of a pair, so that RoPE
+exchanges no data between threads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.constexpr_function
 def by_pair(head_dim, num_warps):
-    """A layout of [rows, tokens]: a warp holds all of a token's, pairs of a head in a thread.
+    """A layout of [rows, tokens]: a token's rows in one warp, pairs of a head in one thread.
 
     head_dim: 64 or 128.
     """
@@ -23,12 +24,12 @@ def load_angles(
     rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr,
 ):  # fmt: skip
-    """What a tile's way out reads: cos and sin [BLOCK_N, BLOCK_M], slots [BLOCK_M]."""
-    turns = rows < N - KV_HEADS * HEAD_DIM  # values do not
-    place = tokens[None, :] * stride_angles + (rows % HEAD_DIM)[:, None]
-    inside = turns[:, None] & (tokens < M)[None, :]
-    cos = gl.load(cos_ptr + place, mask=inside, other=0.0)
-    sin = gl.load(sin_ptr + place, mask=inside, other=0.0)
+    """Load the epilogue's inputs: cos and sin [BLOCK_N, BLOCK_M], slots [BLOCK_M]."""
+    rotated = rows < N - KV_HEADS * HEAD_DIM  # not values
+    offset = tokens[None, :] * stride_angles + (rows % HEAD_DIM)[:, None]
+    inside = rotated[:, None] & (tokens < M)[None, :]
+    cos = gl.load(cos_ptr + offset, mask=inside, other=0.0)
+    sin = gl.load(sin_ptr + offset, mask=inside, other=0.0)
     return cos, sin, gl.load(slots_ptr + tokens, mask=tokens < M, other=-1)
 
 
@@ -38,34 +39,36 @@ def store_rope_heads(
     M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """A tile's results x [BLOCK_N, BLOCK_M] float32: queries to out, keys and values to caches."""
+    """Store a tile's results x float32 [BLOCK_N, BLOCK_M]: queries to out, the rest to caches."""
     BLOCK_N: gl.constexpr = x.shape[0]
     cos, sin, slots = angles
     x = x.to(out_ptr.dtype.element_ty)
     first = tile * BLOCK_N // HEAD_DIM
     num_queries = N // HEAD_DIM - 2 * KV_HEADS
     if first < num_queries:
-        turned = _turn(x, rows, cos, sin, query_norm_ptr, eps, HEAD_DIM)
+        rotated = _rope(x, rows, cos, sin, query_norm_ptr, eps, HEAD_DIM)
         target = tokens[None, :] * stride_out + rows[:, None]
         there = (rows < N)[:, None] & (tokens < M)[None, :]
-        gl.store(out_ptr + target, turned.to(out_ptr.dtype.element_ty), mask=there)
+        gl.store(out_ptr + target, rotated.to(out_ptr.dtype.element_ty), mask=there)
     else:
         head = (rows // HEAD_DIM - num_queries) % KV_HEADS
         slot = slots // CACHE_BLOCK * stride_block + slots % CACHE_BLOCK * stride_slot
-        place = slot[None, :] + (head * stride_kv_head + rows % HEAD_DIM)[:, None]
-        kept = (rows < N)[:, None] & (slots >= 0)[None, :]  # else it is padding
+        offset = slot[None, :] + (head * stride_kv_head + rows % HEAD_DIM)[:, None]
+        mask = (rows < N)[:, None] & (slots >= 0)[None, :]  # else it is padding
         if first < num_queries + KV_HEADS:
-            turned = _turn(x, rows, cos, sin, key_norm_ptr, eps, HEAD_DIM)
+            rotated = _rope(x, rows, cos, sin, key_norm_ptr, eps, HEAD_DIM)
             gl.store(
-                k_cache_ptr + place, _stored_as(turned, k_cache_ptr.dtype.element_ty), mask=kept
+                k_cache_ptr + offset,
+                _stored_as(rotated, k_cache_ptr.dtype.element_ty),
+                mask=mask,
             )
         else:
-            gl.store(v_cache_ptr + place, _stored_as(x, v_cache_ptr.dtype.element_ty), mask=kept)
+            gl.store(v_cache_ptr + offset, _stored_as(x, v_cache_ptr.dtype.element_ty), mask=mask)
 
 
 @gluon.jit
-def _turn(x, rows, cos, sin, norm_ptr, eps, HEAD_DIM: gl.constexpr):
-    """Heads one after the other in x [rows, tokens], normalised first if there is a norm."""
+def _rope(x, rows, cos, sin, norm_ptr, eps, HEAD_DIM: gl.constexpr):
+    """RoPE of the heads in x [rows, tokens], after their norm if norm_ptr is given."""
     BLOCK_N: gl.constexpr = x.shape[0]
     BLOCK_M: gl.constexpr = x.shape[1]
     COUNT: gl.constexpr = BLOCK_N // HEAD_DIM
@@ -86,10 +89,8 @@ def _turn(x, rows, cos, sin, norm_ptr, eps, HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def _stored_as(x, dtype: gl.constexpr):
-    """See `rotary.stored_as`."""
+    """Twin of `rope_kernels.stored_as`."""
     if dtype == gl.float8e4nv:
         x = x.to(gl.float32)
-        x = gl.where(
-            x < -448.0, -448.0, gl.where(x > 448.0, 448.0, x)
-        )  # what is no number stays so
+        x = gl.where(x < -448.0, -448.0, gl.where(x > 448.0, 448.0, x))  # NaN stays NaN
     return x.to(dtype)

@@ -1,4 +1,4 @@
-"""A cache of keys or values as Hopper's copy engine sees it: boxes of some slots of one head."""
+"""TMA descriptors of a cache of keys or values: boxes of some slots of one head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 def cache_boxes(cache: Tensor, tile: int) -> TensorDescriptor:
-    """cache [blocks, block size, Hkv, D] as [slots, Hkv · D]; tile: a box has no more slots."""
+    """A descriptor of cache [blocks, block size, Hkv, D] as [slots, Hkv · D].
+
+    Boxes are [min(block size, tile), D].
+    """
     num_blocks, block_size, num_kv_heads, head_dim = cache.shape
     rows, columns = num_blocks * block_size, num_kv_heads * head_dim
     return _boxes(cache.data_ptr(), cache.dtype, rows, columns, min(block_size, tile), head_dim)
@@ -22,19 +25,20 @@ def cache_boxes(cache: Tensor, tile: int) -> TensorDescriptor:
 def _boxes(
     address: int, dtype: torch.dtype, rows: int, columns: int, box: int, head_dim: int
 ) -> TensorDescriptor:
-    """Kept, since to make one takes longer than to launch."""
+    """Cached, since creating a descriptor takes longer than a launch."""
     return TensorDescriptor(
-        _Place(address, dtype), [rows, columns], [columns, 1], [box, head_dim],
+        _Address(address, dtype), [rows, columns], [columns, 1], [box, head_dim],
         gl.NVMMASharedLayout(min(128, head_dim * dtype.itemsize), 8 * dtype.itemsize, 2),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What a descriptor asks of a tensor, without the hold on its memory."""
+class _Address:
+    """The part of a tensor that a descriptor reads, without a reference to its memory."""
 
     address: int
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
+        """As `Tensor.data_ptr`."""
         return self.address
