@@ -195,14 +195,14 @@ def test_a_request_that_cannot_be_followed_fails_alone(
     """Requests of one turn of the loop are sent together; none waits for the mishap of another."""
 
     async def scenario(engine: AsyncEngine) -> None:
-        follow = engine._exchange._outputs.add
+        follow = engine._tracker._processor.add
 
         def fail_for_some(prepared: PreparedRequest, arrival: float) -> None:
             if len(prepared.prompt_token_ids) == 2:
                 raise RuntimeError("cannot be followed")
             follow(prepared, arrival)
 
-        monkeypatch.setattr(engine._exchange._outputs, "add", fail_for_some)
+        monkeypatch.setattr(engine._tracker._processor, "add", fail_for_some)
         answers = await asyncio.gather(
             *(collect(engine, [5] * length, sampling(3)) for length in (1, 2, 3)),
             return_exceptions=True,

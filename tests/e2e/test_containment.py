@@ -39,15 +39,15 @@ async def collect(engine: AsyncEngine, prompt: list[int]) -> list[RequestOutput]
 
 def test_an_answer_that_cannot_be_worded_costs_only_its_caller(tiny_model: Path) -> None:
     async def scenario(engine: AsyncEngine) -> None:
-        add = engine._exchange._outputs.add
+        add = engine._tracker._processor.add
 
         def add_and_break(prepared, arrival: float) -> None:
             add(prepared, arrival)
             if prepared.prompt_token_ids == [13]:
-                answer = engine._exchange._outputs._answers[prepared.messages[0].request_id]
+                answer = engine._tracker._processor._answers[prepared.messages[0].request_id]
                 answer.detokenizer = None  # type: ignore[assignment]
 
-        engine._exchange._outputs.add = add_and_break  # type: ignore[method-assign]
+        engine._tracker._processor.add = add_and_break  # type: ignore[method-assign]
         sick, *well = await asyncio.gather(
             *(collect(engine, [token]) for token in (13, 14, 15)), return_exceptions=True
         )
