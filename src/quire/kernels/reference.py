@@ -35,14 +35,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x [..., H], weight [H]; the result has x's shape and dtype. (Zhang & Sennrich, 2019)
     """
     x32 = x.float()
-    normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
+    normalized = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return weight * normalized.to(x.dtype)
 
 
 def rms_norm_residual(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Add x to the residual stream and normalise the sum: (normed, new residual), all [T, H].
+    """Add x to the residual stream and normalise the sum: (normalized, new residual), all [T, H].
 
     The residual passed in may be overwritten: faster versions add to it in place.
     """

@@ -73,8 +73,8 @@ def finish_step(
     rows int32 [S], rows -1 where nothing was sampled; last_tokens int32 [R]. Returns int32
     [2 S + N]: drawn, failed, and 1 for each token whose hidden state is finite.
     """
-    mine = rows >= 0
-    last_tokens[rows[mine].long()] = drawn[mine]
+    sampled = rows >= 0
+    last_tokens[rows[sampled].long()] = drawn[sampled]
     counts = torch.arange(len(hidden), device=hidden.device) < step_len
     return torch.cat([drawn, failed, (hidden.isfinite().all(-1) & counts).int()])
 

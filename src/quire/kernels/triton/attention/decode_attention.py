@@ -93,8 +93,8 @@ def decode_attention_kernel(
             _store_heads(out, result, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D)
         else:
             weights_ptr = partial_ptr + 2 * tl.num_programs(0) * (GROUP * BLOCK_D)
-            mine = slot(program, first)
-            _store_part(partial_ptr, weights_ptr, mine, result, weight, GROUP, BLOCK_G, BLOCK_D)
+            own_slot = slot(program, first)
+            _store_part(partial_ptr, weights_ptr, own_slot, result, weight, GROUP, BLOCK_G, BLOCK_D)
             counter = counter_ptr + request * NUM_KV_HEADS + head
             if arrive(counter, last - first + 1):
                 _merge(out, partial_ptr, weights_ptr, first, last, GROUP, HEAD_DIM, BLOCK_D)

@@ -49,8 +49,8 @@ def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
     for i in gl.static_range(TILES):
         column = ((begin + step) * TILES + i) * BLOCK_K
         for box in gl.static_range(BOXES):
-            place = ring.index(stage * TILES + i).slice(box * BOX, BOX)
-            fetch_box(x_desc, [box * BOX, column], full.index(stage), place, there)
+            target = ring.index(stage * TILES + i).slice(box * BOX, BOX)
+            fetch_box(x_desc, [box * BOX, column], full.index(stage), target, there)
 
 
 @gluon.constexpr_function

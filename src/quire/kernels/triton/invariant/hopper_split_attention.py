@@ -187,11 +187,11 @@ def _attend(
     _, queries, begin, end, splits = _work_of(plan, GROUP, TILE, SPLIT, WINDOW, FIELDS)
     first_token, num_queries, seq_len, first_query = queries
     first_split, num_splits, own_begin, own_end, sharers, before = splits
-    place, there = rows_in_memory(
+    offsets, there = rows_in_memory(
         head, first_token, num_queries, first_query, stride_q_token, stride_q_head,
         GROUP, HEAD_DIM, WIDE,
     )  # fmt: skip
-    fetch_rows(q_smem, q_ptr + place, mask=there)
+    fetch_rows(q_smem, q_ptr + offsets, mask=there)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
