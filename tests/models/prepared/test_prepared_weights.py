@@ -32,7 +32,7 @@ from quire.models.prepared.prepared_files import (
     free_space,
     newest_file,
     prepared_file,
-    product_bytes,
+    step_bytes,
 )
 from quire.models.prepared.prepared_weights import PreparedWeights, _ProcessEnd, prepared_weights
 from quire.processes import interrupted
@@ -268,10 +268,10 @@ def test_what_each_step_reads_is_written_in_whole_large_pages(
     assert write_tensors(file, tensors, {"table"})
     entries = read_header(file)
     assert [entry.name for entry in entries] == ["first", "second", "table", "odd"]
-    assert product_bytes(file) == entries[2].offset
-    whole = product_bytes(file) // (1 << 17)
-    assert sizes == [1 << 17] * whole + [product_bytes(file) % (1 << 17), 512, 256 + 7]
-    assert product_bytes(tmp_path / "none") == 0
+    assert step_bytes(file) == entries[2].offset
+    whole = step_bytes(file) // (1 << 17)
+    assert sizes == [1 << 17] * whole + [step_bytes(file) % (1 << 17), 512, 256 + 7]
+    assert step_bytes(tmp_path / "none") == 0
 
 
 def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

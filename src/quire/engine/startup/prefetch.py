@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.engine.startup.device_policy import device_type, torch_reason
 from quire.hub import BUNDLED, resolve_model
 from quire.models.checkpoints.large_pages import read_in_large_pages
-from quire.models.prepared.prepared_files import newest_file, product_bytes
+from quire.models.prepared.prepared_files import newest_file, step_bytes
 
 _TRITON = "quire-triton"  # the thread's name
 
@@ -84,7 +84,7 @@ def read_ahead(config: EngineConfig) -> list[Path]:
         try:
             if sys.platform != "darwin":  # which has no such call
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
-            read_in_large_pages(file, product_bytes(path))
+            read_in_large_pages(file, step_bytes(path))
         finally:
             os.close(file)
     return found

@@ -16,6 +16,8 @@ from typing import Any
 from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
 
+STEP_BYTES = "product_bytes"  # in the metadata of prepared files: bytes that each step reads
+
 _LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 

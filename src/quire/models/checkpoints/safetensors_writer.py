@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.dtypes import DTYPES
 from quire.kernels.torch_dtypes import dtype_name
-from quire.models.prepared.prepared_files import PRODUCT_BYTES
+from quire.models.checkpoints.safetensors_header import STEP_BYTES
 
 _PIECE_BYTES = 16 << 20  # written at a time; a multiple of large pages
 _SMALL_BYTES = 64 << 10  # the same, of tables
@@ -46,8 +46,8 @@ def write_tensors(
     front = [name for name in weights if tensors[name].nbytes % 64 == 0]
     ordered = [*front, *(name for name in tensors if name in tables)]
     ordered += [name for name in weights if tensors[name].nbytes % 64]
-    product_bytes = sum(tensors[name].nbytes for name in front)
-    text = _header(tensors, ordered, {PRODUCT_BYTES: str(product_bytes), **(metadata or {})})
+    step_bytes = sum(tensors[name].nbytes for name in front)
+    text = _header(tensors, ordered, {STEP_BYTES: str(step_bytes), **(metadata or {})})
     large = chain([memoryview(text)], (_bytes(tensors[name]) for name in front))
     small = (_bytes(tensors[name]) for name in ordered[len(front) :])
     total = len(text) + sum(tensor.nbytes for tensor in tensors.values())

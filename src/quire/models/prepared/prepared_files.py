@@ -18,13 +18,13 @@ from typing import Any
 
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
+from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
 from quire.processes import is_alive
 from quire.version import __version__
 
 LAYOUT = 6  # to be raised when a packed layout or its metadata changes, or how weights are rounded
-# entries of a file's metadata
-PRODUCT_BYTES = "product_bytes"  # bytes of the tensors that each step reads
+# an entry of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 _SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 24  # bytes
@@ -102,11 +102,11 @@ def newest_file(config: ModelSettings, path: Path) -> Path | None:
         return None  # one went meanwhile
 
 
-def product_bytes(file: Path) -> int:
-    """How many bytes of a file, from its begin, each step reads; 0 if its header does not say."""
+def step_bytes(file: Path) -> int:
+    """How many bytes of a file, from its start, each step reads; 0 if its header does not say."""
     try:
         length, metadata = read_metadata(file)
-        return 8 + length + int(metadata[PRODUCT_BYTES])
+        return 8 + length + int(metadata[STEP_BYTES])
     except (OSError, ValueError, LookupError):
         return 0  # who maps it will say what is wrong
 

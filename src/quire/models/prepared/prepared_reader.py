@@ -17,8 +17,8 @@ import numpy as np
 from quire.array_types import Array
 from quire.errors import CheckpointError
 from quire.models.checkpoints.mapped_file import MappedFile
-from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
-from quire.models.prepared.prepared_files import FORMATS, PRODUCT_BYTES, read_metadata
+from quire.models.checkpoints.safetensors_header import STEP_BYTES, TensorEntry, read_header
+from quire.models.prepared.prepared_files import FORMATS, read_metadata
 from quire.quantization.stored_weight import Description
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class PreparedFile:
     def __init__(self, file: Path) -> None:
         self._entries = {entry.name: entry for entry in read_header(file)}
         length, metadata = read_metadata(file)
-        self._mapped = MappedFile(file, 8 + length + int(metadata[PRODUCT_BYTES]))
+        self._mapped = MappedFile(file, 8 + length + int(metadata[STEP_BYTES]))
         self.formats: Formats = json.loads(metadata[FORMATS])
         stored = self._array(self._entries.pop(CHECK))
         arrays = self.stored_arrays().arrays
