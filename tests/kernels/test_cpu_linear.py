@@ -84,6 +84,9 @@ def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
     gate, up = expected.chunk(2, dim=-1)
     found = products.linear_silu(stream, gate_up, products.order_gate_up(bias))
     check(found, F.silu(gate) * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
+    found = products.linear_gelu(stream, gate_up, products.order_gate_up(bias))
+    gelu = F.gelu(gate, approximate="tanh")
+    check(found, gelu * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
 
     x, residual = normal(rows, k, dtype=dtype), normal(rows, n, dtype=dtype)
     expected = residual.double() + x.double() @ weight.double().T + bias.double()

@@ -18,7 +18,7 @@ from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_fo
 from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
 
 NAMES = {field.name for field in fields(Kernels)}
-PACKED = ("linear", *FORMATS, "rms_norm_linear", "linear_silu", "linear_add_norm")
+PACKED = ("linear", *FORMATS, "rms_norm_linear", "linear_silu", "linear_gelu", "linear_add_norm")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     arguments = copy.deepcopy(arguments)
     if op in PACKED:
         x, weight, bias, *more = arguments
-        if op == "linear_silu":
+        if op in ("linear_silu", "linear_gelu"):
             weight, bias = (w if w is None else kernels.order_gate_up(w) for w in (weight, bias))
         arguments = (x, kernels.pack(weight), bias, *more)
     result = getattr(kernels, operation_of(op))(*arguments)

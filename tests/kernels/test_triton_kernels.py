@@ -136,7 +136,7 @@ def test_operations_equal_their_twins(
         if rows.dim() > 1 and len(rows) > MOST_TOKENS:
             continue
         mine, theirs = [moved(argument) for argument in case], copy.deepcopy(case)
-        if op == "linear_silu":
+        if op in ("linear_silu", "linear_gelu"):
             mine[1:] = [w if w is None else interleave_gate_up(w) for w in mine[1:]]
         result = results(kernels_for("cuda"), op, mine)
         twin = results(TWINS, op, theirs)

@@ -21,6 +21,12 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# small, so that they bend these models' scores; only this way of transformers computes them
+SOFT_CAPS = {
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 8.0,
+    "attn_implementation": "eager",
+}
 WHOLE = {"vocab_size": 512}  # blocks of a head's rows, which others are padded to on a CPU
 
 
@@ -107,6 +113,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 24, "sliding_window": 29, "query_pre_attn_scalar": 20, **SOFT_CAPS},
+    ),
+    "gemma2_d16": (
+        "Gemma2",
+        {**WHOLE, "hidden_size": 96, "intermediate_size": 96, "head_dim": 16, "sliding_window": 21}
+        | {"query_pre_attn_scalar": 16, "layer_types": ["full_attention", "sliding_attention"]}
+        | SOFT_CAPS,
+    ),
+    "gemma2_d256": (
+        "Gemma2",
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256}
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3_partial": (
         "Phi3",
@@ -128,8 +149,9 @@ def write_checkpoint(name: str, folder: Path) -> transformers.PreTrainedModel:
     config = getattr(transformers, f"{family}Config")(**(SMALL | changes))
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    mean = -0.5 if family == "Gemma2" else 0.5  # its norms add one
     for parameter in model.parameters():  # biases and norms that do something
         if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.3)
+            torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     model.save_pretrained(folder)
     return model

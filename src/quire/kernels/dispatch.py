@@ -37,6 +37,7 @@ class Kernels:
     rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     embedding: Callable[[Tensor, LinearWeight], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu_and_mul: Callable[[Tensor], Tensor]
     rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
     rope_write_kv: Callable[
         [Tensor, HeadNorms | None, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
@@ -51,6 +52,7 @@ class Kernels:
     rms_norm_linear: Callable[[ResidualState, LinearWeight, Tensor | None], Tensor]
     qkv_rope_write_kv: Callable[[ResidualState, LinearWeight, Tensor | None, RopeWriteKV], Tensor]
     linear_silu: Callable[[ResidualState, LinearWeight, Tensor | None], Rows]
+    linear_gelu: Callable[[ResidualState, LinearWeight, Tensor | None], Rows]
     linear_add_norm: Callable[
         [Rows, LinearWeight, Tensor | None, Tensor, Tensor, float], ResidualState
     ]

@@ -56,6 +56,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """gelu(gate) * up, with GELU's approximation by tanh, for x [T, 2I] = (gate, up): [T, I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE: rotate pairs (i, i + R/2) of the first R dimensions by their token's angles.
 
@@ -279,6 +285,11 @@ def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> 
     weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `pack`.
     """
     return silu_and_mul(rms_norm_linear(x, weight, bias))
+
+
+def linear_gelu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    """`linear_silu` with `gelu_and_mul` in place of `silu_and_mul`."""
+    return gelu_and_mul(rms_norm_linear(x, weight, bias))
 
 
 def linear_add_norm(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from quire.core.layer_spec import LinearSpec
+from quire.core.layer_spec import EmbeddingSpec, LinearSpec
 from quire.kernels.operands import LinearWeight
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight
@@ -14,15 +15,19 @@ from quire.quantization.stored_weight import Description
 class VocabParallelEmbedding(nn.Module):
     """One vector per token of the vocabulary."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, options: LayerOptions) -> None:
+    def __init__(self, spec: EmbeddingSpec, options: LayerOptions) -> None:
         super().__init__()
-        self.weight = Weight(options.empty(vocab_size, hidden_size))
+        # rounded to the data type of the weights, as models are trained with it
+        self.scale = torch.tensor(spec.scale, dtype=options.dtype).item()
+        self.weight = Weight(options.empty(spec.vocab_size, spec.hidden_size))
         self.kernels = options.kernels
         self.table: LinearWeight | None = None  # of a tied head, in place of the weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [T] → [T, H]."""
-        return self.kernels.embedding(input_ids, self.weight if self.table is None else self.table)
+        weight = self.weight if self.table is None else self.table
+        found = self.kernels.embedding(input_ids, weight)
+        return found if self.scale == 1.0 else found * self.scale
 
     def share(self, table: LinearWeight) -> None:
         """Look up in the layout that a tied head reads, in place of an own copy."""

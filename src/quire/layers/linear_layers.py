@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.core.layer_spec import LinearSpec
+from quire.core.layer_spec import Activation, LinearSpec
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
@@ -65,8 +65,16 @@ class ColumnParallelLinear(LinearBase):
 class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
 
-    def add(self, x: Rows, residual: ResidualState, norm: RMSNorm) -> ResidualState:
-        """Add W x, for x [T, in], to the residual [T, out], and normalise that by `norm`."""
+    def add(
+        self, x: Rows, residual: ResidualState, post_norm: RMSNorm | None, norm: RMSNorm
+    ) -> ResidualState:
+        """Add W x, for x [T, in], to the residual [T, out], which goes on to a norm.
+
+        post_norm: of W x, before it is added.
+        """
+        if post_norm is not None:
+            rows = x if isinstance(x, Tensor) else x.widened()
+            return norm.add(post_norm(self.method.apply(self, rows)), residual.residual)
         return self.method.add_norm(self, x, residual.residual, norm)
 
 
@@ -91,14 +99,20 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class GateUpParallelLinear(MergedColumnParallelLinear):
     """The two projections of a gated MLP in one."""
 
+    def __init__(self, spec: LinearSpec, options: LayerOptions, activation: Activation) -> None:
+        super().__init__(spec, options)
+        self.activation = activation
+
     def order_rows(self, kernels: Kernels) -> None:
         """Bring gate and up rows into the order that fused kernels read."""
         self.weight = Weight(kernels.order_gate_up(self.weight.detach()))
         if self.bias is not None:
             self.bias = Weight(kernels.order_gate_up(self.bias.detach()))
 
-    def silu(self, residual: ResidualState) -> Rows:
-        """silu(gate) · up of a normalised residual [T, in] → [T, out / 2]."""
+    def act_and_mul(self, residual: ResidualState) -> Rows:
+        """activation(gate) * up of the residual [T, in] after its norm → [T, out / 2]."""
+        if self.activation == "gelu_tanh":
+            return self.method.apply_gelu_linear(self, residual)
         return self.method.apply_silu_linear(self, residual)
 
 

@@ -80,6 +80,10 @@ class LinearMethod:
         """silu(gate) · up of a normalised residual, gate rows before up rows: [T, out / 2]."""
         return self.kernels.silu_and_mul(self.apply_rms_norm_linear(layer, x))
 
+    def apply_gelu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
+        """The same with GELU in place of SiLU."""
+        return self.kernels.gelu_and_mul(self.apply_rms_norm_linear(layer, x))
+
     def add_norm(
         self, layer: LinearModule, x: Rows, residual: Tensor, norm: RMSNorm
     ) -> ResidualState:
@@ -111,6 +115,10 @@ class FusedLinearMethod(LinearMethod):
     def apply_silu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
         """Norm, linear operation and SiLU in one kernel: [T, in] → [T, out / 2]."""
         return self.kernels.linear_silu(x, self.operand, layer.bias)
+
+    def apply_gelu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
+        """The same with GELU in place of SiLU."""
+        return self.kernels.linear_gelu(x, self.operand, layer.bias)
 
     def add_norm(
         self, layer: LinearModule, x: Rows, residual: Tensor, norm: RMSNorm

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quire.core.layer_spec import NormSpec
 from quire.kernels.operands import ResidualState
-from quire.layers.parameter import LayerOptions, Weight
+from quire.layers.parameter import LayerOptions, Weight, copy_whole
 
 
 class RMSNorm(nn.Module):
@@ -14,7 +14,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, spec: NormSpec, options: LayerOptions) -> None:
         super().__init__()
-        self.weight = Weight(options.empty(spec.size))
+        self.weight = Weight(options.empty(spec.size), _copy_plus_one if spec.adds_one else None)
         self.eps = spec.eps
         self.kernels = options.kernels
 
@@ -34,3 +34,9 @@ class RMSNorm(nn.Module):
     def finish(self, residual: ResidualState) -> Tensor:
         """The last norm's result, [T, size]."""
         return self.kernels.normalized_rows(residual)
+
+
+def _copy_plus_one(param: Tensor, loaded: Tensor, part: str | None) -> None:
+    """For norms that multiply by (1 + w): the sum is kept, in the model's data type."""
+    copy_whole(param, loaded, part)
+    param.add_(1.0)

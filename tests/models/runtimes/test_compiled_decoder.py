@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
 FAMILIES = [
+    "gemma2_d16",
     *("llama_biased_d16", "llama_yarn_d16", "llama_mqa_d80", "llama_d96"),
     *("phi3_partial", "qwen3_windows"),
 ]
@@ -83,7 +85,12 @@ def logits(paged: PagedModel, paces: tuple[int, ...] = FEW) -> list[Tensor]:
 def assert_same_bits(model: Model, kv: str = "auto", paces: tuple[int, ...] = FEW) -> None:
     modules = PagedModel(*model, dtype=kv_dtype(kv, model[0].model.norm.weight.dtype))
     ours, theirs = logits(PagedDecoder(*model, kv), paces), logits(modules, paces)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    dtype, same = model[0].model.norm.weight.dtype, torch.equal
+    if model[1].logit_soft_cap is not None:
+        # tanh is NumPy's or PyTorch's; modules round the norm that follows a norm of an output
+        error = 4e-6 if dtype == torch.float32 else 0.06
+        same = partial(torch.allclose, rtol=0.0, atol=error)
+    assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -171,15 +178,11 @@ def test_a_tensor_that_nothing_reads_is_refused(checkpoint: Callable) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"attention": {"soft_cap": 50.0}}, "^soft cap 50.0"),
         ({"attention": {"sinks": True}}, "^attention sinks"),
+        ({"experts": {}}, "^experts"),
         ({"attention": {"value_dim": 48}}, "^values of 48 dimensions beside keys of 96"),
         ({"attention": {"query_norm": HEAD_NORM}}, "^a norm of queries alone"),
         ({"attention": {"num_kv_heads": 1}}, "^layers with different heads"),
-        ({"mlp": {"activation": "gelu_tanh"}}, "^activation gelu_tanh"),
-        ({"post_attention_norm": {}}, "^post-norm after attention"),
-        ({"post_mlp_norm": {}}, "^post-norm after the MLP"),
-        ({"pre_mlp_norm": {"adds_one": True}}, r"^norm weight \(1 \+ w\)"),
         ({"pre_mlp_norm": {"eps": 0.1}}, "^norms with different eps"),
     ],
 )
@@ -190,28 +193,11 @@ def test_a_layer_that_is_not_computed_is_refused_by_name(
     model, model_config = load_folder(checkpoint("llama_d96")[0])
     spec, ((part, values),) = model_config.spec, changes.items()
     layer = spec.layers[-1]
-    now = getattr(layer, part) or layer.pre_mlp_norm
+    now = getattr(layer, part) or layer.mlp  # of experts there is no description yet
     changed = replace(layer, **{part: replace(now, **values)})
     layers = (changed,) * 2 if "value_dim" in values else (spec.layers[0], changed)
     with pytest.raises(UnsupportedModelError, match=reason):
         CompiledDecoder(replace(spec, layers=layers), stored_arrays(model), 16)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"logit_soft_cap": 30.0}, "^soft cap of logits 30.0"),
-        ({"embedding": {"scale": 7.0}}, "^embedding scale 7.0"),
-    ],
-)
-def test_a_model_that_is_not_computed_is_refused_by_name(
-    changes: dict[str, Any], reason: str, checkpoint: Callable
-) -> None:
-    model, model_config = load_folder(checkpoint("llama_d96")[0])
-    spec, ((part, value),) = model_config.spec, changes.items()
-    changed = replace(spec.embedding, **value) if part == "embedding" else value
-    with pytest.raises(UnsupportedModelError, match=reason):
-        CompiledDecoder(replace(spec, **{part: changed}), stored_arrays(model), 16)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,25 @@ def embedding(ids: Ints, weight: Array | PackedWeight) -> Array:
     return np.ascontiguousarray(pairs[block, :, row]).view(np.uint16)
 
 
+def scale(x: Array, factor: float) -> Array:
+    """x in float32 or bfloat16 times a factor, which is rounded to x's data type first."""
+    if factor == 1.0:
+        return x
+    if x.dtype == np.float32:
+        return x * np.float32(factor)
+    wide = (x.astype(np.uint32) << 16).view(np.float32)
+    bits = to_bfloat16(np.array([factor], np.float32)).astype(np.uint32) << 16
+    return to_bfloat16(wide * bits.view(np.float32))
+
+
+def soft_capped(logits: Singles, cap: float) -> Singles:
+    """cap * tanh(logits / cap), in place."""
+    logits /= cap
+    np.tanh(logits, out=logits)
+    logits *= cap
+    return logits
+
+
 def to_bfloat16(x: Singles) -> Bits:
     """Finite numbers rounded to the nearest, of two as near the even one."""
     bits = x.view(np.uint32)

@@ -20,5 +20,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "pad_rows": native_linear.pad_rows,
     "rms_norm_linear": native_linear.rms_norm_linear,
     "linear_silu": native_linear.linear_silu,
+    "linear_gelu": native_linear.linear_gelu,
     "linear_add_norm": native_linear.linear_add_norm,
 }

@@ -62,14 +62,15 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention` for layouts that `BatchLayout.build` made.
 
-    Layers with a soft cap or sinks are left to `torch_attention`.
+    Layers with sinks are left to `torch_attention`.
     """
     tokens, num_heads, dim = query.shape
     stride, *inner = query.stride()
-    if not serves(query, dim, k_cache) or inner != [dim, 1] or not params.is_plain:
+    if not serves(query, dim, k_cache) or inner != [dim, 1] or params.sinks is not None:
         return torch_attention.attention(query, k_cache, v_cache, layout, params)
     # what is the same in all layers is filled in once
-    key = ("compiled attention", query.shape, query.dtype, params.scale, params.window)
+    own = params.scale, params.window, params.soft_cap
+    key = ("compiled attention", query.shape, query.dtype, *own)
     args = layout.once(key, lambda: _args(query, k_cache, layout, params))
     out = query.new_empty(tokens, num_heads, dim)
     args.query, args.query_stride, args.out = query.data_ptr(), stride, out.data_ptr()
@@ -93,6 +94,7 @@ def _args(
         head_dim=query.shape[2],
         window=params.window or 0,
         scale=params.scale,
+        soft_cap=params.soft_cap or 0.0,
         dtype=DTYPES[query.dtype],
         cache_dtype=KV_DTYPES[k_cache.dtype],
         threads=native.num_threads(),

@@ -115,6 +115,15 @@ def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> 
     return _silu(rms_norm_linear(x, weight, bias))
 
 
+def linear_gelu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_gelu`."""
+    if isinstance(weight, PackedWeight) and is_interleaved(x.residual.dtype, weight.outputs):
+        out = x.residual.new_empty(len(x.residual), weight.outputs // 2)
+        _linear(x, weight, bias, out, Epilogue.GELU)
+        return out
+    return reference.gelu_and_mul(_in_halves(rms_norm_linear(x, weight, bias)))
+
+
 def linear_add_norm(
     x: Rows,
     weight: LinearWeight,
@@ -168,8 +177,13 @@ def is_interleaved(dtype: torch.dtype, rows: int) -> bool:
 
 
 def _silu(out: Tensor) -> Tensor:
-    """silu(gate) · up of results [T, 2I] in the order of `order_gate_up`: [T, I]."""
+    """silu(gate) * up of results [T, 2I] in the order of `order_gate_up`: [T, I]."""
+    gate, up = _in_halves(out).chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def _in_halves(out: Tensor) -> Tensor:
+    """All gates, then all ups, of columns [T, 2I] in the order of `order_gate_up`."""
     if not is_interleaved(out.dtype, out.shape[1]):
-        return reference.silu_and_mul(out)
-    gate, up = out.view(len(out), out.shape[1] // (2 * BLOCK), 2, BLOCK).unbind(2)
-    return F.silu(gate).mul_(up).flatten(1)
+        return out
+    return out.view(len(out), -1, 2, BLOCK).transpose(1, 2).flatten(1)

@@ -45,6 +45,7 @@ class Epilogue(IntEnum):
     STORE = 0
     ADD = 1
     SILU = 2
+    GELU = 3
 
 
 class RmsNormArgs(ctypes.Structure):
@@ -54,7 +55,7 @@ class RmsNormArgs(ctypes.Structure):
         *((name, _POINTER) for name in ("x", "weight", "out")),
         *((name, _LONG) for name in ("rows", "size")),
         ("eps", _FLOAT),
-        *((name, _INT) for name in ("dtype", "threads")),
+        *((name, _INT) for name in ("dtype", "threads", "adds")),
     ]
 
 
@@ -100,7 +101,7 @@ class AttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("requests", "table_stride", "query_stride")),
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim")),
         ("window", _INT),
-        ("scale", _FLOAT),
+        *((name, _FLOAT) for name in ("scale", "soft_cap")),
         *((name, _INT) for name in ("dtype", "cache_dtype", "threads")),
     ]
 
@@ -120,10 +121,11 @@ class LayerArgs(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, _POINTER) for name in ("post_attention_norm", "post_mlp_norm")),
         *((name, _POINTER) for name in ("k_cache", "v_cache")),
         *((name, LinearWeightArgs) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, _FLOAT) for name in ("eps", "head_eps", "scale")),
-        ("window", _INT),
+        *((name, _FLOAT) for name in ("eps", "head_eps", "scale", "soft_cap")),
+        *((name, _INT) for name in ("window", "activation")),
     ]
 
 

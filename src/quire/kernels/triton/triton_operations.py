@@ -24,6 +24,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.sampling.penalties import penalise
 from quire.kernels.triton.step.elementwise import (
+    gelu_and_mul,
     rms_norm,
     rms_norm_residual,
     rms_norm_residual_fp8,
@@ -87,6 +88,11 @@ def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | Non
     return silu_and_mul(out, interleaved=True)
 
 
+def linear_gelu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+    """Twin of `reference.linear_gelu`, for interleaved gate and up rows."""
+    return gelu_and_mul(rms_norm_linear(x, weight, bias), interleaved=True)
+
+
 def linear_add_norm(
     x: Rows,
     weight: Tensor | Fp8Weight,
@@ -119,6 +125,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "rms_norm_residual": rms_norm_residual,
     "silu_and_mul": silu_and_mul,
+    "gelu_and_mul": gelu_and_mul,
     "rope_angles": rope_angles,
     "rope_write_kv": rope_write_kv,
     "attention": attention,
@@ -132,5 +139,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm_linear": rms_norm_linear,
     "qkv_rope_write_kv": qkv_rope_write_kv,
     "linear_silu": linear_silu,
+    "linear_gelu": linear_gelu,
     "linear_add_norm": linear_add_norm,
 }

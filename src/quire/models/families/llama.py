@@ -19,6 +19,7 @@ from quire.core.layer_spec import (
     layer_module,
 )
 from quire.kernels.operands import HeadNorms, ResidualState
+from quire.kernels.reference import soft_capped
 from quire.layers.attention_layer import Attention, Rope
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.forward_context import ForwardContext
@@ -36,8 +37,18 @@ COMPUTED = frozenset(
         "AttentionSpec.soft_cap",
         "AttentionSpec.query_norm",
         "AttentionSpec.key_norm",
+        "MLPSpec.activation",
+        "LayerSpec.post_attention_norm",
+        "LayerSpec.post_mlp_norm",
+        "NormSpec.adds_one",
+        "EmbeddingSpec.scale",
+        "ModelSpec.logit_soft_cap",
     }
 )
+
+
+# of a part's output before it is added to the residual, where there is one; the one that follows
+Norms = tuple[RMSNorm | None, RMSNorm]
 
 
 class LlamaAttention(nn.Module):
@@ -52,14 +63,14 @@ class LlamaAttention(nn.Module):
         self.k_norm = None if spec.key_norm is None else RMSNorm(spec.key_norm, options)
 
     def forward(
-        self, residual: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
+        self, residual: ResidualState, norms: Norms, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
-        """Add to the residual [T, H], which the following norm then normalises."""
+        """The residual [T, H] with attention's output added, for the next norm."""
         query = self.qkv_proj.rope_write_kv(
             residual, self.attn.rope_write_kv(self.head_norms(), rope, ctx)
         )
         out = self.attn.forward(query, ctx)
-        return self.o_proj.add(out, residual, following)
+        return self.o_proj.add(out, residual, *norms)
 
     def head_norms(self) -> HeadNorms | None:
         """Norms of each query's and key's dimensions, where there are some."""
@@ -69,20 +80,20 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
     def __init__(self, spec: MLPSpec, options: LayerOptions) -> None:
         super().__init__()
-        self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options)
+        self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options, spec.activation)
         self.down_proj = RowParallelLinear(spec.down, options)
 
-    def forward(self, residual: ResidualState, following: RMSNorm) -> ResidualState:
-        """Add to the residual [T, H], which the following norm then normalises."""
-        return self.down_proj.add(self.gate_up_proj.silu(residual), residual, following)
+    def forward(self, residual: ResidualState, norms: Norms) -> ResidualState:
+        """The residual [T, H] with the MLP's output added, for the next norm."""
+        return self.down_proj.add(self.gate_up_proj.act_and_mul(residual), residual, *norms)
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm and adding to the residual."""
+    """Attention and MLP, each between norms and adding to the residual."""
 
     def __init__(self, spec: LayerSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
@@ -90,6 +101,10 @@ class LlamaDecoderLayer(nn.Module):
         self.self_attn = LlamaAttention(spec.attention, layer_id, options)
         self.pre_mlp_norm = self._add_norm(spec.pre_mlp_norm, options)
         self.mlp = LlamaMLP(spec.mlp, options)
+        after = spec.post_attention_norm, spec.post_mlp_norm
+        self.post_attention_norm, self.post_mlp_norm = (
+            None if norm is None else self._add_norm(norm, options) for norm in after
+        )
 
     def _add_norm(self, spec: NormSpec, options: LayerOptions) -> RMSNorm:
         """A norm whose parameters are known by its name in checkpoints."""
@@ -100,9 +115,10 @@ class LlamaDecoderLayer(nn.Module):
     def forward(
         self, residual: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
-        """The residual with this layer's first norm → with the following layer's."""
-        residual = self.self_attn.forward(residual, self.pre_mlp_norm, rope, ctx)
-        return self.mlp.forward(residual, following)
+        """The residual for this layer's first norm → for the following layer's."""
+        norms = self.post_attention_norm, self.pre_mlp_norm
+        residual = self.self_attn.forward(residual, norms, rope, ctx)
+        return self.mlp.forward(residual, (self.post_mlp_norm, following))
 
 
 class LlamaModel(nn.Module):
@@ -110,7 +126,7 @@ class LlamaModel(nn.Module):
 
     def __init__(self, spec: ModelSpec, max_model_len: int, options: LayerOptions) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, options)
+        self.embed_tokens = VocabParallelEmbedding(spec.embedding, options)
         ropes = spec.ropes
         self.rotaries = [RotaryEmbedding(rope, max_model_len, options) for rope in ropes]
         for i, rotary in enumerate(self.rotaries):
@@ -157,5 +173,10 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → [S, V], in the weights' data type. Only for checkpoints with a head."""
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
+        """hidden [S, H] → logits [S, V]. Only for checkpoints with a head.
+
+        In float32 with a soft cap, else in hidden's data type.
+        """
+        logits: Tensor = self.lm_head(hidden)
+        cap = self.spec.logit_soft_cap
+        return logits if cap is None else soft_capped(logits.float(), cap)

@@ -6,6 +6,7 @@ Every family is computed by the modules of llama.py, from the description of its
 from __future__ import annotations
 
 from quire.models.families.family import Family
+from quire.models.families.gemma2 import GEMMA2
 from quire.models.families.mistral import MISTRAL
 from quire.models.families.phi3 import PHI3
 from quire.models.families.qwen2 import QWEN2
@@ -18,7 +19,7 @@ LLAMA = Family(
     output_bias="attention_bias",
     mlp_bias="mlp_bias",
 )
-FAMILIES = {family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3)}
+FAMILIES = {family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2)}
 
 # class named in config.json → family
 ARCHITECTURES = {

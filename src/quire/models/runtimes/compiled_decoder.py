@@ -17,7 +17,15 @@ import numpy as np
 from quire.array_types import Array, Ints
 from quire.core.layer_spec import ModelSpec
 from quire.kernels.cpu import native
-from quire.kernels.cpu.array_ops import DTYPES, address, embedding, linear, rms_norm
+from quire.kernels.cpu.array_ops import (
+    DTYPES,
+    address,
+    embedding,
+    linear,
+    rms_norm,
+    scale,
+    soft_capped,
+)
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch
@@ -38,7 +46,8 @@ class CompiledDecoder:
     def __init__(self, spec: ModelSpec, stored: StoredArrays, block_size: int) -> None:
         self._weights = weights = find_weights(spec, stored, block_size)
         self._first, self._final_norm = spec.layers[0], spec.final_norm
-        self._vocab_size = spec.vocab_size
+        self._vocab_size, self._logit_soft_cap = spec.vocab_size, spec.logit_soft_cap
+        self._embedding_scale = spec.embedding.scale
         self._dtype = weights.norms[0].dtype
         self._workspace = np.empty(0, np.uint8)  # of steps of few tokens
         self._layers = (LayerArgs * len(weights.layers))(*weights.layers)
@@ -55,7 +64,7 @@ class CompiledDecoder:
 
         Writes the cache. heartbeat: called now and then.
         """
-        residual = embedding(input_ids, self._weights.embedding)
+        residual = scale(embedding(input_ids, self._weights.embedding), self._embedding_scale)
         rows = rms_norm(residual, self._weights.norms[0], self._first.pre_attention_norm.eps)
         positions = batch.flat.positions
         cos, sin = (
@@ -91,6 +100,7 @@ class CompiledDecoder:
         # heads as projected, queries after RoPE, and attention's result
         heads = 3 * attention.num_heads + 2 * attention.num_kv_heads
         numbers = heads * attention.key_dim + self._first.mlp.intermediate_size
+        numbers += attention.output.n  # a part's output, where a norm follows
         size = max(num_tokens, FEW_TOKENS) * numbers * self._dtype.itemsize + _LINE
         if num_tokens > FEW_TOKENS:
             return np.empty(size, np.uint8)
@@ -102,4 +112,6 @@ class CompiledDecoder:
         """hidden [S, H] → float32 [S, V]. Only for checkpoints with a head."""
         assert self._weights.head is not None
         logits = in_float32(linear(hidden, self._weights.head, None))
-        return np.ascontiguousarray(logits[:, : self._vocab_size])  # without padding
+        logits = np.ascontiguousarray(logits[:, : self._vocab_size])  # without padding
+        cap = self._logit_soft_cap
+        return logits if cap is None else soft_capped(logits, cap)

@@ -21,7 +21,7 @@ from quire.core.layer_spec import (
     layer_module,
 )
 from quire.kernels.cpu.array_ops import BLOCK, DTYPES, address
-from quire.kernels.cpu.native_structs import LayerArgs, LinearWeightArgs
+from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
 from quire.kernels.operands import PackedWeight
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.quantization.stored_weight import restore
@@ -34,8 +34,16 @@ COMPUTED = frozenset(
         "AttentionSpec.window",
         "AttentionSpec.query_norm",
         "AttentionSpec.key_norm",
+        "AttentionSpec.soft_cap",
+        "MLPSpec.activation",
+        "LayerSpec.post_attention_norm",
+        "LayerSpec.post_mlp_norm",
+        "NormSpec.adds_one",  # the stored weight has it already
+        "EmbeddingSpec.scale",
+        "ModelSpec.logit_soft_cap",
     }
 )
+_EPILOGUES = {"silu": Epilogue.SILU, "gelu_tanh": Epilogue.GELU}
 _MAX_HEAD_DIM = 256
 _HEAD_DIM_MULTIPLE = 16
 
@@ -90,9 +98,12 @@ def _check_sizes(spec: ModelSpec, block_size: int) -> None:
         raise UnsupportedModelError("layers with different heads")
     if len({layer.mlp.intermediate_size for layer in spec.layers}) != 1:
         raise UnsupportedModelError("MLPs of different sizes")
-    norms = [
-        norm for layer in spec.layers for norm in (layer.pre_attention_norm, layer.pre_mlp_norm)
-    ]
+    head_norms = {
+        norm
+        for layer in spec.layers
+        for norm in (layer.attention.query_norm, layer.attention.key_norm)
+    }
+    norms = {norm for layer in spec.layers for norm in layer.norms} - head_norms
     if len({norm.eps for norm in (*norms, spec.final_norm)}) != 1:
         raise UnsupportedModelError("norms with different eps")
     key_dim = spec.layers[0].attention.key_dim
@@ -173,19 +184,29 @@ def _embedding(spec: ModelSpec, head: PackedWeight | None, reader: _Reader) -> A
 
 def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
     attention = layer.attention
-    query_norm, key_norm = (
+    query_norm, key_norm, post_attention_norm, post_mlp_norm = (
         None if norm is None else address(reader.norm(prefix, norm))
-        for norm in (attention.query_norm, attention.key_norm)
-    )
+        for norm in (
+            attention.query_norm, attention.key_norm,
+            layer.post_attention_norm, layer.post_mlp_norm,
+        )
+    )  # fmt: skip
+    head_eps = {norm.eps for norm in (attention.query_norm, attention.key_norm) if norm is not None}
+    if len(head_eps) > 1:
+        raise UnsupportedModelError("norms of queries and keys with different eps")
     args = LayerArgs(
         norm=address(reader.norm(prefix, layer.pre_attention_norm)),
         mlp_norm=address(reader.norm(prefix, layer.pre_mlp_norm)),
         query_norm=query_norm,
         key_norm=key_norm,
+        post_attention_norm=post_attention_norm,
+        post_mlp_norm=post_mlp_norm,
         eps=layer.pre_attention_norm.eps,
         head_eps=0.0 if attention.query_norm is None else attention.query_norm.eps,
         scale=attention.scale,
+        soft_cap=attention.soft_cap or 0.0,
         window=attention.window or 0,
+        activation=_EPILOGUES[layer.mlp.activation],
     )
     args.qkv = reader.linear(prefix, attention.qkv)
     args.o = reader.linear(prefix, attention.output)

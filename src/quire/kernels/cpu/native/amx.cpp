@@ -67,7 +67,7 @@ void linear_bf16_amx(const LinearArgs& a) {
 }
 // Queries in bfloat16, by heads that fill tiles.
 Prompts prompts_amx(const AttentionArgs& a) {
-    if (a.dtype != Dtype::bf16 || a.head_dim % 32) return {};
+    if (a.dtype != Dtype::bf16 || a.head_dim % 32 || a.soft_cap) return {};
     switch (a.cache_dtype) {
         case Dtype::f32: return {};
         case Dtype::bf16: return {amx::attend_rows<bf16>, amx::ROWS};

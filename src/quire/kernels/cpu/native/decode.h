@@ -192,6 +192,7 @@ void attend(const AttentionArgs& a, const Blocks& blocks, int64_t token, int64_t
             scores_of<n.value, Code>(few, query + at, dim, out, width);
         });
         Few{value_rows, 0, 0, std::min(TOGETHER, count)}.ask(blocks.token_bytes);
+        if (a.soft_cap) cap_scores(scores, count * width, a.soft_cap);
         weigh(scores, count, width, part, factor);
         for (int64_t h = 0; h < heads; ++h)
             for (int64_t d = h * dim; d < (h + 1) * dim; d += 16)

@@ -1,6 +1,8 @@
 // The exponential function and what is made of it. Included inside a namespace that has the vector
 // types.
 
+constexpr float LOG2_E = 1.44269504f;
+
 // Within 1 unit in the last place; 0 below -87.3, infinity above 88.8 (in AVX2, whose 2^128 is
 // infinite, above 88.4), and NaN stays NaN.
 // e^x = 2^n · e^r, |r| <= ln(2) / 2, with (e^r - 1 - r) / r² as a polynomial that was fitted for the
@@ -32,6 +34,26 @@ inline F32 power_of_two(F32 x) {
 inline F32 silu(F32 x) {
     const F32 in = max(F32::all(-87.0f), x);
     return fma(in, inverse(F32::all(1.0f) + exp(F32::zero() - in)), x - x);
+}
+
+// 1 / (1 + e^-x), with the same bounds.
+inline F32 sigmoid(F32 x) {
+    return inverse(F32::all(1.0f) + exp(F32::zero() - max(F32::all(-87.0f), x)));
+}
+
+// GELU's approximation by tanh: x * (1 + tanh(y)) / 2 = x * sigmoid(2 y).
+inline F32 gelu(F32 x) {
+    const F32 twice = F32::all(1.59576912f) * fma(x * x * x, F32::all(0.044715f), x);
+    return fma(x, sigmoid(twice), x - x);
+}
+
+// cap * tanh(x / cap) of scores x, which like the results are exponents of two.
+inline void cap_scores(float* scores, int64_t count, float cap) {
+    const F32 most = F32::all(cap * LOG2_E), factor = F32::all(2.0f / (cap * LOG2_E));
+    for (int64_t i = 0; i < count; i += 16) {
+        const F32 share = sigmoid(F32::load(scores + i) * factor);
+        (most * (share + share - F32::all(1.0f))).store(scores + i);
+    }
 }
 
 void exp_all(const float* x, float* out, int64_t count) {

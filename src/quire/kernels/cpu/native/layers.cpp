@@ -18,7 +18,7 @@ namespace {
 
 // Activations between the GEMMs of a layer.
 struct Workspace {
-    uint8_t *heads, *query, *attended, *inner;
+    uint8_t *heads, *query, *attended, *inner, *out;
 };
 
 struct Layer {
@@ -27,7 +27,7 @@ struct Layer {
     const LayerArgs& own;
 
     void linear(const LinearWeight& by, const void* x, int64_t k, const void* norm, float eps,
-                  Epilogue epilogue, void* out) const {
+                Epilogue epilogue, void* out) const {
         run_linear(kernels, {.x = x, .norm_weight = norm, .weight = by.weight, .bias = by.bias,
                              .out = out, .rows = a.tokens, .n = by.outputs, .k = k, .eps = eps,
                              .group = by.group, .dtype = a.dtype, .format = by.format,
@@ -52,22 +52,31 @@ struct Layer {
                        .requests = a.requests, .table_stride = a.table_stride,
                        .query_stride = a.heads * a.head_dim, .block_size = a.block_size,
                        .heads = a.heads, .kv_heads = a.kv_heads, .head_dim = a.head_dim,
-                       .window = own.window, .scale = own.scale, .dtype = a.dtype,
-                       .cache_dtype = a.cache_dtype, .threads = a.threads});
+                       .window = own.window, .scale = own.scale, .soft_cap = own.soft_cap,
+                       .dtype = a.dtype, .cache_dtype = a.cache_dtype, .threads = a.threads});
+    }
+
+    // Adds W x to the residual, normalised first where there is a norm for it.
+    void add(const LinearWeight& by, const void* x, int64_t k, const void* norm,
+             uint8_t* out) const {
+        if (!norm) return linear(by, x, k, nullptr, 0.0f, Epilogue::add, a.residual);
+        linear(by, x, k, nullptr, 0.0f, Epilogue::store, out);
+        kernels.rms_norm({.x = out, .weight = norm, .out = a.residual, .rows = a.tokens,
+                          .size = a.hidden, .eps = own.eps, .dtype = a.dtype,
+                          .threads = a.threads, .adds = 1});
     }
 
     // rows: normalised by the first norm, or null if that is still to be done
     void run(const Workspace& space, const void* rows) const {
         const int64_t width = a.heads * a.head_dim;
         linear(own.qkv, rows ? rows : a.residual, a.hidden, rows ? nullptr : own.norm, own.eps,
-                 Epilogue::store, space.heads);
+               Epilogue::store, space.heads);
         rope(space);
         attend(space);
-        linear(own.o, space.attended, width, nullptr, 0.0f, Epilogue::add, a.residual);
-        linear(own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps, Epilogue::silu,
-                 space.inner);
-        linear(own.down, space.inner, own.gate_up.outputs / 2, nullptr, 0.0f, Epilogue::add,
-                 a.residual);
+        add(own.o, space.attended, width, own.post_attention_norm, space.out);
+        linear(own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps, own.activation,
+               space.inner);
+        add(own.down, space.inner, own.gate_up.outputs / 2, own.post_mlp_norm, space.out);
     }
 };
 
@@ -79,7 +88,9 @@ void run_layers(const Kernels& kernels, const LayersArgs& a) {
         const LayerArgs& own = a.layers[i];
         const int64_t heads = row * own.qkv.outputs, width = row * a.heads * a.head_dim;
         uint8_t* const at = static_cast<uint8_t*>(a.workspace);
-        const Workspace space{at, at + heads, at + heads + width, at + heads + 2 * width};
+        const int64_t inner = row * own.gate_up.outputs / 2;
+        const Workspace space{at, at + heads, at + heads + width, at + heads + 2 * width,
+                              at + heads + 2 * width + inner};
         Layer{kernels, a, own}.run(space, i ? nullptr : a.rows);
     }
 }

@@ -34,7 +34,8 @@ template <typename T, typename At>
 inline __attribute__((always_inline)) void finish_row(const LinearArgs& a, int64_t row,
                                                       int64_t first, int64_t outputs, At at) {
     const T* bias = static_cast<const T*>(a.bias);
-    const bool halves = a.epilogue == Epilogue::silu;
+    const bool gelus = a.epilogue == Epilogue::gelu;
+    const bool halves = gelus || a.epilogue == Epilogue::silu;
     const int64_t width = halves ? a.n / 2 : a.n, step = halves ? 32 : 16;
     const auto sum = [&](int64_t i) {
         const F32 v = at(i);
@@ -43,7 +44,7 @@ inline __attribute__((always_inline)) void finish_row(const LinearArgs& a, int64
     T* out = static_cast<T*>(a.out) + row * width + first * width / a.n;
     for (int64_t i = 0; i < outputs; i += step, out += 16) {
         F32 v = sum(i);
-        if (halves) v = silu(v) * sum(i + 16);
+        if (halves) v = (gelus ? gelu(v) : silu(v)) * sum(i + 16);
         if (a.epilogue == Epilogue::add) v = v + F32::load(out);
         v.store(out);
     }

@@ -17,12 +17,19 @@ inline float rms_factor(const T* x, int64_t size, float eps) {
 }
 
 template <typename T>
-inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps, bool adds) {
     const float scale = rms_factor(x, size, eps);
     int64_t i = 0;
-    for (; i + 16 <= size; i += 16)
+    for (; i + 16 <= size; i += 16) {
+        const F32 before = adds ? F32::load(out + i) : F32::zero();
         (F32::load(x + i) * F32::all(scale) * F32::load(weight + i)).store(out + i);
-    for (; i < size; ++i) narrow(widen(x[i]) * scale * widen(weight[i]), out + i);
+        if (adds) (before + F32::load(out + i)).store(out + i);  // rounded first, as a norm alone is
+    }
+    for (; i < size; ++i) {
+        const float before = adds ? widen(out[i]) : 0.0f;
+        narrow(widen(x[i]) * scale * widen(weight[i]), out + i);
+        if (adds) narrow(before + widen(out[i]), out + i);
+    }
 }
 
 template <typename T>
@@ -33,7 +40,7 @@ void rms_norm_as(const RmsNormArgs& a) {
     parallel_for((a.rows + some - 1) / some, a.threads, [&](int64_t piece) {
         const int64_t end = std::min(a.rows, (piece + 1) * some);
         for (int64_t row = piece * some; row < end; ++row)
-            rms_norm_row(x + row * a.size, weight, out + row * a.size, a.size, a.eps);
+            rms_norm_row(x + row * a.size, weight, out + row * a.size, a.size, a.eps, a.adds);
     });
 }
 

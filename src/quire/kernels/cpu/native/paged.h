@@ -3,7 +3,6 @@
 
 constexpr int64_t MAX_DIM = 256;  // of a head; a multiple of 16
 constexpr float LEAST = -1e30f;   // below all scores
-constexpr float LOG2_E = 1.44269504f;
 
 // Rows of bytes with a sign end with a scale in bfloat16, by which all their numbers are multiplied.
 template <typename Code>

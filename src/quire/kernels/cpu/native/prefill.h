@@ -68,6 +68,7 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
             for (int64_t t = 0; t < some; t += SCORE_ROWS)
                 multiply<SCORE_ROWS, SCORE_VECTORS>(keys + t * dim, dim, 1, query + lane, width, dim,
                                                   nullptr, scores + t * width + lane);
+        if (a.soft_cap) cap_scores(scores, some * width, a.soft_cap);
         const bool masked = first + some > position + 1 || first <= end - 1 - window;
         weigh_rows(scores, some, width, first, masked, positions, static_cast<float>(window), 1.0f,
                    most, total, by, InPlace{scores, width});

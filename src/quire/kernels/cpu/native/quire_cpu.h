@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 7;
+constexpr int32_t INTERFACE = 8;
 
 struct bf16 {
     uint16_t bits;
@@ -30,6 +30,7 @@ struct RmsNormArgs {
     float eps;
     Dtype dtype;           // of all three
     int32_t threads;
+    int32_t adds;          // to what `out` holds, if not 0; then it is not x
 };
 
 struct RowsArgs {
@@ -47,6 +48,7 @@ enum class Epilogue : int32_t {
     store = 0,
     add = 1,   // to what `out` holds
     silu = 2,  // silu(gate) * up, whose rows are interleaved in blocks of 16; out is half as wide
+    gelu = 3,  // the same with GELU (its approximation by tanh)
 };
 
 // How a GEMM's weight is packed: blocks of 16 outputs, inside them the steps of k that the dot
@@ -129,7 +131,7 @@ struct AttentionArgs {
     int64_t requests, table_stride, query_stride;
     int32_t block_size, heads, kv_heads, head_dim;        // block_size: a power of two
     int32_t window;        // keys that a query sees, 0 for all
-    float scale;
+    float scale, soft_cap; // scores become soft_cap * tanh(score / soft_cap), unless it is 0
     Dtype dtype, cache_dtype;  // of query and out, of the caches
     int32_t threads;
 };
@@ -144,15 +146,19 @@ struct LinearWeight {
 struct LayerArgs {
     const void *norm, *mlp_norm;        // [hidden]
     const void *query_norm, *key_norm;  // [head_dim], or null
+    const void *post_attention_norm, *post_mlp_norm;  // [hidden], of what is added, or null
     void *k_cache, *v_cache;
-    LinearWeight qkv, o, gate_up, down; // gate_up as Epilogue::silu takes it
-    float eps, head_eps, scale;         // of both norms; of heads'; of scores
+    LinearWeight qkv, o, gate_up, down; // gate_up interleaved, as its epilogue takes it
+    float eps, head_eps, scale;         // of the norms; of heads'; of scores
+    float soft_cap;                     // as in AttentionArgs
     int32_t window;
+    Epilogue activation;                // silu or gelu
 };
 struct LayersArgs {
     const void* rows;      // [tokens, hidden], normalised by the first layer's first norm, or null
     void* residual;        // [tokens, hidden], in and out
-    void* workspace;       // for each token the outputs of qkv, twice those of heads, half of gate_up's
+    void* workspace;       // for each token the outputs of qkv, twice those of heads, half of gate_up's,
+                           // and hidden where a norm follows
     const LayerArgs* layers;  // [count]
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t* slots;

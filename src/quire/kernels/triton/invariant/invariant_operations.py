@@ -22,6 +22,7 @@ from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.invariant.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
 from quire.kernels.triton.step.elementwise import (
+    gelu_and_mul,
     quantize_rows,
     rms_norm_residual,
     rms_norm_residual_fp8,
@@ -31,7 +32,7 @@ from quire.kernels.triton.step.elementwise import (
 
 # operations that are batch-invariant as they are
 _BY_ROW = {
-    "rms_norm", "rms_norm_residual", "silu_and_mul", "rope_angles", "rope_write_kv",
+    "rms_norm", "rms_norm_residual", "silu_and_mul", "gelu_and_mul", "rope_angles", "rope_write_kv",
     "build_inputs", "finish_step", "move", "penalise", "normalized_rows", "order_gate_up",
 }  # fmt: skip
 
@@ -77,6 +78,11 @@ def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | Non
     return silu_and_mul(out, interleaved=True)
 
 
+def linear_gelu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+    """Twin of `reference.linear_gelu`, for interleaved gate and up rows."""
+    return gelu_and_mul(rms_norm_linear(x, weight, bias), interleaved=True)
+
+
 def linear_add_norm(
     x: Rows,
     weight: Tensor | Fp8Weight,
@@ -101,6 +107,6 @@ def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callabl
     """A device's operations with batch-invariant ones in place of those that are not."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
     return by_row | {
-        "linear": linear, "rms_norm_linear": rms_norm_linear,
-        "linear_silu": linear_silu, "linear_add_norm": linear_add_norm, "attention": attention,
+        "linear": linear, "rms_norm_linear": rms_norm_linear, "linear_silu": linear_silu,
+        "linear_gelu": linear_gelu, "linear_add_norm": linear_add_norm, "attention": attention,
     }  # fmt: skip

@@ -104,14 +104,22 @@ def norm_kernel(
         tl.store(out_ptr + row + i, out, mask=inside)
 
 
-def silu_and_mul(x: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Twin of `reference.silu_and_mul`; interleaved: each gate is followed by its up in x."""
+def gelu_and_mul(x: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Twin of `reference.gelu_and_mul`; interleaved: each gate is followed by its up in x."""
+    return silu_and_mul(x, interleaved=interleaved, gelu=True)
+
+
+def silu_and_mul(x: Tensor, *, interleaved: bool = False, gelu: bool = False) -> Tensor:
+    """Twin of `reference.silu_and_mul`; interleaved: each gate is followed by its up in x.
+
+    gelu: with GELU in place of SiLU.
+    """
     tokens, width = len(x), x.shape[1] // 2
     assert x.stride(1) == 1
     out = x.new_empty(tokens, width)
     block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_kernel[(tokens, triton.cdiv(width, block))](
-        x, out, width, x.stride(0), BLOCK=block, INTERLEAVED=interleaved, PDL=pdl,
+        x, out, width, x.stride(0), BLOCK=block, INTERLEAVED=interleaved, GELU=gelu, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -119,8 +127,9 @@ def silu_and_mul(x: Tensor, *, interleaved: bool = False) -> Tensor:
 
 @triton.jit
 def silu_kernel(
-    x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr
-):
+    x_ptr, out_ptr, width, stride,
+    BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     if PDL:
         follow()
     token, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
@@ -128,24 +137,33 @@ def silu_kernel(
     inside = i < width
     x_ptr += token * stride
     if INTERLEAVED:
-        out = _silu_of_pairs(x_ptr, start, width, BLOCK)
+        out = _silu_of_pairs(x_ptr, start, width, BLOCK, GELU)
     else:
         gate = tl.load(x_ptr + i, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x_ptr + width + i, mask=inside, other=0.0).to(tl.float32)
-        out = gate * tl.sigmoid(gate) * up
+        out = _activated(gate, GELU) * up
     tl.store(out_ptr + token * width + i, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr):
-    """silu(gate) · up of BLOCK pairs of a row, from pair `start` on: float32 [BLOCK].
+def _activated(gate, GELU: tl.constexpr):
+    """silu(gate), or GELU's approximation by tanh, which is gate * sigmoid(2 * tanh's argument)."""
+    if GELU:
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        return gate * tl.sigmoid(gate)
+
+
+@triton.jit
+def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr, GELU: tl.constexpr = False):
+    """activation(gate) * up of BLOCK pairs of a row, from pair `start` on: float32 [BLOCK].
 
     0 from pair `width` on.
     """
     i = 2 * start + tl.arange(0, 2 * BLOCK)
     pairs = tl.load(x_ptr + i, mask=i < 2 * width, other=0.0)
     gate, up = tl.split(tl.reshape(pairs.to(tl.float32), [BLOCK, 2]))
-    return gate * tl.sigmoid(gate) * up
+    return _activated(gate, GELU) * up
 
 
 def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:

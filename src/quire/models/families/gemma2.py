@@ -1,0 +1,40 @@
+"""Gemma 2: norms before and after each part, soft caps, GELU, every second layer with a window.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.families.family import Family, NormNames, Windows, listed_windows
+
+
+def _windows(config: ConfigFile, num_layers: int) -> Windows:
+    """By `layer_types`; files without it mean a window in the first layer and every second one."""
+    window = config.integer("sliding_window", 4096)
+    listed = listed_windows(config, window, num_layers)
+    if listed is not None:
+        return listed
+    return tuple(None if i % 2 else window for i in range(num_layers))
+
+
+GEMMA2 = Family(
+    name="gemma2",
+    architectures=("Gemma2ForCausalLM", "Gemma2Model"),
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    windows=_windows,
+    norm_names=NormNames(
+        post_attention="post_attention_layernorm",
+        pre_mlp="pre_feedforward_layernorm",
+        post_mlp="post_feedforward_layernorm",
+    ),
+    norms_add_one=True,
+    activation_key="hidden_activation",
+    activations=(("gelu_pytorch_tanh", "gelu_tanh"),),
+    is_embedding_scaled=True,
+    ties_embeddings=True,
+    attention_scale_key="query_pre_attn_scalar",
+    attention_soft_cap_key="attn_logit_softcapping",
+    logit_soft_cap_key="final_logit_softcapping",
+)
