@@ -42,7 +42,7 @@ def note() -> None:
     """One kernel for two sizes, which have the same launcher, and another."""
     x = torch.zeros(2, 64)
     for block in (64, 32, 64):
-        silu_kernel[(2,)](x, x, 32, 64, BLOCK=block, INTERLEAVED=False, PDL=False)
+        silu_kernel[(2,)](x, x, 32, 64, BLOCK=block, INTERLEAVED=False, GELU=False, PDL=False)
     norm_kernel[(2,)](
         x, None, x[0], x, None, 64, 64, 64, 1e-5,
         HAS_RESIDUAL=False, HAS_SCALE=False, BLOCK=64, PDL=False,

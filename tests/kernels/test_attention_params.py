@@ -14,7 +14,7 @@ from torch import Tensor
 from twins import attention_case, device_case, normal
 
 from quire.kernels import reference
-from quire.kernels.cpu import native_attention
+from quire.kernels.cpu import native, native_attention
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import AttentionParams
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
@@ -95,10 +95,14 @@ def attend(version: str, case: tuple[Any, ...]) -> Tensor:
     return result
 
 
+@pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+@pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_compiled_attention_leaves_them_to_pytorch(options: str) -> None:
+def test_compiled_attention_has_soft_caps_and_leaves_sinks_to_pytorch(
+    options: str, window: int | None
+) -> None:
     """For shapes that it serves; and a prompt without cached tokens, which PyTorch masks itself."""
-    case = attention_case([1, 1, 40], [1100, 9, 40], (4, 2, 32), None, True, torch.float32)
+    case = attention_case([1, 1, 40], [1100, 9, 40], (4, 2, 32), window, True, torch.float32)
     assert native_attention.serves(case[0], 32, case[1])
     case = optional(case, options)
     close(native_attention.attention(*case), reference.attention(*case))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.core.layer_spec import LinearPart, LinearSpec
+from quire.core.layer_spec import EmbeddingSpec, LinearPart, LinearSpec
 from quire.kernels.dispatch import kernels_for
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.linear_layers import (
@@ -84,7 +84,8 @@ def test_only_one_form_of_a_weight_stays() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 3])
 @pytest.mark.parametrize("size", [11, 32])
 def test_a_tied_head_multiplies_with_the_embedding(rows: int, size: int) -> None:
-    embedding = VocabParallelEmbedding(size, 4, OPTIONS)
+    spec = EmbeddingSpec(module="", vocab_size=size, hidden_size=4)
+    embedding = VocabParallelEmbedding(spec, OPTIONS)
     head = ParallelLMHead(head_spec(size), OPTIONS, embedding)
     table = torch.randn(size, 4)
     load(embedding.weight, table)

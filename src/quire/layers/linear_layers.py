@@ -66,7 +66,7 @@ class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
 
     def add(
-        self, x: Rows, residual: ResidualState, post_norm: RMSNorm | None, norm: RMSNorm
+        self, x: Rows, residual: ResidualState, norm: RMSNorm, post_norm: RMSNorm | None = None
     ) -> ResidualState:
         """Add W x, for x [T, in], to the residual [T, out], which goes on to a norm.
 
@@ -99,7 +99,9 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class GateUpParallelLinear(MergedColumnParallelLinear):
     """The two projections of a gated MLP in one."""
 
-    def __init__(self, spec: LinearSpec, options: LayerOptions, activation: Activation) -> None:
+    def __init__(
+        self, spec: LinearSpec, options: LayerOptions, activation: Activation = "silu"
+    ) -> None:
         super().__init__(spec, options)
         self.activation = activation
 

@@ -65,6 +65,7 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
         max_num_batched_tokens=num_tokens,
         max_num_seqs=20,
         max_model_len=longest,
+        dtype="float32",
     )
     model = WatchedModel()
     run_largest_step(resolve(config, "cpu"), model, CPU)

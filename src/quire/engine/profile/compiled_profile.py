@@ -40,6 +40,7 @@ from quire.kernels.cpu.native_structs import (
     LayerArgs,
     LayersArgs,
     LinearWeightArgs,
+    RmsNormArgs,
     RotaryArgs,
 )
 from quire.kernels.ragged_batch import RaggedBatch
@@ -147,7 +148,7 @@ class TimedCalls:
             vars(native)["compiled"] = library
 
     def quire_cpu_rms_norm(self, args: Any) -> None:
-        """A norm of rows that no matrix product follows."""
+        """A norm of rows that is not part of a matrix product."""
         rows, size = args._obj.rows, args._obj.size
         num_bytes = (2 * rows + 1) * size * _item(args._obj.dtype)
         call = partial(self._library.quire_cpu_rms_norm, args)
@@ -172,14 +173,37 @@ class TimedCalls:
             linear("linear_qkv", own.qkv, x, a.hidden, norm, own.eps, Epilogue.STORE, heads)
             self._rope_write_kv(a, own, heads, query)
             self._attention(a, own, query, attended)
-            linear("linear_o", own.o, attended, width, None, 0.0, Epilogue.ADD, a.residual)
+            size = own.gate_up.outputs // 2
+            out = inner + row * size
+            post_norms = own.post_attention_norm, own.post_mlp_norm
+            self._add(a, own, "linear_o", own.o, attended, width, post_norms[0], out)
             linear(
                 "linear_gate_up", own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps,
-                Epilogue.SILU, inner,
+                own.activation, inner,
             )  # fmt: skip
-            size = own.gate_up.outputs // 2
-            linear("linear_down", own.down, inner, size, None, 0.0, Epilogue.ADD, a.residual)
+            self._add(a, own, "linear_down", own.down, inner, size, post_norms[1], out)
             rows = None
+
+    def _add(
+        self,
+        a: LayersArgs,
+        own: LayerArgs,
+        name: str,
+        by: LinearWeightArgs,
+        x: int,
+        k: int,
+        norm: int | None,
+        out: int,
+    ) -> None:
+        """Add to the residual, after a norm of what is added where there is one."""
+        if norm is None:
+            self._layer_linear(a, name, by, x, k, None, 0.0, Epilogue.ADD, a.residual)
+            return
+        self._layer_linear(a, name, by, x, k, None, 0.0, Epilogue.STORE, out)
+        args = RmsNormArgs(
+            out, norm, a.residual, a.tokens, a.hidden, own.eps, a.dtype, a.threads, 1
+        )
+        self.quire_cpu_rms_norm(ctypes.byref(args))
 
     def _layer_linear(
         self,
@@ -190,7 +214,7 @@ class TimedCalls:
         k: int,
         norm: int | None,
         eps: float,
-        epilogue: Epilogue,
+        epilogue: int,
         out: int,
     ) -> None:
         args = LINEAR_ARGS.pack(
@@ -201,7 +225,7 @@ class TimedCalls:
 
     def _time_linear(self, name: str, args: bytes) -> None:
         _, _, weight, _, _, rows, n, k, _, _, dtype, _, epilogue, _ = LINEAR_ARGS.unpack(args)
-        outputs = n // 2 if epilogue == Epilogue.SILU else n
+        outputs = n // 2 if epilogue in (Epilogue.SILU, Epilogue.GELU) else n
         num_bytes = rows * (k + outputs) * _item(dtype) + self._weight_bytes[weight]
         call = partial(self._library.quire_cpu_linear, args)
         self._time(name, f"{rows}x{k} · {n}x{k}", num_bytes, 2 * rows * n * k, call)
@@ -222,7 +246,7 @@ class TimedCalls:
         args = AttentionArgs(
             query, own.k_cache, own.v_cache, out, a.query_start, a.seq_lens, a.block_table,
             a.requests, a.table_stride, width, a.block_size, a.heads, a.kv_heads, a.head_dim,
-            own.window, own.scale, a.dtype, a.cache_dtype, a.threads,
+            own.window, own.scale, own.soft_cap, a.dtype, a.cache_dtype, a.threads,
         )  # fmt: skip
         step, window = self._step, own.window or None
         keys = step.num_requests * num_keys(step.num_new, step.context, window)

@@ -47,8 +47,8 @@ COMPUTED = frozenset(
 )
 
 
-# of a part's output before it is added to the residual, where there is one; the one that follows
-Norms = tuple[RMSNorm | None, RMSNorm]
+# of the residual, for the next part; of a part's output before it is added, where there is one
+Norms = tuple[RMSNorm, RMSNorm | None]
 
 
 class LlamaAttention(nn.Module):
@@ -116,9 +116,9 @@ class LlamaDecoderLayer(nn.Module):
         self, residual: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
         """The residual for this layer's first norm → for the following layer's."""
-        norms = self.post_attention_norm, self.pre_mlp_norm
+        norms = self.pre_mlp_norm, self.post_attention_norm
         residual = self.self_attn.forward(residual, norms, rope, ctx)
-        return self.mlp.forward(residual, (self.post_mlp_norm, following))
+        return self.mlp.forward(residual, (following, self.post_mlp_norm))
 
 
 class LlamaModel(nn.Module):
