@@ -9,13 +9,22 @@ import pytest
 import torch
 from harness import PagedModel, load_folder
 
+FAMILIES = [
+    "llama_llama3",
+    "mistral",
+    "qwen2_tied",
+    "qwen3",
+    "phi3_partial",
+    "gemma2",
+    "gemma2_d256",
+]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
 
-@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "qwen2_tied", "qwen3", "phi3_partial"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_scores_equal_those_of_the_cpu(checkpoint: Callable, name: str) -> None:
     folder, _ = checkpoint(name)
     prompt = torch.randint(509, (90,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -25,7 +34,7 @@ def test_scores_equal_those_of_the_cpu(checkpoint: Callable, name: str) -> None:
         assert (cuda.prefill(prompt, chunk) - cpu).abs().max() <= 1e-4 * cpu.abs().max()
 
 
-@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "qwen2_tied", "qwen3", "phi3_partial"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_scores_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(
     checkpoint: Callable, name: str
 ) -> None:
