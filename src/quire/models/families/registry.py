@@ -1,6 +1,7 @@
 """The families of decoders, by name, and the class names of config.json that mean them. No torch.
 
-Every family is computed by the modules of llama.py, from the description of its layers.
+Every family is computed by the modules of llama.py, from the description of its layers. To add a
+dense family: a table of facts as in gemma2.py, and its name here (docs/models.md).
 """
 
 from __future__ import annotations

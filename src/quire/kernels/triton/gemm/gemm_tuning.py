@@ -1,4 +1,4 @@
-"""Which config a GEMM of few rows takes: of a tuned shape its own, of another a similar shape's.
+"""Chooses the GEMM config for a shape with few rows: tuned shapes have one, others a similar one's.
 
 gemm_configs.json has the best config of each tuned shape, by rows of x. Any other shape on Hopper
 takes the config of the tuned shape that is most similar, where similarity is a distance of shapes

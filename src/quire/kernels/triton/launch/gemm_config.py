@@ -1,4 +1,7 @@
-"""Configs of the GEMM kernels for few rows, and those worth trying for a shape."""
+"""GEMM configs: tiles, stages and split of k of the kernels for few rows, and which to try.
+
+gemm/gemm_tuning.py chooses one for a shape.
+"""
 
 from __future__ import annotations
 
