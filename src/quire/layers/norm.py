@@ -38,5 +38,4 @@ class RMSNorm(nn.Module):
 
 def _copy_plus_one(param: Tensor, loaded: Tensor, part: str | None) -> None:
     """For norms that multiply by (1 + w): the sum is kept, in the model's data type."""
-    copy_whole(param, loaded, part)
-    param.add_(1.0)
+    copy_whole(param, loaded.float() + 1.0, part)

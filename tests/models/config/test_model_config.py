@@ -56,6 +56,25 @@ def test_no_two_families_have_one_architecture() -> None:
     assert sorted(names) == sorted(ARCHITECTURES)
 
 
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": None,
+}
+
+
+def test_soft_caps_are_given_or_null(tmp_path: Path) -> None:
+    """Without the key a model would be computed without the cap that it was trained with."""
+    found = read(tmp_path, **GEMMA2)
+    assert (found.attention_soft_cap, found.logit_soft_cap) == (50.0, None)
+    assert found.attention_scale == 1 / 16
+    for key in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+        with pytest.raises(CheckpointError, match=f"{key} is missing"):
+            read(tmp_path, **GEMMA2 | {key: ...})
+
+
 def test_reads_the_older_spelling(tmp_path: Path) -> None:
     model_config = read(tmp_path)
     assert (model_config.num_layers, model_config.num_heads, model_config.num_kv_heads) == (

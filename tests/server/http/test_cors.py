@@ -82,7 +82,10 @@ def test_the_form_that_vllm_takes(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "app.example.com", "https://a.example/", "https://a/x", "null", '["*"', "[1]", "a,*"],
+    [
+        *("", "app.example.com", "https://a.example/", "https://a/x", "null", '["*"', "[1]", "a,*"),
+        *("http://[::1", "https://user@a.example"),
+    ],
 )
 def test_what_is_no_origin(wrong: str) -> None:
     with pytest.raises(ConfigError, match="allowed_origins"):

@@ -58,6 +58,8 @@ def torch_reason(config: EngineConfig) -> str | None:
     """Why an engine of these settings needs PyTorch whatever files there are, or None."""
     if device_type(config) == "cuda":
         return "the model runs on a GPU"
+    if config.device.batch_invariant:
+        return "batch_invariant is for GPUs, which PyTorch looks for"
     if native.library() is None:
         return "there are no compiled kernels for this processor"
     for name, value in (("quantization", config.model.quantization), ("dtype", config.model.dtype)):

@@ -55,8 +55,12 @@ def read_bias(config: ConfigFile, rule: BiasRule) -> bool:
 
 
 def read_optional(config: ConfigFile, key: str | None) -> float | None:
-    """A number that may be missing or null. key: None in families that do not have it."""
-    return None if key is None or config.get(key) is None else config.number(key)
+    """A number that may be null. key: None in families that do not have it."""
+    if key is None:
+        return None
+    if key not in config.values:  # no default is safe: a null means that there is none
+        raise config.wrong(key, "is missing; give a number, or null for none")
+    return None if config.get(key) is None else config.number(key)
 
 
 def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:

@@ -56,5 +56,13 @@ def parse_origins(text: str) -> list[str]:
 
 
 def _is_origin(text: str) -> bool:
-    parts = urlsplit(text)
-    return text.isascii() and bool(parts.netloc) and text == f"{parts.scheme}://{parts.netloc}"
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # such as brackets that do not close
+        return False
+    return (
+        text.isascii()
+        and "@" not in parts.netloc
+        and bool(parts.netloc)
+        and text == f"{parts.scheme}://{parts.netloc}"
+    )
