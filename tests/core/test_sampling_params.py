@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -132,6 +133,12 @@ def test_only_some_may_be_left_out(field: str) -> None:
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1.0]),
         ("stop_token_ids", [True]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [3, -1]),
+        ("allowed_token_ids", [3, True]),
+        ("allowed_token_ids", [3, 10**5000]),
+        ("allowed_token_ids", {3}),
+        ("allowed_token_ids", [3] * (MAX_ALLOWED_TOKEN_IDS + 1)),
         ("kept_token_ids", ["a"]),
         ("kept_token_ids", None),
         ("logit_bias", [1]),

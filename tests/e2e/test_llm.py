@@ -182,6 +182,7 @@ def test_chat_uses_the_template(llm: LLM) -> None:
         ([5] * 3000, GREEDY, ContextLengthError, "2048"),
         ("x" * 200_000, GREEDY, InvalidRequestError, "2048"),
         ("\ud800", GREEDY, InvalidRequestError, "prompt"),
+        ([5], SamplingParams(allowed_token_ids=[9999]), InvalidRequestError, "allowed_token_ids"),
         ([5], SamplingParams(stop_token_ids=[9999]), InvalidRequestError, "stop_token_ids"),
         ([5], SamplingParams(logit_bias={9999: 1.0}), InvalidRequestError, "logit_bias"),
         ([5], SamplingParams(max_tokens=None, min_tokens=5000), ContextLengthError, "min_tokens"),

@@ -19,7 +19,7 @@ from quire.sampling.host_logits import History
 from quire.sampling.token_logprobs import token_logprobs
 
 VOCAB = 40
-ROWS = 6
+ROWS = 7
 TWINS = kernels_for("meta")
 
 
@@ -58,19 +58,20 @@ PENALISED = [
     SamplingParams(temperature=0.0, repetition_penalty=0.6, frequency_penalty=-0.4),
     SamplingParams(temperature=0.0, logit_bias={5: 3.5, 7: -100.0}, presence_penalty=-1.0),
     SamplingParams(temperature=0.0, min_tokens=20, max_tokens=64, stop_token_ids=[3, 4]),
+    SamplingParams(temperature=0.0, allowed_token_ids=[3, 9, 9, 17, 30]),
 ]
 
 
 @pytest.mark.parametrize("bad_words", [[], [[4, 9], [11]]])
 def test_steps_in_a_row_are_the_hosts(bad_words: list[list[int]]) -> None:
     table = Table(PENALISED, bad_words)
-    numbers = np.array([4, 0, 3, 1, 2])
-    assert table.rows.among(np.array([*numbers, 5])).tolist() == [True] * 5 + [False]
+    numbers = np.array([4, 0, 3, 1, 5, 2])
+    assert table.rows.among(np.array([*numbers, 6])).tolist() == [True] * 6 + [False]
     assert table.rows.read_answers(numbers) == bool(bad_words)
     sampler = Sampler(table.state)
     for step in range(25):
         torch.manual_seed(step)
-        logits = torch.randn(5, VOCAB).mul_(2.0)  # few tokens stand out, so penalties decide
+        logits = torch.randn(6, VOCAB).mul_(2.0)  # few tokens stand out, so penalties decide
         some = numbers[step % 3 :]
         expected = sampler.sample(
             logits[: len(some)].clone().numpy(), some.tolist(), *table.history

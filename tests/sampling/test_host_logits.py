@@ -33,6 +33,7 @@ def requests(draw) -> tuple[SamplingParams, list[int], list[int], list[list[int]
         min_tokens=maybe(st.integers(1, 6), 0),
         stop_token_ids=maybe(st.lists(st.integers(0, VOCAB - 1), max_size=3), []),
         ignore_eos=draw(st.booleans()),
+        allowed_token_ids=maybe(st.lists(st.integers(0, VOCAB - 1), min_size=1), None),
     )
     return params, draw(TOKENS.filter(bool)), draw(TOKENS), maybe(WORDS, [])
 
@@ -60,6 +61,8 @@ def plain_adjust(
     for *before, last in bad_words:
         if answer[len(answer) - len(before) :] == before and len(before) <= len(answer):
             x[last] = -np.inf
+    if params.allowed_token_ids is not None:
+        x[[token for token in range(VOCAB) if token not in params.allowed_token_ids]] = -np.inf
     return x
 
 

@@ -54,6 +54,10 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
         [[], ["a"], ["x" * 256] * 128, None],
         [[""], "a", [1], ["a"] * 129, ["x" * 257]],
     ),
+    "allowed_token_ids": (
+        [[5], [0, 5, 5], [5] * 131072, None],
+        [[], [-1], [0x110000], ["a"], 5, [True], [5] * 131073],
+    ),
     "skip_special_tokens": ([True, False, None], [0]),
     "stream": ([True, False, None], [1, "true"]),
     "user": (["", "someone", "x" * 512, None], ["x" * 513, 1]),
@@ -243,6 +247,7 @@ def test_sampling_params_arrive(complete: Post, engine: FakeEngine) -> None:
         "logprobs": 3,
         "prompt_logprobs": 2,
         "bad_words": ["no"],
+        "allowed_token_ids": [1, 2],
         "skip_special_tokens": False,
     }
     reply = complete(**sampling_fields, stop="x", logit_bias={"5": 1}, priority=-3, cache_salt="s")

@@ -60,6 +60,8 @@ class RequestLimits:
         self._check_prompt(prompt_token_ids)
         if sampling.stop_token_ids:
             self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        if sampling.allowed_token_ids:
+            self._check_token_ids("allowed_token_ids", sampling.allowed_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
         self._check_fit(len(prompt_token_ids), sampling)

@@ -16,6 +16,7 @@ MAX_LOGPROBS = 20
 MAX_N = 16
 MAX_STOP_STRINGS = 16
 MAX_TOKEN_IDS = 128  # in a list of them
+MAX_ALLOWED_TOKEN_IDS = 1 << 17
 MAX_BAD_WORDS = 128
 MAX_WORD_CHARS = 256  # of a stop string or a bad word
 MAX_LOGIT_BIAS = 1024
@@ -37,6 +38,7 @@ class SamplingParams(
     keeps the string. max_tokens: None goes on to the model's limit; min_tokens: no end before.
     ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
     probable tokens to report for each position, besides the token itself, before any penalty.
+    allowed_token_ids: only these tokens are drawn; end tokens too have to be among them.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text,
     but for kept_token_ids.
@@ -65,6 +67,7 @@ class SamplingParams(
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     bad_words: list[str] = []
+    allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
     kept_token_ids: list[int] = []
     structured_outputs: StructuredOutputs | None = None
@@ -122,6 +125,12 @@ def _is_token_id(value: Any) -> bool:
     return _is_int(value) and 0 <= value < 2**31
 
 
+def _are_token_ids(values: list[Any]) -> bool:
+    if set(map(type, values)) <= {int}:  # in C, as there may be very many
+        return not values or (min(values) >= 0 and max(values) < 2**31)
+    return all(map(_is_token_id, values))
+
+
 def _is_number(value: Any) -> bool:
     return _is_int(value) or isinstance(value, float)
 
@@ -141,6 +150,10 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_token_ids("stop_token_ids", params.stop_token_ids)
     _check_token_ids("kept_token_ids", params.kept_token_ids)
+    if params.allowed_token_ids is not None:
+        _check_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        if not params.allowed_token_ids:
+            raise invalid_value("allowed_token_ids", "it is empty; give ids, or leave it out")
     if not isinstance(params.structured_outputs, StructuredOutputs | None):
         raise invalid_value("structured_outputs", "give StructuredOutputs(...), or None")
 
@@ -165,10 +178,10 @@ def _check_words(field: str, words: Any, most: int) -> None:
             raise invalid_value(field, problem)
 
 
-def _check_token_ids(field: str, token_ids: Any) -> None:
-    if not isinstance(token_ids, list) or len(token_ids) > MAX_TOKEN_IDS:
-        raise invalid_value(field, f"give a list of at most {MAX_TOKEN_IDS} token ids")
-    if not all(map(_is_token_id, token_ids)):
+def _check_token_ids(field: str, token_ids: Any, most: int = MAX_TOKEN_IDS) -> None:
+    if not isinstance(token_ids, list) or len(token_ids) > most:
+        raise invalid_value(field, f"give a list of at most {most} token ids")
+    if not _are_token_ids(token_ids):
         raise invalid_value(field, "give token ids, 0 or above")
 
 

@@ -1,8 +1,9 @@
 """Logits processors: what sampling params change in the logits before a token is drawn.
 
 Owns their order: logit_bias, the repetition, presence and frequency penalties, min_tokens, bad
-words, structured outputs. Temperature, top-k, top-p and min-p belong to the draw (draw.py). The
-arithmetic is in host_logits.py and device_logits.py. Rows that use no processor cost nothing.
+words, allowed tokens, structured outputs. Temperature, top-k, top-p and min-p belong to the draw
+(draw.py). The arithmetic is in host_logits.py and device_logits.py. Rows that use no processor cost
+nothing.
 """
 
 from __future__ import annotations
@@ -79,6 +80,12 @@ def _ban_words(logits: MutableLogits, users: _Users) -> None:
     logits.ban(flat_index(users.samples, banned, logits.size))
 
 
+def _ban_others(logits: MutableLogits, users: _Users) -> None:
+    """allowed_token_ids: ban all other tokens."""
+    for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
+        logits.ban_flagged(sample, users.state.allowed_tokens[row].banned(logits.size))
+
+
 def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
     for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
         grammar = users.state.grammars[row]
@@ -90,5 +97,6 @@ _PROCESSORS = (
     (PENALTIES, _penalise),
     (int(Need.MIN_TOKENS), _ban_ends),
     (int(Need.BAD_WORDS), _ban_words),
+    (int(Need.ALLOWED_TOKENS), _ban_others),
     (int(Need.GRAMMAR), _apply_grammar),
 )

@@ -7,11 +7,11 @@ its rows do not use. What parameters mean is in logits_processors.py and draw.py
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.array_types import Floats, Ints, Logits
+from quire.array_types import Flags, Floats, Ints, Logits
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.bad_words import BadWords
 from quire.sampling.structured_mask import GrammarConstraint, Matcher
@@ -30,6 +30,7 @@ class Need(enum.IntFlag):
     BAD_WORDS = 128
     LOGPROBS = 256
     GRAMMAR = 512
+    ALLOWED_TOKENS = 1024
 
 
 # plain integers: operations of IntFlag are slow
@@ -37,7 +38,9 @@ PENALTIES = int(Need.REPETITION | Need.PRESENCE)
 READS_OUTPUT_TOKENS = int(
     Need.BAD_WORDS | Need.GRAMMAR
 )  # the tokens in order, not only their counts
-CHANGES_LOGITS = int(Need.LOGIT_BIAS | Need.MIN_TOKENS) | PENALTIES | READS_OUTPUT_TOKENS
+CHANGES_LOGITS = (
+    int(Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.ALLOWED_TOKENS) | PENALTIES | READS_OUTPUT_TOKENS
+)
 
 
 class RowParams(NamedTuple):
@@ -74,12 +77,27 @@ class MinTokens(NamedTuple):
         return self.token_ids if answer_length < self.length else self.token_ids[:0]
 
 
+class AllowedTokens:
+    """allowed_token_ids of one row: int64 [N] token ids."""
+
+    def __init__(self, token_ids: Ints) -> None:
+        self._token_ids = token_ids
+        self._banned = np.zeros(0, np.bool_)
+
+    def banned(self, size: int) -> Flags:
+        """Flags [size] of all other tokens; the same array each time."""
+        if len(self._banned) != size:
+            self._banned = np.ones(size, np.bool_)
+            self._banned[self._token_ids] = False
+        return self._banned
+
+
 class SamplingState:
     """One row per running request. Setting and clearing a row changes nothing else.
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
-    where LOGPROBS is set; bias, min_tokens, bad_words, grammars: by row, only for rows that use
-    them.
+    where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, grammars: by row, only for
+    rows that use them.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -90,7 +108,11 @@ class SamplingState:
         self.bias: dict[int, Bias] = {}
         self.min_tokens: dict[int, MinTokens] = {}
         self.bad_words: dict[int, BadWords] = {}
+        self.allowed_tokens: dict[int, AllowedTokens] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
+        self._ragged: tuple[dict[int, Any], ...] = (
+            *(self.bias, self.min_tokens, self.bad_words, self.allowed_tokens, self.grammars),
+        )
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
     def set_row(
@@ -120,6 +142,9 @@ class SamplingState:
             self.min_tokens[row] = MinTokens(sampling.min_tokens, np.array(ends, np.int64))
         if bad_words_ids:
             self.bad_words[row] = BadWords(bad_words_ids)
+        if sampling.allowed_token_ids is not None:
+            allowed = np.array(sampling.allowed_token_ids, np.int64)
+            self.allowed_tokens[row] = AllowedTokens(allowed)
         if matcher is not None:
             stops = np.array(sampling.stop_token_ids, np.int64)
             banned_ids = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
@@ -142,13 +167,14 @@ class SamplingState:
             (Need.BAD_WORDS, row in self.bad_words),
             (Need.LOGPROBS, sampling.logprobs is not None),
             (Need.GRAMMAR, row in self.grammars),
+            (Need.ALLOWED_TOKENS, row in self.allowed_tokens),
         )
         return sum(need for need, is_asked in asked if is_asked)
 
     def clear_row(self, row: int) -> None:
         """Clear the row of a request that has left the batch."""
         self.needs[row] = 0
-        for ragged in (self.bias, self.min_tokens, self.bad_words, self.grammars):
+        for ragged in self._ragged:
             ragged.pop(row, None)
 
     def gather(self, rows: Ints) -> RowParams:

@@ -11,9 +11,10 @@ NON_FINITE = (
     "if it happens every time, run the model in float32; if that is so already, check its weights"
 )
 NO_TOKEN_LEFT = (
-    "the sampling params of this request left no token to draw: logit_bias, penalties, "
-    "bad_words, structured_outputs and, until min_tokens are there, stop_token_ids ban or distort "
-    "all of them; ban fewer tokens, lower min_tokens, use smaller values, or a simpler grammar"
+    "the sampling params of this request left no token to draw: logit_bias, penalties, bad_words, "
+    "allowed_token_ids, structured_outputs and, until min_tokens are there, stop_token_ids ban or "
+    "distort all of them; ban fewer tokens, lower min_tokens, or use smaller values or a simpler "
+    "grammar"
 )
 QUEUE_TIMEOUT = (
     "the request waited in the queue longer than its timeout; send it again when fewer are running"

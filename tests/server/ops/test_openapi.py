@@ -159,6 +159,7 @@ def test_schemas_take_what_the_routes_take(
 # model or on other fields, or because JSON Schema cannot say it (1.0 is an integer to it, and its
 # lengths are characters); each reason is told in the operation's description or in the document's.
 BY_RULE = {
+    "allowed_token_ids": 1,
     "chat_template_kwargs": 7, "guided_whitespace_pattern": 1, "logit_bias": 1,
     "max_completion_tokens": 2, "max_tokens": 3,
     "messages": 1, "min_tokens": 1, "n": 1, "prompt": 5, "reasoning_effort": 1,

@@ -13,6 +13,7 @@ from msgspec import Meta
 from quire.core.sampling_params import (
     FLOAT_RANGES,
     INT_RANGES,
+    MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
@@ -68,6 +69,7 @@ Word = Annotated[str, Meta(min_length=1, max_length=MAX_WORD_CHARS)]
 StopStrings = Annotated[list[Word], Meta(max_length=MAX_STOP_STRINGS)]
 BadWords = Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
+AllowedTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 LogitBias = Annotated[
     dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]],
     Meta(

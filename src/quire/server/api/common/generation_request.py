@@ -60,6 +60,7 @@ class GenerationRequest(ResponseFormatFields, kw_only=True):
     ignore_eos: bool | None = None
     prompt_logprobs: field_bounds.NumLogprobs | None = None
     bad_words: field_bounds.BadWords | None = None
+    allowed_token_ids: field_bounds.AllowedTokenIds | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -73,7 +74,6 @@ class GenerationRequest(ResponseFormatFields, kw_only=True):
 NO_EFFECT = ("user",)  # fields that are accepted and never read
 
 ASKS_FOR_NOTHING: strict_json.NeutralValues = {
-    "allowed_token_ids": (None,),
     "best_of": (None, 1),
     "detokenize": (None, True),
     "extra_body": (None, {}),
