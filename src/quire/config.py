@@ -71,7 +71,7 @@ class ModelSettings:
 
     @property
     def public_name(self) -> str:
-        """What requests call the model."""
+        """The model's name in requests and replies."""
         return self.served_model_name or self.model
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """How the KV cache is cut and shared."""
+    """Settings of the KV cache: block size, number of blocks, dtype, prefix caching."""
 
     block_size: int = setting(16, "tokens per KV block", within=COUNT)
     num_blocks: int | None = setting(
@@ -117,7 +117,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Who runs next, with how many tokens."""
+    """Settings of the scheduler: token budget, batch size, chunked prefill, priorities."""
 
     max_num_seqs: int = setting(256, "most requests running at once", within=COUNT)
     max_num_batched_tokens: int = setting(
@@ -183,7 +183,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConfig:
-    """Where tensors live."""
+    """Settings of the device: CPU or GPU, threads, CUDA graphs, batch invariance."""
 
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: CUDA if there is one")
     threads: int | None = setting(
@@ -207,7 +207,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """The whole tree."""
+    """All settings of an engine."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -21,7 +21,7 @@ class DataType:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one number."""
+        """The number of bytes of one value."""
         return self.bits // 8
 
 

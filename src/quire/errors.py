@@ -1,20 +1,20 @@
 """The failures of the engine, each with its fix.
 
 QuireError
-├── UserError                 the caller can mend it: HTTP 4xx, exit status 2, never a traceback
+├── UserError                 the caller's mistake: HTTP 4xx, exit status 2, never a traceback
 │   ├── ConfigError           a setting is wrong
-│   │   └── FileError             it stands in a file
+│   │   └── FileError             the setting is in a file
 │   ├── CheckpointError       a model's files are missing, damaged or do not fit
 │   └── InvalidRequestError   a request is wrong (HTTP 400)
 │       ├── ContextLengthError    it can never fit
 │       ├── ModelNotFoundError    it names a model that is not served (HTTP 404)
-│       └── OwnDeadlineError      it did not end in the time that it gave itself (HTTP 408)
+│       └── OwnDeadlineError      it exceeded its own timeout (HTTP 408)
 ├── OverloadedError           try again later (HTTP 503 with Retry-After)
 │   ├── QueueFullError            too many wait already (HTTP 429)
-│   ├── QueueTimeoutError         it waited too long to begin
+│   ├── QueueTimeoutError         it waited too long to start
 │   ├── ModelNotLoadedError       the model is not in memory
 │   └── DrainingError             the server is shutting down
-├── DeadlineError             it did not end in the time that the server gives it (HTTP 504)
+├── DeadlineError             it exceeded the server's time limit (HTTP 504)
 └── EngineError               the engine failed this request (HTTP 500)
 """
 
@@ -26,7 +26,7 @@ class QuireError(Exception):
 
 
 class UserError(QuireError):
-    """The caller's mistake; the message names what is wrong and how to mend it."""
+    """The caller's mistake; the message says what is wrong and how to fix it."""
 
 
 class ConfigError(UserError):
@@ -34,7 +34,7 @@ class ConfigError(UserError):
 
 
 class FileError(ConfigError):
-    """Something in a file of settings is wrong; the message has the place and the file's names."""
+    """Something in a file of settings is wrong; the message names file and line."""
 
 
 class CheckpointError(UserError):
@@ -42,7 +42,7 @@ class CheckpointError(UserError):
 
 
 class InvalidRequestError(UserError):
-    """A request that cannot be served as it is.
+    """A request that is refused because of its content (HTTP 400).
 
     param: the request field at fault, or None; code: OpenAI's machine-readable error code.
     """
@@ -56,9 +56,9 @@ class InvalidRequestError(UserError):
 
 
 def invalid_value(field: str, problem: str, *, where: str | None = None) -> InvalidRequestError:
-    """The refusal of a field's value. problem: what is wrong with it, and how to mend it.
+    """The refusal of a field's value. problem: what is wrong with it, and the fix.
 
-    where: the place inside the field, such as messages[2].role.
+    where: the path inside the field, such as messages[2].role.
     """
     return InvalidRequestError(f"{where or field}: {problem}", param=field, code="invalid_value")
 
@@ -80,7 +80,7 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class OwnDeadlineError(InvalidRequestError):
-    """The request did not end in the time that it gave itself. param: the field or header."""
+    """The request exceeded the timeout that it set itself. param: the field or header."""
 
     status = 408
 
@@ -89,7 +89,7 @@ class OwnDeadlineError(InvalidRequestError):
 
 
 class OverloadedError(QuireError):
-    """No room for the request now. retry_after: seconds after which it is worth another try."""
+    """The request cannot be accepted now. retry_after: seconds until another try is worthwhile."""
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -97,11 +97,11 @@ class OverloadedError(QuireError):
 
 
 class QueueFullError(OverloadedError):
-    """So many requests wait already that another one is not taken."""
+    """The waiting queue is full."""
 
 
 class QueueTimeoutError(OverloadedError):
-    """The request waited for its turn longer than it was to wait."""
+    """The request was in the waiting queue for longer than its timeout."""
 
 
 class ModelNotLoadedError(OverloadedError):
@@ -113,11 +113,11 @@ class ModelNotLoadedError(OverloadedError):
 
 
 class DrainingError(OverloadedError):
-    """The server is shutting down and takes no more requests, or has cut this one."""
+    """The server is shutting down; it refuses new requests or has ended this one."""
 
 
 class DeadlineError(QuireError):
-    """The request did not end in the time that the server gives to each."""
+    """The request exceeded the server's time limit for requests."""
 
 
 class EngineError(QuireError):

@@ -63,7 +63,7 @@ class LLM:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's gauges and counters."""
+        """The engine's current gauges and counters."""
         return self._core.stats
 
     def generate(

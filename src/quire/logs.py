@@ -30,7 +30,7 @@ class LogOptions(msgspec.Struct, frozen=True):
 
 
 def configure_logging(options: LogOptions) -> None:
-    """Log to stderr like this, in this process."""
+    """Configure logging of this process: to stderr, as text or JSON."""
     handler = LineHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.format == "json" else TextFormatter())
     logging.logThreads = logging.logMultiprocessing = False  # slow, and unused
@@ -67,7 +67,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the log lines that have been collected."""
         self.acquire()
         try:
             lines, self._lines, self._turn = self._lines, [], None
@@ -87,7 +87,7 @@ class TextFormatter(logging.Formatter):
         self._second, self._shown = 0, ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """A log record as one line of text."""
         second = int(record.created)
         if second != self._second:  # each is put into words once
             self._second = second
@@ -101,7 +101,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line; tracebacks are a field, so that a line stays a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """A log record as one line of JSON."""
         created = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
             "time": created.isoformat(timespec="milliseconds"),

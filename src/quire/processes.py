@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-# Set by whoever sees Ctrl-C end what this process does: its end then waits for nothing.
+# Set when Ctrl-C ends this process: nothing is then waited for at exit.
 interrupted = threading.Event()
 
 

@@ -47,7 +47,7 @@ class Example(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What was asked, what came back, and what it amounts to."""
+    """The requests of a demo, their answers and the figures of the run."""
 
     examples: list[Example]
     exchanges: list[RequestResult]
@@ -73,7 +73,7 @@ class DemoResult:
         return found
 
     def as_json(self) -> str:
-        """One JSON object for programs."""
+        """The figures of the run as one JSON object."""
         answers = [
             {
                 "task": example.task,

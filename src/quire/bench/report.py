@@ -69,7 +69,7 @@ def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
 
 
 def table(summary: Summary) -> Table:
-    """The summary for a terminal."""
+    """The summary as a table for a terminal."""
     shown = Table(show_header=False, box=None, padding=(0, 2))
     shown.add_column(style="dim")
     shown.add_column(justify="right")

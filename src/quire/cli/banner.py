@@ -55,7 +55,7 @@ def key_in_shell(settings: ServerSettings, *, from_environment: bool) -> str:
 
 
 def _numbers(info: EngineInfo) -> str:
-    """Data type and weight format."""
+    """The model's data type and weight format as text."""
     weights = "" if info.quantization == "none" else f" with {info.quantization} weights"
     return f"{info.dtype}{weights}"
 

@@ -35,7 +35,7 @@ class BatchReply(msgspec.Struct):
 
 
 class BatchError(msgspec.Struct):
-    """Why a line is not a valid request."""
+    """The error of a line that is not a valid request."""
 
     code: str
     message: str

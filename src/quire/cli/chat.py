@@ -34,7 +34,7 @@ class ChatTokenizer(Protocol):
     """The part of a tokenizer that a chat needs."""
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """A conversation to token ids."""
+        """The token ids of a conversation."""
 
 
 class ChatEngine(Protocol):
@@ -47,11 +47,11 @@ class ChatEngine(Protocol):
     def generate(
         self, prompt: list[int], sampling: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream an answer."""
+        """Stream the answer to a prompt."""
 
 
 def make_parser() -> CommandParser:
-    """All options of the command."""
+    """The parser of the options of `quire chat`."""
     parser = CommandParser(
         "chat", f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}", EXAMPLES
     )
@@ -62,7 +62,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Chat until the input ends."""
+    """Run `quire chat` until the input ends."""
     args = make_parser().parse(argv)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     from quire.engine.frontend.async_engine import AsyncEngine
@@ -152,7 +152,7 @@ class Chat:
 
 
 class Speed:
-    """Tokens and time of one answer."""
+    """Number of tokens and duration of one answer."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
@@ -201,5 +201,5 @@ def say(text: str) -> None:
 
 
 def dim(text: str) -> str:
-    """Grey on a terminal."""
+    """The text in grey where the output is a terminal."""
     return f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text

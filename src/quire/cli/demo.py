@@ -17,7 +17,7 @@ DEFAULT_CONCURRENCY = 16
 
 
 def make_parser() -> CommandParser:
-    """All options of the command."""
+    """The parser of the options of `quire demo`."""
     text = "Send the bundled model's three jobs to a server, many at once, and show how it went."
     parser = CommandParser("demo", text, EXAMPLES, words="")
     parser.add_argument("--url", help="a running server; default: one is started on a free port")

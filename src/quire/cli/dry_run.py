@@ -64,7 +64,7 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
 
 
 def show(plan: MemoryPlan, console: Console, in_flags: Callable[[str], str]) -> None:
-    """Print one plan."""
+    """Print the memory plan of one model."""
     console.print(f"{plan.model} on {plan.device}, {_gib(plan.total)}", style="bold")
     console.print(_table(plan, console))
     if plan.problem is not None:

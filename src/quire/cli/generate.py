@@ -28,14 +28,14 @@ _PARAM = re.compile(r"\A(prompt|messages): ")  # by which errors tell of a field
 
 
 class Given(NamedTuple):
-    """A prompt, and where it stands."""
+    """A prompt and where it comes from, for error messages."""
 
     text: str
     source: str
 
 
 def make_parser() -> CommandParser:
-    """All options of the command."""
+    """The parser of the options of `quire generate`."""
     parser = CommandParser("generate", "Answer prompts, all of them at once.", EXAMPLES)
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times"

@@ -145,12 +145,12 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The whole settings tree. Raises ConfigError."""
+    """The engine's settings from command-line options. Raises ConfigError."""
     return EngineConfig.from_options(**engine_options(args))
 
 
 def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Those of `names` that were given."""
+    """The options among `names` that the command line sets, with their values."""
     given = vars(args)
     return {name: given[name] for name in names if name in given}
 

@@ -31,7 +31,7 @@ ABOVE = (
 
 
 def make_parser() -> CommandParser:
-    """All options of the command."""
+    """The parser of the options of `quire profile`."""
     parser = CommandParser("profile", "Time the operations of one step of a model.", EXAMPLES)
     parser.add_argument(
         "--batch-size", type=human_int, metavar="N", help="requests of the step (default: 1)"
@@ -49,7 +49,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Profile a step and print it."""
+    """Run `quire profile`: profile a step and print the result."""
     args = make_parser().parse(argv)
     config = engine_config(args)
     step = step_shape(args)
@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def step_shape(args: Namespace) -> StepShape:
-    """The step that was asked for. Raises ConfigError."""
+    """The step to profile, from the options. Raises ConfigError."""
     from quire.engine.profile.profile_result import StepShape
 
     given = vars(args)
@@ -90,7 +90,7 @@ def step_shape(args: Namespace) -> StepShape:
 
 
 def show(profile: Profile, console: Console) -> None:
-    """Print a profile."""
+    """Print the profile of a step."""
     step, roofline = profile.step, profile.roofline
     what = "decoding" if step.num_new == 1 else "prefill"
     console.print(

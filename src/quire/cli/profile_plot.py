@@ -23,7 +23,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(profile: Profile, path: Path) -> None:
-    """Write the picture."""
+    """Write the picture of a profile to a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -25,7 +25,7 @@ AHEAD = 2  # requests under way for each that runs, so that the engine never wai
 
 
 def make_parser() -> CommandParser:
-    """All options of the command."""
+    """The parser of the options of `quire run-batch`."""
     parser = CommandParser(
         "run-batch", "Answer a file of requests in OpenAI's batch form.", EXAMPLES
     )

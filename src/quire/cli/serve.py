@@ -49,7 +49,7 @@ EXAMPLES = (
 
 
 def make_parser() -> CommandParser:
-    """All options of the command."""
+    """The parser of the options of `quire serve`."""
     parser = CommandParser("serve", "Serve a model over HTTP with OpenAI's API.", EXAMPLES)
     parser.add_argument(
         "--model",
@@ -81,7 +81,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until a signal comes."""
+    """Run `quire serve`: serve until a signal comes."""
     begin = time.monotonic()
     parser = make_parser()
     args = parser.parse(argv)

@@ -50,7 +50,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """The number of values."""
+        """The number of values that were observed."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:

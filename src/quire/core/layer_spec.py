@@ -66,7 +66,7 @@ class LinearSpec:
 
     @property
     def num_weights(self) -> int:
-        """Numbers in W."""
+        """The number of weights in W."""
         return self.n * self.k
 
     def sources(self) -> list[tuple[str, str | None]]:
@@ -88,7 +88,7 @@ class NormSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVLayerSpec:
-    """What one layer keeps of a token in the KV cache.
+    """What one layer stores of each token in the KV cache.
 
     window: how many of the last tokens are read; None for all. group: layers of one group share a
     block table.
@@ -103,7 +103,7 @@ class KVLayerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention.
+    """An attention layer (grouped-query attention).
 
     scale: multiplies scores. window: how many of the last tokens a query sees, itself included;
     None for all. soft_cap: scores become cap * tanh(score / cap). sinks: a learned logit per head
@@ -127,7 +127,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MLPSpec:
-    """down(activation(gate(x)) * up(x))."""
+    """A gated MLP: down(activation(gate(x)) * up(x))."""
 
     gate_up: LinearSpec
     down: LinearSpec
@@ -135,7 +135,7 @@ class MLPSpec:
 
     @property
     def intermediate_size(self) -> int:
-        """Rows of gate, and of up."""
+        """The number of rows of the gate weight, and of the up weight."""
         return self.down.k
 
 
@@ -172,7 +172,7 @@ class LayerSpec:
 
     @property
     def kv(self) -> KVLayerSpec:
-        """What it keeps in the KV cache."""
+        """What the layer stores in the KV cache."""
         attention = self.attention
         return KVLayerSpec(
             num_heads=attention.num_kv_heads,
@@ -208,12 +208,12 @@ class ModelSpec:
 
     @property
     def hidden_size(self) -> int:
-        """Dimensions of the residual."""
+        """The number of dimensions of the hidden states."""
         return self.embedding.hidden_size
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that have an embedding."""
+        """The number of tokens in the vocabulary that have an embedding."""
         return self.embedding.vocab_size
 
     @property
@@ -223,7 +223,7 @@ class ModelSpec:
 
     @property
     def kv_layers(self) -> tuple[KVLayerSpec, ...]:
-        """What each layer keeps in the KV cache."""
+        """What each layer stores in the KV cache."""
         return tuple(layer.kv for layer in self.layers)
 
     @property
@@ -251,7 +251,7 @@ class ModelSpec:
 
 
 def layer_module(index: int) -> str:
-    """Name of a layer's module."""
+    """The name of a layer's module, such as model.layers.3."""
     return f"{LAYERS}.{index}"
 
 

@@ -16,7 +16,7 @@ from quire.core.sampling_params import SamplingParams
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
-    """Run a request.
+    """Message to the engine core: run a request.
 
     bad_words_ids: each bad word as token ids, in every spelling that can occur. output_token_ids,
     num_prompt_logprobs: what the caller has already received, when another engine process continues
@@ -47,7 +47,7 @@ class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
-    """Clear the prefix cache."""
+    """Message to the engine core: clear the prefix cache."""
 
 
 class GetEngineView(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):

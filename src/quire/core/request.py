@@ -21,7 +21,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended."""
+    """Why a request ended: stop, length, abort or error."""
 
     STOP = "stop"
     LENGTH = "length"

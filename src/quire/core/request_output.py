@@ -47,7 +47,7 @@ class CompletionOutput(msgspec.Struct):
         return sum(position[token_id].logprob for position, token_id in pairs)
 
     def append(self, delta: CompletionOutput) -> None:
-        """Append the next part of a stream."""
+        """Append the next part of a streamed answer."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
@@ -89,7 +89,7 @@ class RequestOutput(msgspec.Struct):
     error: QuireError | None = None
 
     def append(self, delta: RequestOutput) -> None:
-        """Append the next part of a stream."""
+        """Append the next part of a streamed request's outputs."""
         by_index = {output.index: output for output in self.outputs}
         for output in delta.outputs:
             if output.index in by_index:

@@ -25,7 +25,7 @@ MAX_LOGIT_BIAS = 1024
 class SamplingParams(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How the answer is drawn, and when it ends.
+    """How tokens of an answer are sampled, and when the answer ends.
 
     n: answers per prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: cut the
     distribution's tail. presence_penalty and frequency_penalty: subtracted from logits of tokens

@@ -54,7 +54,7 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Length of the ragged batch."""
+        """The number of tokens in the step's ragged batch."""
         return sum(s.num_tokens for s in self.scheduled)
 
 

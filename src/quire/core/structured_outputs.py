@@ -74,7 +74,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def kind(self) -> str:
-        """Which kind it is: a name of KINDS."""
+        """Which field is set: one of KINDS."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
@@ -85,12 +85,12 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """A cache key: kind, text and white space."""
+        """A cache key made of the kind, the text and the white space options."""
         return self.kind, self.text, "" if self.disable_any_whitespace else self.whitespace_pattern
 
     @property
     def name(self) -> str:
-        """The field that error messages name."""
+        """The field's name in error messages."""
         if self.field is not None:
             return self.field
         given = [name for name in KINDS if getattr(self, name) is not None]

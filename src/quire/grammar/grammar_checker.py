@@ -30,7 +30,7 @@ class GrammarValidator(Protocol):
         """
 
     def close(self) -> None:
-        """Free resources."""
+        """Release the validator's resources."""
 
 
 class InProcessValidator:
@@ -44,7 +44,7 @@ class InProcessValidator:
         return compile_problem(structured_outputs, self._compiler)
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing: the validator holds no resources."""
 
 
 class GrammarChecker:

@@ -90,7 +90,7 @@ class GrammarSubprocess:
                 pipe.close()
 
     def _answer(self, child: subprocess.Popen[bytes]) -> bytes:
-        """The child's reply.
+        """Wait for the child's reply.
 
         Raises TimeoutError after too much processor time, OverloadedError if the machine gave it
         too little.

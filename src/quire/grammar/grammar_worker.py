@@ -24,7 +24,7 @@ MEMORY_BYTES = 1 << 30  # for grammars, besides what the process has at its star
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Check the grammars that arrive on stdin, until it ends."""
     out = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not reach the frames on stdout
     known = msgspec.msgpack.decode(_read(), type=VocabularyMessage)

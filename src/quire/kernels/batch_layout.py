@@ -69,7 +69,7 @@ class BatchLayout:
         return self._derived[key]
 
     def knows(self, key: Hashable) -> bool:
-        """Whether `once` has computed that value."""
+        """Whether `once` has already computed the value of this key."""
         return key in self._derived
 
     def forget(self) -> None:
@@ -88,7 +88,7 @@ class BatchLayout:
         block_size: int,
         device: torch.device | str = "cpu",
     ) -> BatchLayout:
-        """Make a layout from host data.
+        """Make a layout from arrays on the host.
 
         query_lens: tokens that each request computes now, at least 1, decodes first. seq_lens:
         its tokens in the cache after the step. block_table: int32 [B, max_blocks].

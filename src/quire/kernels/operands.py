@@ -121,7 +121,7 @@ class Fp8Weight:
 
     @property
     def spec(self) -> QuantSpec:
-        """How its rows are quantized."""
+        """How the weight's rows are quantized."""
         return QuantSpec("fp8")
 
 
@@ -138,7 +138,7 @@ class Int8Weight:
 
     @property
     def spec(self) -> QuantSpec:
-        """How its rows are quantized."""
+        """How the weight's rows are quantized."""
         return QuantSpec("int8", hadamard=self.hadamard)
 
 
@@ -157,7 +157,7 @@ class Int4Weight:
 
     @property
     def spec(self) -> QuantSpec:
-        """How its rows are quantized."""
+        """How the weight's rows are quantized."""
         return QuantSpec("int4", self.group, self.zeros is not None, self.hadamard)
 
 

@@ -309,7 +309,7 @@ def linear_add_norm(
 
 
 def normalized_rows(x: ResidualState) -> Tensor:
-    """RMSNorm of the residual stream, [T, H]."""
+    """RMSNorm of the residual, [T, H]."""
     if x.squares is None and isinstance(x.rows, Tensor):
         return x.rows
     return rms_norm(x.residual, x.weight, x.eps)

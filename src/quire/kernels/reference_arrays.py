@@ -71,5 +71,5 @@ def block_masses(
 
 
 def _in_blocks(values: Singles) -> Singles:
-    """A view of [N, P] as [N, B, BLOCK]."""
+    """Logits [N, P] as a view [N, B, BLOCK]."""
     return values.reshape(len(values), -1, BLOCK)

@@ -186,7 +186,7 @@ def dequantize_int4(weight: Int4Weight) -> Tensor:
 
 
 def _codes_of(weight: Int4Weight) -> Tensor:
-    """int32 [N, K / group, group]."""
+    """The weight's unpacked codes, int32 [N, K / group, group]."""
     codes = torch.stack([weight.codes & 15, weight.codes >> 4], dim=2).flatten(1)
     return torch.unflatten(codes, 1, (-1, weight.group)).int()
 

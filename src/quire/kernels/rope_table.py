@@ -25,7 +25,7 @@ class RopeTable:
         self._sin = self._cos
 
     def up_to(self, end: int) -> Table:
-        """cos and sin of positions 0 to at least end - 1."""
+        """cos and sin tables of positions 0 to at least end - 1."""
         if end > len(self._cos):
             size = max(_LEAST, 1 << (end - 1).bit_length())  # so that there are rarely too few
             angles = np.arange(size, dtype=np.float32)[:, None] * self._inv_freq

@@ -61,11 +61,11 @@ class StepSections:
 
     @property
     def size(self) -> int:
-        """Index of the last section's first number."""
+        """Length of the buffer: the index after the last section."""
         return sum(-(-length // _ALIGNMENT) * _ALIGNMENT for length in self.lengths)
 
     def cut(self, packed: Buffer) -> Step[Buffer]:
-        """Views of a buffer's sections."""
+        """Views of the sections of a step's buffer."""
         parts, begin = [], 0
         for length in self.lengths:
             parts.append(packed[begin : begin + length])

@@ -6,11 +6,11 @@ import torch
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """PyTorch's type of that name, such as "bfloat16"."""
+    """The PyTorch data type of a name such as "bfloat16"."""
     found: torch.dtype = getattr(torch, name)
     return found
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Its name in `quire.dtypes.DTYPES`."""
+    """The name of a PyTorch data type in `quire.dtypes.DTYPES`."""
     return str(dtype).removeprefix("torch.")

@@ -47,7 +47,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """The number of blocks that hold nothing."""
         return len(self._free)
 
     @property
@@ -96,7 +96,7 @@ class BlockPool:
         self._num_shared += self._ref_counts[block_id] == 2
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference of each block.
+        """Drop one reference to each of these blocks.
 
         Pass a block table in reverse: blocks released first are evicted first, and a prefix whose
         head is evicted can no longer be found.

@@ -55,7 +55,7 @@ class InFlightPrefixes:
                 self.mark_registered(block_hash)
 
     def release_all(self) -> None:
-        """End all claims."""
+        """Release the claims of all requests."""
         for request_id in list(self._claims):
             self.release(request_id)
 

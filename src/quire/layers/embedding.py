@@ -24,7 +24,7 @@ class VocabParallelEmbedding(nn.Module):
         self.table: LinearWeight | None = None  # of a tied head, in place of the weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids int64 [T] → [T, H]."""
+        """Embeddings of input_ids: int64 [T] → [T, H]."""
         weight = self.weight if self.table is None else self.table
         found = self.kernels.embedding(input_ids, weight)
         return found if self.scale == 1.0 else found * self.scale

@@ -16,7 +16,7 @@ Heartbeat = Callable[[], None]
 
 
 def no_heartbeat() -> None:
-    """The heartbeat where nobody waits for signs of life."""
+    """A heartbeat function that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,16 +54,16 @@ class LinearBase(LinearModule):
         self.method.load_processed(self, tensors, description)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, in] → [T, out]."""
+        """The linear layer's output: x [T, in] → [T, out]."""
         return self.method.apply(self, x)
 
 
 class ColumnParallelLinear(LinearBase):
-    """Ranks share the output; each has the full input."""
+    """A linear layer whose outputs are split among ranks; each has the full input."""
 
 
 class RowParallelLinear(LinearBase):
-    """Ranks share the input; their outputs are summed."""
+    """A linear layer whose inputs are split among ranks; their outputs are summed."""
 
     def add(
         self, x: Rows, residual: ResidualState, norm: RMSNorm, post_norm: RMSNorm | None = None
@@ -85,7 +85,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     """
 
     def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
-        """Fill one part's rows, or all."""
+        """Load the rows of one part of the merged weight, or of all parts."""
         if part is None:
             return copy_whole(param, loaded)
         start = 0
@@ -97,7 +97,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
 
 class GateUpParallelLinear(MergedColumnParallelLinear):
-    """The two projections of a gated MLP in one."""
+    """The gate and up projections of a gated MLP as one linear layer."""
 
     def __init__(
         self, spec: LinearSpec, options: LayerOptions, activation: Activation = "silu"

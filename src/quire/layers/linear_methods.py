@@ -63,7 +63,7 @@ class LinearMethod:
         self.operand = operand
 
     def apply(self, layer: LinearModule, x: Tensor) -> Tensor:
-        """x [T, in] → [T, out]."""
+        """The linear operation with this method's weight: x [T, in] → [T, out]."""
         return self.kernels.linear(x, self.operand, layer.bias)
 
     def apply_rms_norm_linear(self, layer: LinearModule, x: ResidualState) -> Tensor:
@@ -81,7 +81,7 @@ class LinearMethod:
         return self.kernels.silu_and_mul(self.apply_rms_norm_linear(layer, x))
 
     def apply_gelu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
-        """The same with GELU in place of SiLU."""
+        """As `apply_silu_linear`, with GELU in place of SiLU."""
         return self.kernels.gelu_and_mul(self.apply_rms_norm_linear(layer, x))
 
     def add_norm(
@@ -117,7 +117,7 @@ class FusedLinearMethod(LinearMethod):
         return self.kernels.linear_silu(x, self.operand, layer.bias)
 
     def apply_gelu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
-        """The same with GELU in place of SiLU."""
+        """As `apply_silu_linear`, with GELU in place of SiLU."""
         return self.kernels.linear_gelu(x, self.operand, layer.bias)
 
     def add_norm(

@@ -19,11 +19,11 @@ class RMSNorm(nn.Module):
         self.kernels = options.kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → the same shape."""
+        """The normalized rows: x [..., size] → the same shape."""
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
     def begin(self, hidden: Tensor) -> ResidualState:
-        """hidden [T, size] becomes the residual."""
+        """Make hidden states [T, size] the residual."""
         return ResidualState(hidden, self(hidden), self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> ResidualState:

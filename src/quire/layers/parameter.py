@@ -33,12 +33,12 @@ class Weight(nn.Parameter):
         return weight
 
     def release(self) -> None:
-        """Give its memory back; it keeps its shape."""
+        """Free the weight's memory; it keeps its shape."""
         if not self.is_meta:
             self.untyped_storage().resize_(0)
 
     def allocate(self) -> None:
-        """See that it has memory to be filled."""
+        """Allocate memory for the weight, if it has none."""
         storage, num_bytes = self.untyped_storage(), self.numel() * self.itemsize
         if not self.is_meta and storage.nbytes() < num_bytes:
             storage.resize_(num_bytes)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fp8(WeightFormat):
-    """Codes [N, K] in e4m3 and a scale [N]."""
+    """Weight format FP8: codes [N, K] in e4m3 and a scale [N]."""
 
     __slots__ = ()
 

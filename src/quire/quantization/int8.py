@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Int8(WeightFormat):
-    """Codes [N, K] in int8 and a scale [N]."""
+    """Weight format INT8: codes [N, K] and a scale [N]."""
 
     __slots__ = ()
 

@@ -25,7 +25,7 @@ FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A choice of formats for the weights of a model.
+    """Which weights of a model get which weight format.
 
     formats: by role; the first one that a weight's sizes allow is taken. ignored: patterns of
     module names, as of file names, whose weights stay in the model's data type. devices: types of

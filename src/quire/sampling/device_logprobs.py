@@ -25,11 +25,11 @@ class Scores:
     ranks: Tensor  # int64 [N]
 
     def on_host(self) -> Scores:
-        """Start copies to the host."""
+        """Start the copies of the scores to the host."""
         return Scores(_sent(self.token_ids), _sent(self.logprobs), _sent(self.ranks))
 
     def waited_for(self) -> Scores:
-        """Copies on the host; waits for them."""
+        """The scores as arrays on the host; waits for their copies."""
         return Scores(self.token_ids.cpu(), self.logprobs.cpu(), self.ranks.cpu())
 
     def report(self, num_logprobs: list[int]) -> list[TokenLogprobs]:

@@ -28,7 +28,7 @@ class History(NamedTuple):
     num_prompt_tokens: npt.NDArray[np.integer]
 
     def known(self, row: int) -> Tokens:
-        """Prompt and output tokens of a row."""
+        """All tokens of a row: its prompt and its output."""
         return self.token_ids[row, : self.num_tokens[row]]
 
     def prompt(self, row: int) -> Tokens:
@@ -58,7 +58,7 @@ class HostLogits:
 
     @property
     def size(self) -> int:
-        """P."""
+        """The padded vocabulary size P."""
         size: int = self._values.shape[1]
         return size
 

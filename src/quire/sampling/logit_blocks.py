@@ -15,7 +15,7 @@ from quire.kernels.reference_arrays import BLOCK
 
 
 class Rows:
-    """N rows of a step's logits.
+    """N rows of a step's logits, with the maximum of each block of 64.
 
     logits: float32 [S, P] of the step; samples: which rows of it, [N]; maxima: the highest logit of
     each block, [N, B], NaN where a block holds NaN; peaks: the highest of each row, [N].
@@ -41,7 +41,7 @@ class Rows:
         return len(self.samples)
 
     def select(self, index: Ints | slice) -> Rows:
-        """Some of these rows."""
+        """The rows with these indices, without a copy of logits."""
         return Rows(self.logits, self.samples[index], self.maxima[index])
 
     def refresh(self, index: Ints) -> None:

@@ -51,7 +51,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Draws the next token of rows of a SamplingState."""
+    """The sampler of a CPU: draws the next token of rows of a SamplingState."""
 
     def __init__(self, state: SamplingState) -> None:
         self._state = state

@@ -15,7 +15,7 @@ from quire.array_types import Flags, Ints, Tokens
 
 
 class Matcher(Protocol):
-    """One answer's position in its grammar."""
+    """Interface of a grammar matcher: an answer's position in its grammar."""
 
     def advance_to(self, output_token_ids: Sequence[int]) -> None:
         """Accept those of the output tokens [N] that it has not accepted yet."""

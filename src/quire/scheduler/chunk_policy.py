@@ -53,7 +53,7 @@ class ChunkPolicy:
         )  # prompt tokens of steps within the target; 0: exceeded
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from the duration of a step."""
+        """Update the cost model with the duration of a step."""
         if self._itl_target is not None or self._ttft_target is not None or self._paces:
             self.costs.observe(num_decodes, num_prompt_tokens, seconds)
         if self._itl_target is not None and num_decodes and num_prompt_tokens:
@@ -75,7 +75,7 @@ class ChunkPolicy:
         return min(trusted, self._affordable(num_decodes, AIM * self._itl_target))
 
     def _paced_tokens(self, num_decodes: int, num_prompts: int) -> int:
-        """The number without a target."""
+        """The chunk size where there is no target for the inter-token latency."""
         if num_decodes == 0:
             return WHOLE_STEP
         if not self.costs.is_known:

@@ -31,7 +31,7 @@ MAX_PREFIX_WAIT_BUDGETS = 32
 
 
 class Planner:
-    """Plans the steps of one batch."""
+    """Plans each step of a batch: which requests run, with how many tokens."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ MOST_PADDING = 0.05
 
 
 class PrefillChunks:
-    """Chunk sizes by the settings and the chunk policy.
+    """The chunk size of each prompt's prefill, by the settings and the chunk policy.
 
     step_sizes: numbers of tokens, ascending, to which steps with prompt chunks are padded.
     """

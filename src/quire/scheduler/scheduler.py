@@ -172,7 +172,7 @@ class Scheduler:
         return deltas
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
-        """Learn from the duration of a step."""
+        """Update the cost model with the duration of a step."""
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_decodes = lengths.count(1)
         self._policy.observe(num_decodes, sum(lengths) - num_decodes, seconds)
@@ -187,7 +187,7 @@ class Scheduler:
         return deltas
 
     def stats(self) -> EngineStats:
-        """Current gauges and counters."""
+        """The scheduler's current gauges and counters."""
         prefix = self._kv.prefix_stats
         return EngineStats(
             num_running=len(self._batch.running),

@@ -55,7 +55,7 @@ class StepCosts:
         return self.pace * (self.fixed + decodes + prompts)
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from the duration of a step."""
+        """Update the cost model with the duration of a step."""
         seconds = max(seconds, 1e-9)
         size = (num_decodes.bit_length(), num_prompt_tokens.bit_length())
         if self.is_known and size in self._fitted:

@@ -37,7 +37,7 @@ class StepPlan:
 
     @property
     def planned(self) -> list[PlannedRequest]:
-        """The entries added so far."""
+        """The entries that the plan has so far."""
         return list(self._planned.values())
 
     def enter(self, request: Request) -> None:

@@ -42,7 +42,7 @@ class WaitingQueue:
         return (request.priority if self._by_priority else 0, request.due, request.arrival)
 
     def push(self, request: Request) -> None:
-        """Add a request."""
+        """Add a request to the queue."""
         self._num_pushes += 1
         entry = _Entry(self.key(request), self._num_pushes, request)
         self._entries[request.request_id] = entry

@@ -35,7 +35,7 @@ class TokenizerProtocol(Protocol):
         """One above the highest token id; ids between may be unused."""
 
     def is_token(self, token_id: int) -> bool:
-        """Whether the id has a token."""
+        """Whether the vocabulary has a token with this id."""
 
     def token_text(self, token_id: int) -> str:
         """A token as readable text; U+FFFD where it holds only part of a character."""
@@ -89,7 +89,7 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def limits(self) -> RequestLimits:
-        """The largest request it can take."""
+        """The limits on a single request."""
 
     @property
     def pooling(self) -> PoolingParams:
@@ -97,15 +97,15 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the KV cache."""
+        """The number of blocks in the KV cache."""
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
+        """The number of tokens per KV block."""
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Bytes of all blocks together."""
+        """Bytes of the whole KV cache."""
 
 
 class GenerateProtocol(Protocol):
@@ -158,7 +158,7 @@ class EngineProtocol(GenerateProtocol, Protocol):
 
     @property
     def info(self) -> EngineInfoProtocol:
-        """Its fixed properties."""
+        """The engine's fixed properties."""
 
     @property
     def tokenizer(self) -> TokenizerProtocol:
@@ -177,7 +177,7 @@ class EngineProtocol(GenerateProtocol, Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can answer now."""
+        """Whether the engine can answer now."""
 
     @property
     def is_restarting(self) -> bool:
@@ -195,4 +195,4 @@ class EngineProtocol(GenerateProtocol, Protocol):
         """Empty the prefix cache: later requests find nothing in it."""
 
     async def close(self) -> None:
-        """Stop; unfinished streams end with EngineError."""
+        """Stop the engine; unfinished streams end with EngineError."""

@@ -124,11 +124,11 @@ class ModelRegistry:
         return entry
 
     def entries(self) -> list[ModelEntry]:
-        """All models, the first one first."""
+        """The entries of all models, the default model first."""
         return list(self._entries.values())
 
     def loaded(self) -> list[RegisteredModel]:
-        """All loaded models."""
+        """The entries of all loaded models."""
         return [model for name, model in self._loaded.items() if name is not None]
 
     @property

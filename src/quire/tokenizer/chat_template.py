@@ -125,7 +125,7 @@ class ChatTemplate:
 
 
 def _refuse_calls(messages: list[dict[str, Any]]) -> None:
-    """The model would not learn that it had made them."""
+    """Raise InvalidRequestError for tool calls, which this template would not render."""
     for index, message in enumerate(messages):
         if message.get("tool_calls"):
             problem = (

@@ -106,7 +106,7 @@ def _checked_role(role: Any, where: str) -> Any:
 
 
 def _refuse_key(key: Any, where: str) -> NoReturn:
-    """Neither the usual templates nor this one read it."""
+    """Raise InvalidRequestError for a message key that no chat template reads."""
     near = difflib.get_close_matches(str(key)[:64], _USUAL_KEYS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it"
     shown = str(key)[:64]

@@ -18,7 +18,7 @@ _NewDecoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenSource(Protocol):
-    """What of a tokenizer is needed here."""
+    """The part of a tokenizer that decoding needs."""
 
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the id takes part in decoded text."""
@@ -31,7 +31,7 @@ class TokenSource(Protocol):
 
 
 class Detokenizer:
-    """The text of one answer.
+    """Decodes the tokens of one answer as they arrive.
 
     All parts that `push` and `finish` return, joined, are exactly what the answer adds to the
     prompt: `decode(prompt + answer)` without `decode(prompt)`, and `decode(answer)` where the

@@ -41,7 +41,7 @@ _WIDTH_FILTERS = ("batch", "center", "indent", "slice", "wordwrap")
 
 
 class TemplateLimitError(TemplateError):
-    """The template takes too long or makes too much."""
+    """The template has exceeded a limit on time or size."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -73,7 +73,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(joined)
 
     def join_operands(self, operands: Iterable[Any]) -> str:
-        """The `~` operator."""
+        """The `~` operator, with a limit on the length of its result."""
         return self.concat(map(str, operands))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -95,7 +95,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Bound the widths that string methods take."""
+        """Call a function of the template, with limits on widths in string methods."""
         owner = getattr(function, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
             for argument in (*args, *kwargs.values()):
@@ -103,7 +103,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Bound the widths in `str.format`."""
+        """`str.format` with limits on the widths in its format."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
             _check_braces(value.__self__)
@@ -221,7 +221,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without Jinja's HTML escapes."""
+    """The filter `tojson` without Jinja's HTML escapes."""
     _check_count(indent)
     return json.dumps(
         value,

@@ -69,7 +69,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
-        """The tokenizer of a model's folder.
+        """Load the tokenizer of a model's folder.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template
         from chat_template.jinja, additional_chat_templates/, chat_template.json or
@@ -105,7 +105,7 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of a text.
+        """The token ids of a text.
 
         add_special_tokens: as tokenizer.json says, such as a BOS in front. parse_special: read
         names of control tokens in the text as these tokens; without it they are plain text.
@@ -189,7 +189,7 @@ class Tokenizer:
         return self._spelled[key]
 
     def is_token(self, token_id: int) -> bool:
-        """Whether the id has a token."""
+        """Whether the vocabulary has a token with this id."""
         return self._backend.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:

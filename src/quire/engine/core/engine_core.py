@@ -82,7 +82,7 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        """Current gauges and counters."""
+        """The engine's current gauges and counters."""
         stats = self._log.add_step_stats(self._scheduler.stats())
         stats.num_waiting += self._grammars.num_pending
         return stats

@@ -25,7 +25,7 @@ class LaunchingRunner(Protocol[Step]):
     """A model runner that launches steps on a device without waiting for them."""
 
     def launch(self, plan: SchedulerOutput) -> Step:
-        """Launch a step behind those launched before."""
+        """Launch a step after those that are already launched."""
 
     def collect(self, step: Step) -> ModelRunnerOutput:
         """Wait for a step's result; called in the order of the launches."""
@@ -65,7 +65,7 @@ class Done:
     output: ModelRunnerOutput
 
     def result(self) -> ModelRunnerOutput:
-        """The step's result."""
+        """Return the step's result at once."""
         return self.output
 
 
@@ -76,7 +76,7 @@ class Failed:
     failure: Exception
 
     def result(self) -> ModelRunnerOutput:
-        """Raise the step's error."""
+        """Raise the error of the step."""
         raise self.failure
 
 

@@ -59,7 +59,7 @@ class InputBatch:
         return History(self.token_ids, self.num_tokens, self.num_prompt_tokens)
 
     def row_of(self, request_id: str) -> int:
-        """The row of a running request."""
+        """The row of a running request in the batch."""
         return self._rows[request_id]
 
     def remove(self, request_id: str) -> int | None:

@@ -55,12 +55,12 @@ class Pooler:
         return len(self._requests)
 
     def add(self, request: NewRequest) -> None:
-        """Add a request that enters the batch."""
+        """Start pooling for a request that enters the batch."""
         if request.pooling is not None:
             self._requests[request.request_id] = _Pooled(request.pooling)
 
     def remove(self, request_id: str) -> None:
-        """Remove a request that leaves the batch."""
+        """Forget a request that leaves the batch."""
         self._requests.pop(request_id, None)
 
     def pool(

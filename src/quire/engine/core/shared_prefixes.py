@@ -42,7 +42,7 @@ class Group:
 
 
 class SharedTiles:
-    """The groups of a batch of R rows, as a step tells them to the device.
+    """The groups of a batch of R rows, as a step passes them to the device.
 
     Worked out anew only for another set of rows, as what a group shares stays as it is.
     """

@@ -39,7 +39,7 @@ class StepLog:
 
     @property
     def recent(self) -> list[StepSummary]:
-        """The latest steps, oldest first."""
+        """Statistics of the latest steps, oldest first."""
         return list(self._recent)
 
     def record_arrival(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The link between a front and its engine: what a link does, and what its listener is told.
+"""The link between a front and its engine: what a link does, and what its listener receives.
 
 Links: ThreadLink (thread_link.py) to a thread, ProcessLink (processes/process_link.py) to engine
 processes.
@@ -17,7 +17,7 @@ class EngineListener(Protocol):
     """Receives what comes from the engine; all methods are called on the event loop."""
 
     def on_step(self, step: StepOutput) -> None:
-        """The engine has finished a step."""
+        """Called with the outputs of a finished step."""
 
     def on_failure(self, message: str) -> None:
         """The engine has ended, and no other one is being started."""
@@ -38,7 +38,7 @@ class EngineLink(Protocol):
     client: str
 
     def attach(self, listener: EngineListener) -> None:
-        """Report to this listener from now on."""
+        """Send outputs and state changes to this listener from now on."""
 
     def send(self, message: EngineMessage) -> None:
         """Pass a message on; never blocks. Raises InvalidRequestError if it is too large."""
@@ -56,4 +56,4 @@ class EngineLink(Protocol):
         """Seconds since the engine's last heartbeat; there is one with each layer of a step."""
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect from the engine."""

@@ -27,7 +27,7 @@ class EngineViewClient:
         return self._latest
 
     def put(self, view: EngineView) -> None:
-        """Store a view from the engine, whoever asked for it."""
+        """Store a view from the engine, for all who wait for one."""
         self._latest = view
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(None)

@@ -33,7 +33,7 @@ StopWhen = Callable[[], Callable[[str], bool]]
 
 
 class Options(TypedDict, total=False):
-    """How a prompt is run.
+    """Options of a request besides its sampling params.
 
     queue_timeout: seconds that it may wait before it starts to run; None: no limit.
     """

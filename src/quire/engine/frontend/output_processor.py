@@ -74,7 +74,7 @@ class _RequestState(msgspec.Struct, eq=False):
 
 
 class Processed(msgspec.Struct):
-    """The outputs of one step.
+    """The request outputs that one step's deltas make.
 
     outputs: by request id. failures: requests that ended with an error. aborts: engine request ids
     of answers that have ended here, but which the engine still runs.
@@ -86,7 +86,7 @@ class Processed(msgspec.Struct):
 
 
 class OutputProcessor:
-    """The state of all unfinished requests of one front."""
+    """Makes request outputs of the engine's deltas; holds the state of all unfinished requests."""
 
     def __init__(self, tokenizer: Tokenizer, metrics: RequestMetrics) -> None:
         self._tokenizer = tokenizer
@@ -159,7 +159,7 @@ class OutputProcessor:
         return failures
 
     def process(self, deltas: list[RequestDelta]) -> Processed:
-        """The outputs of one step's deltas."""
+        """Apply one step's deltas; returns the request outputs that they make."""
         processed, now = Processed(), time.monotonic()
         changed: dict[str, _RequestState] = {}
         for delta in deltas:

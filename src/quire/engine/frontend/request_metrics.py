@@ -122,7 +122,7 @@ class RequestMetrics:
             self.tokens(times, count - 1, timing.last_token)
 
     def finish(self, times: AnswerTimes, reason: str, now: float) -> None:
-        """Record the end of an answer."""
+        """Record that an answer has ended."""
         self.finished[reason] += 1
         self.e2e_latency.observe(now - times.arrival)
         self.num_prompt_tokens.observe(times.num_prompt_tokens)
@@ -134,7 +134,7 @@ class RequestMetrics:
             self._observe_timing(times.timing, times.last_token)
 
     def figures(self) -> RequestFigures:
-        """A copy as a message."""
+        """A copy of all counters and histograms as a message."""
         return RequestFigures(
             num_sent=self.num_sent,
             finished=dict(self.finished),
@@ -142,14 +142,14 @@ class RequestMetrics:
         )
 
     def add(self, figures: RequestFigures) -> None:
-        """Add the figures of another process."""
+        """Add the counters and histograms of another process."""
         self.num_sent += figures.num_sent
         self.finished.update(figures.finished)
         for name, histogram in self.histograms():
             histogram.add(figures.histograms.get(name, HistogramData()))
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
-        """All histograms by name."""
+        """All histograms by metric name."""
         for name, value in vars(self).items():
             if isinstance(value, Histogram):
                 yield name, value

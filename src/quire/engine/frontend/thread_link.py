@@ -43,21 +43,21 @@ class ThreadLink:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's loop runs."""
+        """Whether the engine's loop is running."""
         return self._thread.is_alive()
 
     @property
     def last_work(self) -> float:
-        """0.0: a thread has no status page."""
+        """Always 0.0: a thread has no status page."""
         return 0.0
 
     @property
     def seconds_since_heartbeat(self) -> float:
-        """0.0: nobody watches a thread's heartbeat."""
+        """Always 0.0: a thread's heartbeat is not checked."""
         return 0.0
 
     def attach(self, listener: EngineListener) -> None:
-        """Report to this listener from now on."""
+        """Send outputs and state changes to this listener from now on."""
         self._listener = listener
 
     def send(self, message: EngineMessage) -> None:

@@ -18,13 +18,13 @@ _PLAIN_TYPES = {2: "<i2", 4: "<i4"}
 
 @dataclass(frozen=True, slots=True)
 class CudaGraph:
-    """A recorded part. tensors: its results, if any."""
+    """A captured part of a step. tensors: its results, if any."""
 
     graph: torch.cuda.CUDAGraph
     tensors: StepTensors | None
 
     def replay(self) -> StepTensors | None:
-        """Launch all its kernels at once."""
+        """Launch all kernels of the graph at once."""
         self.graph.replay()
         return self.tensors
 

@@ -37,10 +37,10 @@ class StepTensors:
 
 
 class StepWork(Protocol):
-    """What a step does on the device."""
+    """The work of a step on the device, which a CUDA graph captures."""
 
     def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
-        """From the packed step to hidden states [T, H].
+        """Compute hidden states [T, H] from the packed step.
 
         is_warm_up: launch each kernel that a step of this size has, but not for all layers.
         """
@@ -64,7 +64,7 @@ def _nothing() -> None:
 
 
 class StepGraphs:
-    """Runs steps by their recordings.
+    """Runs steps by replaying their CUDA graphs.
 
     record: records a part of a step; None: kernels are launched one by one.
     """
@@ -158,7 +158,7 @@ def _parts_of(size: StepSize) -> list[Part]:
 
 
 def _size_of(part: Part) -> StepSize:
-    """The step that a part begins with."""
+    """The step size that a part is recorded for."""
     kind, count = part
     return StepSize(
         count,

@@ -57,7 +57,7 @@ class StepLogits:
         )
 
     def enter(self, rows: list[int]) -> None:
-        """Note rows that have new requests."""
+        """Remember rows that have new requests."""
         self._rows.enter(rows, self._batch.history)
 
     def among(self, rows: Ints) -> Flags:

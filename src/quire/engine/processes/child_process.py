@@ -56,7 +56,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The process id of the child."""
         return self._process.pid
 
     def send(self, message: ControlMessage) -> None:

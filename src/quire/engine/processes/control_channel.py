@@ -63,7 +63,7 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
 
     @classmethod
     def by(cls, error: QuireError) -> StartFailed:
-        """The message for an error."""
+        """The message that reports an error."""
         return cls(kind=type(error).__name__, message=str(error))
 
     def as_error(self) -> QuireError:
@@ -128,7 +128,7 @@ class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_left")
 
 
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
-    """To an API process: serve HTTP.
+    """Message to an API process: serve HTTP.
 
     client: its name towards engines. settings: the server's, as msgpack. listener, admin: file
     descriptors of the listening sockets, public and (for one process) of the admin endpoints.

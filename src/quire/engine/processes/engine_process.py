@@ -114,7 +114,7 @@ class EngineProcess:
         core.on_start = self._page.record_started
 
     def run(self) -> None:
-        """Serve until killed."""
+        """Run the engine until the process is killed."""
         while True:
             self.run_once(IDLE_SECONDS)
 

@@ -12,7 +12,7 @@ from quire.core.messages import EngineView, RequestDelta
 
 
 class Outbox:
-    """One client's unsent output.
+    """The output of one client that has not been sent yet.
 
     ready: one joined delta per request id. wants_view: the client has asked for the next engine
     view; view: one that has not been sent yet.
@@ -25,7 +25,7 @@ class Outbox:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is anything to send."""
+        """Whether there is output to send."""
         return bool(self.ready) or self.view is not None
 
     def clear(self) -> None:

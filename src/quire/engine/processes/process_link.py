@@ -26,7 +26,7 @@ class ProcessLink:
         self._connect(address, StatusPage(Path(page_path)))
 
     def attach(self, listener: EngineListener) -> None:
-        """Report to this listener from now on."""
+        """Send outputs and state changes to this listener from now on."""
         self._listener = listener
 
     @property
@@ -75,7 +75,7 @@ class ProcessLink:
             self._listener.on_up(info)
 
     async def close(self) -> None:
-        """Disconnect; the supervisor tells the engine to forget this client."""
+        """Disconnect; the supervisor has the engine forget this client."""
         self._disconnect()
 
     def _connect(self, address: str, page: StatusPage) -> None:

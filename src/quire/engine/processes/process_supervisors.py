@@ -107,7 +107,7 @@ class EngineSupervisor:
             path.unlink(missing_ok=True)
 
     async def run(self) -> None:
-        """Keep it running until cancelled.
+        """Keep the engine process running until cancelled.
 
         Raises ConfigError, CheckpointError or EngineError if it does not start, EngineError if it
         dies again and again: each time before it has served for STEADY_SECONDS and ended a step.
@@ -207,10 +207,10 @@ class WorkerParent(Protocol):
         """The engines that accept requests."""
 
     def on_message(self, client: str, message: ControlMessage) -> None:
-        """An API process has sent a message."""
+        """Called with a message that an API process has sent."""
 
     def on_death(self, client: str) -> None:
-        """An API process has died."""
+        """Called when an API process has died."""
 
 
 class WorkerSupervisor:

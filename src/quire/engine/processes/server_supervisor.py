@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSupervisorSettings:
-    """The fixed settings of one server.
+    """The settings of a server's supervisor, fixed for its lifetime.
 
     worker_module: what API processes run; worker_settings: theirs, as msgpack. hang_timeout:
     seconds without a heartbeat after which an engine is killed; 0: never.

@@ -36,7 +36,7 @@ class StatusPage:
         self._words = memoryview(self._map).cast("Q")
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the shared memory."""
         self._words.release()
         self._map.close()
 

@@ -101,7 +101,7 @@ def profile_compiled(resolved: ResolvedConfig, stored: StoredArrays, step: StepS
 
 @dataclass(slots=True)
 class Work:
-    """All calls of one kind in a step."""
+    """Count, bytes, FLOPs and seconds of all calls of one kind in a step."""
 
     count: int = 0
     num_bytes: int = 0
@@ -274,5 +274,5 @@ class TimedCalls:
 
 
 def _item(dtype: int) -> int:
-    """Bytes of a number of activations."""
+    """Bytes per value of activations of this dtype."""
     return 4 if dtype == FLOAT32 else 2

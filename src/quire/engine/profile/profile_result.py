@@ -48,7 +48,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A step, and what the device could do at best.
+    """A step's operations with their times, and what the device could do at best.
 
     runtime: what ran it. seconds: of the step as a whole. table: what an engine measures when it
     starts, where it does.
@@ -65,7 +65,7 @@ class Profile:
     table: StepTable | None
 
     def together(self) -> Operation:
-        """The sum of all operations."""
+        """The sum of all operations of the step."""
         count, num_bytes, flops = (
             sum(getattr(op, name) for op in self.operations)
             for name in ("count", "num_bytes", "flops")
@@ -76,5 +76,5 @@ class Profile:
         return Operation("all of these", "", count, num_bytes, flops, seconds, floor, bound)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it for machines."""
+        """The profile as JSON values."""
         return asdict(self)

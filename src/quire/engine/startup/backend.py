@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """A loaded model.
+    """A loaded model on its device, before the engine runs.
 
     resolved: with the settings that were measured. device: by PyTorch's name. table: the measured
     times of a CPU's steps; None where nothing was measured.
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Return an executor, which has still to `warm_up`. heartbeat: called in long steps."""
 
     def has_started(self) -> None:
-        """Release what only a start needs."""
+        """Release what only the start needed."""
 
 
 class HostBackend:
@@ -95,11 +95,11 @@ class HostBackend:
         return nullcontext()
 
     def kv_budget(self) -> int:
-        """A share of the memory that is free."""
+        """Default size of the KV cache in bytes: a share of the free memory."""
         return default_kv_bytes(available_bytes())
 
     def allocate(self, num_blocks: int) -> None:
-        """Give the model its KV cache."""
+        """Allocate the KV cache of all layers."""
         self._model = self._with_cache(self.resolved.model_config.num_layers, num_blocks)
 
     def make_executor(
@@ -111,6 +111,6 @@ class HostBackend:
         return UniprocExecutor(ModelRunner(self._model, running))
 
     def has_started(self) -> None:
-        """Call `on_started`."""
+        """Call `on_started`, which releases what only the start needed."""
         if self._on_started is not None:
             self._on_started()

@@ -38,7 +38,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all parts, in bytes."""
         return self.weights + self.kv_cache + self.base
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class GpuBackend:
-    """See `Backend`.
+    """A loaded model on a GPU; see `Backend`.
 
     Steps overlap where Triton's kernels serve the device. The plain twins of the operations wait
     for it within a step, so there each step runs to its end.
@@ -55,11 +55,11 @@ class GpuBackend:
         return compiling_ahead(self._on.type)
 
     def kv_budget(self) -> int:
-        """What the largest step leaves, in bytes."""
+        """Default size of the KV cache in bytes: what the largest step leaves."""
         return measured_bytes(self.resolved, self._model, self._on)
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocate keys and values of all layers."""
+        """Allocate the KV cache of all layers."""
         layers = self.resolved.model_config.spec.kv_layers
         self._kv_caches = _allocate(self.resolved, layers, num_blocks, self._on)
 

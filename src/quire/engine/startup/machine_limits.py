@@ -42,7 +42,7 @@ def physical_cores(cpus: Iterable[int], folder: Path) -> int:
 
 
 def _free_bytes() -> int:
-    """Free memory of the machine."""
+    """Free memory of the machine, in bytes."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

@@ -79,18 +79,18 @@ class MemoryPlan:
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """Bytes of everything except the KV cache."""
         parts = self.context + self.activations + self.logits + self.graphs + self.workspace
         return parts + sum(self.weights.values())
 
     @property
     def kv_cache(self) -> int:
-        """Bytes of all blocks."""
+        """Bytes of the KV cache."""
         return self.num_blocks * self.block_bytes
 
     @property
     def num_slots(self) -> int:
-        """Tokens that the KV cache holds."""
+        """The number of tokens that the KV cache holds."""
         return self.num_blocks * self.block_size
 
     def at_once(self) -> dict[int, int]:
@@ -101,7 +101,7 @@ class MemoryPlan:
         return {n: min(self.max_num_seqs, self.num_blocks // blocks[n]) for n in lengths}
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """The memory plan as JSON values."""
         lengths = {str(length): count for length, count in self.at_once().items()}
         return asdict(self) | {"kv_cache": self.kv_cache, "at_once": lengths}
 

@@ -77,7 +77,7 @@ class NullRunner:
         self._scored: dict[str, list[int]] = {}  # request id → its prompt, if it asks for scores
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Answer a plan at once."""
+        """Return made-up tokens for a plan at once."""
         for request_id in plan.removed_ids:
             self._scored.pop(request_id, None)
             self._vectors.pop(request_id, None)

@@ -17,7 +17,7 @@ from quire.models.config.model_config import ModelConfig
 
 
 def fitting_weights(model_config: ModelConfig, dtype: str) -> AbstractContextManager[None]:
-    """Around loading a model."""
+    """A context in which running out of memory is an error about loading the model."""
     num_bytes = model_config.num_parameters * DTYPES[dtype].num_bytes
     return _fitting(
         f"the model, {num_bytes:,} bytes in {dtype},",
@@ -26,7 +26,7 @@ def fitting_weights(model_config: ModelConfig, dtype: str) -> AbstractContextMan
 
 
 def fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
-    """Around what the largest step needs. config: as settled for the device."""
+    """A context in which running out of memory is an error about the largest step."""
     scheduler = config.scheduler
     return _fitting(
         f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
@@ -36,7 +36,7 @@ def fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
 
 
 def fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[None]:
-    """Around making a KV cache of so many bytes. config: as settled for the device."""
+    """A context in which running out of memory is an error about the KV cache."""
     share = "gpu_memory_utilization, " if config.device.device == "cuda" else ""
     return _fitting(
         f"a KV cache of {num_bytes:,} bytes with {config.scheduler.max_num_seqs:,} requests' rows",
@@ -45,7 +45,7 @@ def fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[N
 
 
 def fitting_profile(num_requests: int, context: int) -> AbstractContextManager[None]:
-    """Around loading a model and profiling a step of it."""
+    """A context in which running out of memory is an error about loading and profiling."""
     return _fitting(
         f"the model with a step of {num_requests:,} requests of {context:,} tokens each",
         "lower --batch-size, --context or --prefill, take a smaller model, or free memory",

@@ -30,6 +30,6 @@ class Phases:
         self.note(phase, time.monotonic() - begin - within)
 
     def note(self, phase: str, spent: float) -> None:
-        """Add seconds to a phase."""
+        """Add seconds to a phase of the start."""
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent, 3)
         logger.info("%s: %.2f s", phase, spent)

@@ -126,7 +126,7 @@ def measure_steps(
     decodes, prompts = {1: threads[chosen]}, dict[int, float]()
     cost = threads[chosen]
     for size in DECODES[1:] + PROMPTS:
-        # few tokens take little more than one, many take as long as they are many
+        # a few tokens take little more than one; with many, the time grows with them
         cost *= 2 if size <= PROMPTS[0] else PROMPTS[1] // PROMPTS[0]
         if time.perf_counter() + cost * probe.share > end:
             break

@@ -71,7 +71,7 @@ def steps_of(
 
 
 def _is_plausible(table: StepTable, candidates: Sequence[int]) -> bool:
-    """Whether a stored table may serve.
+    """Whether a stored table of step times can be used.
 
     Not one with fewer threads than the default, which may have been the choice of a busy moment;
     not one without prompts, measured in a slow moment; nor one that somebody has edited.

@@ -62,7 +62,7 @@ def dedicated_start(config: EngineConfig) -> Iterator[None]:
 
 
 def _from_left_out(name: str) -> Any:
-    """An attribute of the module that was left out: importing it now, for whoever needs it."""
+    """An attribute of the module that was left out: imports the module now."""
     if name.startswith("__"):  # of which `inspect` asks every module
         raise AttributeError(name)
     sys.modules.pop(_LEFT_OUT, None)

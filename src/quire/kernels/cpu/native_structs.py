@@ -49,7 +49,7 @@ class Epilogue(IntEnum):
 
 
 class RmsNormArgs(ctypes.Structure):
-    """RMSNorm of rows."""
+    """Arguments of the native RMSNorm of rows."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("x", "weight", "out")),
@@ -70,7 +70,7 @@ class RowsArgs(ctypes.Structure):
 
 
 class PackArgs(ctypes.Structure):
-    """Packing of a weight."""
+    """Arguments of the native packing of a weight."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("codes", "scale", "zeros", "out")),
@@ -107,7 +107,7 @@ class AttentionArgs(ctypes.Structure):
 
 
 class LinearWeightArgs(ctypes.Structure):
-    """A packed weight with its bias."""
+    """A packed weight with its bias, as the native library takes it."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("weight", "bias")),
@@ -130,7 +130,7 @@ class LayerArgs(ctypes.Structure):
 
 
 class LayersArgs(ctypes.Structure):
-    """A step through decoder layers."""
+    """Arguments of a step through decoder layers."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("rows", "residual", "workspace", "layers")),

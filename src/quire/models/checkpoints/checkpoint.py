@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """The tensors of a folder, each once."""
+    """The tensors of a checkpoint's safetensors files, each listed once."""
 
     def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
         self.folder = folder

@@ -39,7 +39,7 @@ class ConfigFile:
         return [cls(path, value, f"[{index}].") for index, value in enumerate(values)]
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
-        """The error for a key."""
+        """The CheckpointError for a key with a wrong value."""
         return CheckpointError(f"{self.path}: {self.where}{key} {problem}")
 
     def get(self, key: str) -> Any:
@@ -78,7 +78,7 @@ class ConfigFile:
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """A value that must be true or false."""
         value = self.get(key)
         if value is None:
             return default
@@ -120,7 +120,7 @@ class ConfigFile:
 
 
 def _parse(path: Path) -> Any:
-    """What a JSON file holds. Raises CheckpointError."""
+    """The value that a JSON file holds. Raises CheckpointError."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise CheckpointError(f"{path} is larger than 64 MiB; this is no config file")

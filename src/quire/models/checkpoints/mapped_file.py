@@ -41,7 +41,7 @@ class MappedFile:
         return flat.reshape(entry.shape)
 
     def tensor(self, entry: TensorEntry) -> Tensor:
-        """The same of PyTorch's."""
+        """A tensor of the file as a PyTorch tensor over the mapping."""
         import torch
 
         from quire.kernels.torch_dtypes import torch_dtype

@@ -34,11 +34,11 @@ class TensorEntry:
 
     @property
     def num_items(self) -> int:
-        """Numbers in it."""
+        """The number of values in the tensor."""
         return math.prod(self.shape)
 
     def wrong(self, problem: str) -> CheckpointError:
-        """An error that says where the tensor is."""
+        """The CheckpointError for this tensor; it names file and byte."""
         return CheckpointError(
             f"{self.file}: {self.name} at byte {self.offset}: {problem}; download the file again, "
             "or check that config.json belongs to it"
@@ -98,7 +98,7 @@ def _parse(path: Path, header: bytes) -> list[tuple[str, Any]]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys must differ."""
+    """A JSON object as a dict. Raises ValueError if a key occurs twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")

@@ -14,7 +14,7 @@ from quire.models.families.registry import ARCHITECTURES
 
 
 def read_family(config: ConfigFile) -> tuple[str, Family]:
-    """The class named in the file, and its family."""
+    """The architecture named in config.json, and its family."""
     names = config.get("architectures")
     known = ", ".join(ARCHITECTURES)
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -38,7 +38,7 @@ def read_activation(config: ConfigFile, family: Family) -> Activation:
 
 
 def refuse_unsupported(config: ConfigFile) -> None:
-    """Refuse what no family computes yet."""
+    """Raise CheckpointError for features that no family computes."""
     if not config.boolean("is_causal", True):
         raise config.wrong(
             "is_causal", "is false, but every layer here looks back only; take another model"
@@ -50,7 +50,7 @@ def refuse_unsupported(config: ConfigFile) -> None:
 
 
 def read_bias(config: ConfigFile, rule: BiasRule) -> bool:
-    """Whether there are biases."""
+    """Whether linear layers have biases, from config.json."""
     return config.boolean(rule, False) if isinstance(rule, str) else rule
 
 

@@ -69,7 +69,7 @@ def _modules(path: Path) -> dict[str, str] | None:
 
 
 def _mode(config: ConfigFile) -> Literal["mean", "last"]:
-    """The one mode that is on."""
+    """The pooling mode that the config selects; there must be one."""
     named = config.text("pooling_mode", "")
     on = [_NAMES.get(named, named)] if named else []
     on += [

@@ -19,7 +19,7 @@ BiasRule = bool | str
 
 
 def no_windows(_: ConfigFile, num_layers: int) -> Windows:
-    """Every query sees all tokens, in every layer."""
+    """No sliding window: every query sees all tokens, in every layer."""
     return (None,) * num_layers
 
 

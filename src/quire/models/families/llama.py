@@ -52,7 +52,7 @@ Norms = tuple[RMSNorm, RMSNorm | None]
 
 
 class LlamaAttention(nn.Module):
-    """Project to heads, apply RoPE, attend, project back."""
+    """Attention of a decoder layer: QKV projection, RoPE, attention, output projection."""
 
     def __init__(self, spec: AttentionSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    """down(activation(gate(x)) * up(x))."""
+    """A gated MLP: down(activation(gate(x)) * up(x))."""
 
     def __init__(self, spec: MLPSpec, options: LayerOptions) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """Token ids to the last hidden states."""
+    """A decoder of Llama's kind: from token ids to the last hidden states."""
 
     def __init__(self, spec: ModelSpec, max_model_len: int, options: LayerOptions) -> None:
         super().__init__()

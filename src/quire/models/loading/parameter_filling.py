@@ -43,7 +43,7 @@ class Filling:
                     self._finish(module)
 
     def end(self) -> None:
-        """Finish the modules that waited for nothing."""
+        """Finish modules without weights, which no tensor has completed."""
         for module in self._model.modules():
             self._finish(module)
 

@@ -76,12 +76,12 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
 
 
 def digest_of(key: tuple[object, ...]) -> str:
-    """Half of a name."""
+    """A hash of a key, used as one half of a prepared file's name."""
     return hashlib.sha256(repr(key).encode()).hexdigest()[:_DIGITS]
 
 
 def file_name(checkpoint: str, layout: str) -> str:
-    """The name of a file, from both halves."""
+    """The name of a prepared file: the checkpoint's digest and the layout's."""
     return f"{checkpoint}-{layout}{_SUFFIX}"
 
 

@@ -89,7 +89,7 @@ class PreparedFile:
         return StoredArrays(arrays, self.formats)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its weights by name."""
+        """The file's tensors by name."""
         return {name: self._mapped.tensor(entry) for name, entry in self._entries.items()}
 
     def _array(self, entry: TensorEntry) -> Array:

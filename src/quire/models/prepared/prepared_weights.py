@@ -2,7 +2,7 @@
 
 Owns the making of such a file, and of a model from one; prepared_files.py has their names and
 number, prepared_reader.py what is checked. It is a safetensors file like any other. The format of
-each linear layer's weight stands in its metadata.
+each linear layer's weight is in its metadata.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PreparedWeights:
         return model
 
     def save_beside(self, model: nn.Module) -> threading.Thread | None:
-        """Write the file in a thread, if that is worth it."""
+        """Write the prepared file in a thread, if it is worth writing."""
         tensors = stored_tensors(model)
         if sum(tensor.nbytes for tensor in tensors.values()) < WORTH_BYTES:
             return None
@@ -152,7 +152,7 @@ class _ProcessEnd:
         self._latest = math.inf
 
     def has_started(self) -> bool:
-        """Whether the process is ending."""
+        """Whether the process is about to end."""
         return self._latest < math.inf
 
     def stops(self, share: float) -> bool:
@@ -200,7 +200,7 @@ def arrays_of(tensors: dict[str, Tensor]) -> dict[str, Array]:
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a loaded model keeps, by name."""
+    """The tensors that a loaded model holds, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, LoadedModule):

@@ -19,7 +19,7 @@ from quire.sampling.token_logprobs import prompt_logprobs
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """A decoder with a KV cache."""
+    """The compiled decoder with its KV cache: a `HostModel`."""
 
     decoder: CompiledDecoder
     cache: HostCache

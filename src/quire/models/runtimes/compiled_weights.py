@@ -117,14 +117,14 @@ def _heads(attention: AttentionSpec) -> tuple[int, int, int, int]:
 
 
 class _Reader:
-    """Arrays by name; remembers which were read."""
+    """Reads arrays by name and remembers which were read."""
 
     def __init__(self, stored: StoredArrays) -> None:
         self._stored = stored
         self._read: set[str] = set()
 
     def optional(self, name: str) -> Array | None:
-        """An array, or None if it is not stored."""
+        """An array by name, or None if it is not stored."""
         self._read.add(name)
         return self._stored.arrays.get(name)
 
@@ -136,7 +136,7 @@ class _Reader:
         return found
 
     def norm(self, prefix: str, norm: NormSpec) -> Array:
-        """A norm's weight [size]."""
+        """The weight of a norm, [size]."""
         return self.array(f"{prefix}{norm.module}.weight")
 
     def packed(self, prefix: str, linear: LinearSpec) -> PackedWeight:

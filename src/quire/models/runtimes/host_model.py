@@ -15,7 +15,7 @@ from quire.layers.forward_context import Heartbeat
 
 
 class HiddenStates(Protocol):
-    """Hidden states [T, H] of a step, in whatever memory."""
+    """Hidden states [T, H] of a step, as NumPy arrays or tensors."""
 
     def finite(self) -> Flags:
         """Whether all numbers of a state are finite: [T]."""

@@ -29,7 +29,7 @@ KVCaches = list[tuple[Tensor, Tensor]]
 
 
 class CausalLM(Protocol):
-    """What a model has to offer."""
+    """The interface of a causal language model made of PyTorch modules."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
@@ -40,7 +40,7 @@ class CausalLM(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchModel:
-    """Modules with a KV cache."""
+    """PyTorch modules with their KV cache: a `HostModel`."""
 
     model: CausalLM
     kv_caches: KVCaches

@@ -101,7 +101,7 @@ class Admission:
         self.in_flight.add(num_answers, num_prompt_tokens)
 
     def release(self, num_answers: int, num_prompt_tokens: int) -> None:
-        """Count out."""
+        """Subtract a request from the counts in flight."""
         if self._parent is not None:
             self._parent.release(num_answers, num_prompt_tokens)
         self.in_flight.add(-num_answers, -num_prompt_tokens)
@@ -175,11 +175,11 @@ class CompletionRate:
         self._seconds = 0.0
 
     def resume(self) -> None:
-        """Work starts again after idle time."""
+        """Restart the clock after idle time, which does not count."""
         self._last = self._clock()
 
     def add(self, count: int) -> None:
-        """Count completed answers."""
+        """Count completed answers in the rate."""
         if not count:
             return
         now = self._clock()

@@ -69,7 +69,7 @@ class _Endpoints:
 
     @property
     def routes(self) -> list[ApiRoute]:
-        """All but /openapi.json."""
+        """All routes but /openapi.json."""
         return [
             ApiRoute(
                 self.stats,
@@ -148,7 +148,7 @@ class _Endpoints:
         return _json(Done())
 
     async def models(self, _request: Request) -> Response:
-        """The state of all models."""
+        """Handle GET of the state of all models."""
         await asyncio.gather(*(model.engine.view() for model in self._models.loaded()))
         statuses = [_status(entry) for entry in self._models.entries()]
         loaded = sum(s.num_bytes or 0 for s in statuses if s.state != "unloaded")

@@ -25,7 +25,7 @@ class AdminListener:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to accept connections."""
+        """Start to accept connections for the admin endpoints."""
         if self._sock is None:
             return
         config = uvicorn.Config(

@@ -55,7 +55,7 @@ class ModelStatuses(msgspec.Struct):
 
 
 class LoadRequest(msgspec.Struct):
-    """Which model to load."""
+    """Body of the load endpoint: which model to load."""
 
     model: str
 
@@ -68,6 +68,6 @@ class UnloadRequest(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """The action was done."""
+    """Reply: the action was done."""
 
     status: Literal["ok"] = "ok"

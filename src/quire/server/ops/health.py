@@ -39,7 +39,7 @@ class Health:
 
     @property
     def routes(self) -> list[ApiRoute]:
-        """All three paths."""
+        """The routes of all three health checks."""
         same = "The same as /health."
         return [
             ApiRoute(self.health, _entry("/health", "Whether the engine makes progress.")),

@@ -109,7 +109,7 @@ class LiveView:
 
     @property
     def route(self) -> ApiRoute:
-        """Its route."""
+        """The route of /live."""
         entry = OpenApiEntry(
             path="/live",
             summary="The engine at work, for live views.",

@@ -91,7 +91,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     @classmethod
     def joined(cls, parts: Iterable[Snapshot]) -> Snapshot:
-        """The sum of one or more."""
+        """The sum of one or more snapshots."""
         parts = list(parts)
         http_requests: Counter[tuple[str, str, int]] = Counter()
         errors: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 
 class SnapshotFolder:
-    """The files of all processes."""
+    """The folder with the snapshot files of all API processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -195,7 +195,7 @@ class SnapshotFolder:
         return self._path / (name + SUFFIX)
 
     def _folded_mark(self) -> tuple[int, int] | None:
-        """A mark that changes with each fold."""
+        """A mark that changes whenever files of dead processes are summed into one."""
         try:
             found = (self._path / FOLDED).stat()
         except OSError:

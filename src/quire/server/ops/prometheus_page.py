@@ -86,7 +86,7 @@ class MetricsPage:
 
     @property
     def route(self) -> ApiRoute:
-        """Its route."""
+        """The route of /metrics."""
         entry = OpenApiEntry(path="/metrics", summary="Metrics for Prometheus.", media="text/plain")
         return ApiRoute(self.answer, entry)
 

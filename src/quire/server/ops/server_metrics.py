@@ -85,7 +85,7 @@ class Metrics:
         self._errors: Counter[str] = Counter()
 
     def add_engine(self, engine: EngineProtocol) -> None:
-        """Include an engine."""
+        """Include the metrics of an engine."""
         name = engine.info.model_name
         self._engines[name] = engine
         self._stats.setdefault(name, {})

@@ -90,7 +90,7 @@ class WebPage:
 
 
 class _Asset:
-    """One file with its headers."""
+    """A static file of the page with its response headers."""
 
     def __init__(self, content: bytes, name: str, cache_control: str) -> None:
         self._content = content
@@ -109,7 +109,7 @@ class _Asset:
 
 
 def _version(files: Mapping[str, bytes]) -> str:
-    """A hash of all names and contents."""
+    """A hash of the names and contents of all files."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

@@ -37,7 +37,7 @@ class ModelParsers:
 def choose_parsers(
     template: str, variables: Collection[str], *, tools: str = "auto", reasoning: str = "auto"
 ) -> ModelParsers:
-    """The parsers for a chat template.
+    """The tool parser and the reasoning parser for a chat template.
 
     template: its text; of several templates, all. variables: the names that it reads. tools,
     reasoning: the name of a parser, "none", or "auto" to choose by the template.

@@ -13,13 +13,13 @@ import msgspec
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of the answer."""
+    """The next part of the answer's text."""
 
     text: str
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """More of the model's reasoning."""
+    """The next part of the model's reasoning."""
 
     text: str
 
@@ -65,7 +65,7 @@ class ToolCall(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A complete answer."""
+    """A complete answer: text, reasoning and tool calls."""
 
     text: str = ""
     reasoning: str = ""

@@ -190,11 +190,11 @@ class PlainParser:
     called_tools = False
 
     def push(self, text: str) -> list[Event]:
-        """The text itself."""
+        """Return the text unchanged."""
         return [TextDelta(text)] if text else []
 
     def finish(self) -> list[Event]:
-        """Nothing: no text is held back."""
+        """Return no events: no text is held back."""
         return []
 
 

@@ -48,7 +48,7 @@ class ReasoningTokenCounter:
         self._token_bytes = token_bytes
 
     def push(self, token_ids: Iterable[int]) -> None:
-        """Take more tokens of the answer."""
+        """Count the reasoning tokens among the next tokens of the answer."""
         for token_id in token_ids:
             if self._is_done:
                 return

@@ -66,7 +66,7 @@ class BareArguments:
         yield from self._calls.source.expect(end.texts[0])
 
     def end(self) -> None:
-        """End the arguments."""
+        """End the JSON object of arguments."""
         self._calls.arguments("}" if self._seen else "{}")
         self._calls.complete()
 
@@ -83,7 +83,7 @@ class _Value:
             self._become_string()
 
     def add(self, text: str) -> None:
-        """Add text of the value."""
+        """Add text to the value."""
         if self._held is None:
             self._emit(_escaped(text))
             return
@@ -93,7 +93,7 @@ class _Value:
             self._become_string()
 
     def end(self) -> None:
-        """End the value."""
+        """End the value and emit what is still held back of it."""
         if self._held is not None:
             text = _as_json("".join(self._held), self._types)
             if text is not None:

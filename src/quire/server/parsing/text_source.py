@@ -64,12 +64,12 @@ class TextSource:
         self._attempt_left = 0  # characters that the attempt may still take
 
     def feed(self, piece: str) -> None:
-        """Add text."""
+        """Add text that has arrived."""
         self.text = self.text[self.at :] + piece
         self.at = 0
 
     def close(self) -> None:
-        """End the text."""
+        """Mark the end of the text."""
         self._closed = True
 
     def more(self) -> Wait[bool]:
@@ -177,13 +177,13 @@ class TextSource:
                 return
 
     def word(self, characters: re.Pattern[str]) -> Wait[str]:
-        """Like `run`; returns what it took."""
+        """Take characters as `run` does and return them."""
         parts: list[str] = []
         yield from self.run(characters, parts.append)
         return "".join(parts)
 
     def skip_space(self) -> Wait[None]:
-        """Take white space."""
+        """Skip white space."""
         yield from self.run(SPACE)
 
     def until(self, marks: Marks, emit: Callable[[str], None]) -> Wait[str | None]:

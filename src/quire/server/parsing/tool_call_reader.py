@@ -64,7 +64,7 @@ class ToolCallReader:
         self._report()
 
     def arguments(self, text: str) -> None:
-        """Add text of the arguments."""
+        """Add text to the current call's arguments."""
         if self._held is None:
             self._add(text)
         else:

@@ -58,7 +58,7 @@ def tools_of_lines(grammar: str) -> dict[int, int]:
 
 
 class _Writer:
-    """Writes one grammar, rule by rule."""
+    """Writes one Lark grammar, rule by rule."""
 
     def __init__(self, config: ParserConfig, control_token_id: Callable[[str], int | None]) -> None:
         self._config = config
@@ -142,7 +142,7 @@ class _Writer:
         return " ".join(tags) or '""'
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
-        """A value and its end."""
+        """The grammar of an argument's value and the mark that ends it."""
         types = types_of(schema)
         if types is None or "string" in types:
             return self._text_up_to(frame.end, f"{rule}_end")
@@ -156,7 +156,7 @@ class _Writer:
         return rule
 
     def _literal(self, text: str) -> str:
-        """Exactly this text, its control tokens as such."""
+        """The grammar of exactly this text; control tokens are matched by id."""
         if not text:
             return ""
         marks = "|".join(map(re.escape, self._ids)) or "(?!)"
@@ -165,7 +165,7 @@ class _Writer:
 
 
 def _text_rule(outputs: StructuredOutputs) -> str:
-    """The grammar of structured output."""
+    """The grammar of an answer's structured output."""
     match outputs.kind:
         case "json":
             try:
@@ -191,5 +191,5 @@ def _quoted(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any], style: Mapping[str, Any] = _CALL_STYLE) -> str:
-    """A JSON value of a schema."""
+    """The grammar of JSON that matches a schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': style}, ensure_ascii=False)}"

@@ -40,5 +40,5 @@ class _Address:
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
-        """As `Tensor.data_ptr`."""
+        """The address, under the name that tensors give it."""
         return self.address

@@ -21,7 +21,7 @@ from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Tile sizes and stages.
+    """Tile sizes and pipeline stages of a batch-invariant GEMM.
 
     They do not change the order in which a result's terms are added.
     """

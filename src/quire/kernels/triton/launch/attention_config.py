@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Config of plain decode attention.
+    """Config of the decode attention kernel of any GPU.
 
     tile: keys of a tile. stages: of the loop's pipeline, with stages - 1 tiles of keys and values
     in shared memory. per_sm: programs for each multiprocessor. min_units: the least number of tiles
@@ -42,7 +42,7 @@ class HopperDecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Config of plain prefill attention.
+    """Config of the prefill attention kernel of any GPU.
 
     rows: query tokens · query heads of a key head, in a tile. tile: keys of a tile. stages: of the
     loop's pipeline.

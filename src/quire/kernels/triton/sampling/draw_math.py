@@ -36,7 +36,7 @@ def cast_key(x):
 
 @triton.jit
 def cast_logit(key):
-    """The float32 of a key."""
+    """The float32 logit that an int32 key stands for; inverse of `cast_key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 

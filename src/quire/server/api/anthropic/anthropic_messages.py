@@ -110,7 +110,7 @@ class MessagesFormatter:
         return self._message(content, stop.stop_reason, stop.stop_sequence, MessagesUsage.of(usage))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
-        """A stream's next events."""
+        """The stream events that one part of the answer makes."""
         if not self._has_started:
             self._has_started = True
             cached = item.num_cached_tokens
@@ -127,7 +127,7 @@ class MessagesFormatter:
                 self._stop = self._stop_of(output)
 
     def ending(self, usage: Usage) -> Iterator[msgspec.Struct]:
-        """The last events."""
+        """The last events of a complete stream."""
         yield from self._close()
         yield MessageDelta(self._stop, MessagesUsage.of(usage))
         yield MessageStop()

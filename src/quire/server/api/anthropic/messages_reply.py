@@ -30,7 +30,7 @@ class MessagesUsage(msgspec.Struct, kw_only=True):
 
 
 class MessageReply(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """A complete answer."""
+    """A complete answer, not streamed."""
 
     id: str
     role: str = "assistant"
@@ -48,24 +48,24 @@ class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
 
 
 class Ping(msgspec.Struct, tag_field="type", tag="ping"):
-    """Without content, as in Anthropic's own streams."""
+    """Stream event without content, as in Anthropic's own streams."""
 
 
 class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
-    """A content block starts, still empty."""
+    """Stream event: a content block starts, still empty."""
 
     index: int
     content_block: OutputBlock
 
 
 class TextPiece(msgspec.Struct, tag_field="type", tag="text_delta"):
-    """More of a text."""
+    """The next part of a text block."""
 
     text: str
 
 
 class ThinkingPiece(msgspec.Struct, tag_field="type", tag="thinking_delta"):
-    """More of the reasoning."""
+    """The next part of a thinking block."""
 
     thinking: str
 
@@ -77,37 +77,37 @@ class InputPiece(msgspec.Struct, tag_field="type", tag="input_json_delta"):
 
 
 class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
-    """More of a content block."""
+    """Stream event: the next part of a content block."""
 
     index: int
     delta: TextPiece | ThinkingPiece | InputPiece
 
 
 class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
-    """A content block is complete."""
+    """Stream event: a content block is complete."""
 
     index: int
 
 
 class Stop(msgspec.Struct):
-    """Why the answer ended."""
+    """Why the answer ended: stop_reason and stop_sequence."""
 
     stop_reason: str
     stop_sequence: str | None
 
 
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
-    """Why the answer ended, and all token counts."""
+    """Stream event: why the answer ended, and all token counts."""
 
     delta: Stop
     usage: MessagesUsage
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
-    """The stream is complete."""
+    """Stream event: the answer is complete."""
 
 
 class TokenCountReply(msgspec.Struct):
-    """How many tokens the prompt has."""
+    """The reply of /v1/messages/count_tokens."""
 
     input_tokens: int

@@ -30,7 +30,7 @@ Cached = CacheControl | None | UnsetType
 
 
 class TextBlock(Strict, tag_field="type", tag="text"):
-    """Text."""
+    """A content block of text."""
 
     text: str
     citations: UnsetType | None = UNSET
@@ -54,7 +54,7 @@ class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
 
 
 class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
-    """A tool call."""
+    """A content block with a tool call."""
 
     id: ShortText
     name: FunctionName
@@ -132,7 +132,7 @@ class OutputConfig(Strict):
 
 
 class Metadata(Strict):
-    """user_id has no effect."""
+    """The field `metadata`. user_id has no effect."""
 
     user_id: ShortText | None = None
 

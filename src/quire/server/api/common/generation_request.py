@@ -33,7 +33,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class GenerationRequest(ResponseFormatFields, kw_only=True):
-    """The fields of both routes.
+    """The fields that /v1/completions and /v1/chat/completions share.
 
     user: accepted without any effect. priority: lower runs first, where the
     server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of

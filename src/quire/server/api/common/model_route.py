@@ -46,7 +46,7 @@ class GenerationRoute(Generic[T]):
     in_thread_bytes: int = IN_THREAD_BYTES
 
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
-        """The route of an application."""
+        """Make the starlette route that runs the handler."""
         return ApiRoute(_GenerationApp(self, loader, gate, settings), self.entry)
 
 
@@ -58,7 +58,7 @@ class LightRoute:
     reply: Callable[[bytes, ModelRegistry], msgspec.Struct]
 
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
-        """The route of an application."""
+        """Make the starlette route that runs the handler."""
         return ApiRoute(_LightApp(self, loader, gate, settings), self.entry)
 
 

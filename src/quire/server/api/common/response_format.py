@@ -20,11 +20,11 @@ SchemaName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
-    """Any text."""
+    """response_format of type text: no constraint."""
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """response_format of type json_object: any JSON object."""
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -37,7 +37,7 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """JSON that matches a schema."""
+    """response_format of type json_schema: JSON that matches a schema."""
 
     json_schema: JsonSchema
 

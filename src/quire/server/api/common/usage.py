@@ -63,7 +63,7 @@ class UsageCounter:
             self.first_token = item.times.first_token
 
     def total(self) -> Usage:
-        """The counts so far."""
+        """The token counts so far."""
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,

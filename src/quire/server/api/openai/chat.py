@@ -60,7 +60,7 @@ class ChatFormatter(OpenAIReplyFormatter):
         self._started: set[int] = set()  # choices whose role was sent
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
-        """The complete answer."""
+        """The complete answer as a chat completion."""
         (item,) = results
         choices = [self._choice(output) for output in item.outputs]
         reply = ChatReply(

@@ -80,7 +80,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
         self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its logprobs are complete
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
-        """The complete answer."""
+        """The complete answer as a text completion."""
         choices = [
             self._choice(prompt_index, item, output)
             for prompt_index, item in enumerate(results)

@@ -184,7 +184,7 @@ class _Window:
         self._num_tokens += num_tokens
 
     def leave(self, num_tokens: int) -> None:
-        """An input is done."""
+        """Note that an input's embedding has been computed."""
         self._num_inputs -= 1
         self._num_tokens -= num_tokens
         self._input_done.set()

@@ -40,7 +40,7 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All models."""
+    """The reply of /v1/models: all models."""
 
     object: str = "list"
     data: list[ModelCard]
@@ -85,7 +85,7 @@ class ModelsRoutes:
 
     @property
     def routes(self) -> list[ApiRoute]:
-        """All three paths."""
+        """The routes of all three paths."""
         versioned = (route_rules.VERSIONED,)
         return [
             ApiRoute(
@@ -114,20 +114,20 @@ class ModelsRoutes:
         ]
 
     async def models(self, request: Request) -> Response:
-        """All models."""
+        """Handle GET /v1/models."""
         entries = self._models.entries()
         if ANTHROPIC_VERSION in request.headers:
             return _json(_page([self._anthropic(e) for e in entries], request.query_params))
         return _json(ModelList(data=[self._card(entry) for entry in entries]))
 
     async def model(self, request: Request) -> Response:
-        """One model by its name."""
+        """Handle GET /v1/models/{name}."""
         entry = self._models.entry(request.path_params["name"])
         is_anthropic = ANTHROPIC_VERSION in request.headers
         return _json(self._anthropic(entry) if is_anthropic else self._card(entry))
 
     async def version(self, _request: Request) -> Response:
-        """The version."""
+        """Handle GET /version."""
         return _json(VersionReply(__version__))
 
     def _card(self, entry: ModelEntry) -> ModelCard:

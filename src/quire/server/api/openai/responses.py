@@ -75,7 +75,7 @@ class ResponsesFormatter:
         return self._response(self._conversation.counted(usage))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
-        """A stream's next events."""
+        """The stream events that one part of the answer makes."""
         if not self._number:
             yield self._numbered(replies.Created(response=self._response(None)))
             yield self._numbered(replies.InProgress(response=self._response(None)))
@@ -84,7 +84,7 @@ class ResponsesFormatter:
                 yield self._numbered(event)
 
     def ending(self, usage: Usage) -> Iterator[replies.StreamEvent]:
-        """The last events."""
+        """The last events of a complete stream."""
         for event in self._close():
             yield self._numbered(event)
         response = self._response(self._conversation.counted(usage))

@@ -17,7 +17,7 @@ from quire.server.api.openai.responses_request import (
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """The text of a message."""
+    """The text part of a message."""
 
     text: str = ""
     annotations: list[Any] = []
@@ -25,7 +25,7 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """The text of reasoning."""
+    """The text part of reasoning."""
 
     text: str = ""
 
@@ -77,7 +77,7 @@ def copy_of(item: OutputItem) -> OutputItem:
 
 
 class ResponsesUsage(msgspec.Struct, kw_only=True):
-    """Token counts."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: PromptTokensDetails
@@ -140,31 +140,31 @@ class StreamEvent(msgspec.Struct, kw_only=True):
 
 
 class Created(StreamEvent, kw_only=True, tag_field="type", tag="response.created"):
-    """The stream starts."""
+    """Stream event: the response has been accepted."""
 
     response: Response
 
 
 class InProgress(StreamEvent, kw_only=True, tag_field="type", tag="response.in_progress"):
-    """The model has started."""
+    """Stream event: the model has started."""
 
     response: Response
 
 
 class Completed(StreamEvent, kw_only=True, tag_field="type", tag="response.completed"):
-    """The answer is complete."""
+    """Stream event: the answer is complete."""
 
     response: Response
 
 
 class Incomplete(StreamEvent, kw_only=True, tag_field="type", tag="response.incomplete"):
-    """The answer was cut at max_output_tokens."""
+    """Stream event: the answer was cut at max_output_tokens."""
 
     response: Response
 
 
 class Failure(StreamEvent, kw_only=True, tag_field="type", tag="error"):
-    """The stream failed."""
+    """Stream event: the answer failed."""
 
     code: str | None
     message: str
@@ -172,14 +172,14 @@ class Failure(StreamEvent, kw_only=True, tag_field="type", tag="error"):
 
 
 class ItemAdded(StreamEvent, kw_only=True, tag_field="type", tag="response.output_item.added"):
-    """An item starts."""
+    """Stream event: an output item starts."""
 
     output_index: int
     item: OutputItem
 
 
 class ItemDone(StreamEvent, kw_only=True, tag_field="type", tag="response.output_item.done"):
-    """An item is complete."""
+    """Stream event: an output item is complete."""
 
     output_index: int
     item: OutputItem
@@ -195,39 +195,39 @@ class _OfPart(_OfItem, kw_only=True):
 
 
 class PartAdded(_OfPart, kw_only=True, tag_field="type", tag="response.content_part.added"):
-    """An item's part starts."""
+    """Stream event: a part of an output item starts."""
 
     part: OutputText | ReasoningText
 
 
 class PartDone(_OfPart, kw_only=True, tag_field="type", tag="response.content_part.done"):
-    """An item's part is complete."""
+    """Stream event: a part of an output item is complete."""
 
     part: OutputText | ReasoningText
 
 
 class TextPiece(_OfPart, kw_only=True, tag_field="type", tag="response.output_text.delta"):
-    """More of a message."""
+    """Stream event: the next part of a message's text."""
 
     delta: str
     logprobs: list[Any] = []
 
 
 class TextDone(_OfPart, kw_only=True, tag_field="type", tag="response.output_text.done"):
-    """The text of a message."""
+    """Stream event: the complete text of a message."""
 
     text: str
     logprobs: list[Any] = []
 
 
 class ReasoningPiece(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.delta"):
-    """More of the reasoning."""
+    """Stream event: the next part of the reasoning."""
 
     delta: str
 
 
 class ReasoningDone(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.done"):
-    """The complete reasoning."""
+    """Stream event: the complete reasoning."""
 
     text: str
 
@@ -235,7 +235,7 @@ class ReasoningDone(_OfPart, kw_only=True, tag_field="type", tag="response.reaso
 class ArgumentsPiece(
     _OfItem, kw_only=True, tag_field="type", tag="response.function_call_arguments.delta"
 ):
-    """More of a call's arguments."""
+    """Stream event: the next part of a tool call's arguments."""
 
     delta: str
 
@@ -243,7 +243,7 @@ class ArgumentsPiece(
 class ArgumentsDone(
     _OfItem, kw_only=True, tag_field="type", tag="response.function_call_arguments.done"
 ):
-    """A call's arguments."""
+    """Stream event: the complete arguments of a tool call."""
 
     name: str
     arguments: str

@@ -49,7 +49,7 @@ class InputCall(Strict, tag_field="type", tag="function_call"):
 
 
 class InputResult(Strict, tag_field="type", tag="function_call_output"):
-    """The result of a call."""
+    """The result of a tool call, given back to the model."""
 
     call_id: ShortText
     output: str | list[InputPart]
@@ -122,7 +122,7 @@ TEXT_FORMAT_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 
 
 class TextConfig(Strict, omit_defaults=True):
-    """Settings of the answer's text."""
+    """The field `text`: settings of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: None = None
