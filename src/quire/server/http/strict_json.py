@@ -13,12 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 
-from quire.errors import InvalidRequestError, invalid_value
-from quire.server.http.allowed_values import allowed_values
+from quire.errors import InvalidRequestError
+from quire.server.http.wrong_value import wrong_value
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         _check_text(body)  # a name that is no text would be reported as missing
-        raise _wrong_value(str(error), path, decoder.type, body) from None
+        raise wrong_value(str(error), path, decoder, body) from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -169,44 +169,3 @@ _audit = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 def _malformed(reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"the body is not valid JSON: {reason}; correct it", code="bad_json")
-
-
-def _wrong_value(problem: str, path: str, kind: Any, body: bytes) -> InvalidRequestError:
-    """Turn msgspec's "Expected `int`, got `str` - at `$.max_tokens`" into "max_tokens: ..."."""
-    what, _, where = problem.partition(" - at ")
-    paths = re.findall(r"\$([^`]*)", where)
-    inside = paths[-1] if paths else ""
-    field = path + inside
-    missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
-    if missing:
-        field = f"{field}.{missing[1]}".removeprefix(".")
-        return InvalidRequestError(
-            f"{field}: it is missing; give it", param=field, code="missing_field"
-        )
-    field = field.removeprefix(".")
-    what = (what[:1].lower() + what[1:]).replace("`", "")
-    if not field:
-        return InvalidRequestError(f"the body: {what}; send a JSON object", code="invalid_value")
-    allowed = allowed_values(kind, inside) if what.startswith("invalid") else []
-    fix = f"give {_listed(allowed)}" if allowed else "correct it"
-    shown = field
-    if "`key` in" in where or inside.endswith("[...]"):
-        field = field.removesuffix("[...]")
-        shown = field + _wrong_key(body, kind, field)
-    return invalid_value(field, f"{what}; {fix}", where=shown)
-
-
-def _wrong_key(body: bytes, kind: Any, field: str) -> str:
-    """Which entry of a map is wrong: msgspec's error does not say."""
-    hint = get_type_hints(kind, include_extras=True)[field]
-    for key, value in read_names(body)[field].items():
-        try:
-            msgspec.convert({key: value}, hint, str_keys=True)
-        except msgspec.ValidationError:
-            return f"[{key[:64]!r}]"
-    return ""
-
-
-def _listed(values: list[str]) -> str:
-    *most, last = values
-    return f"{', '.join(most)} or {last}" if most else last
