@@ -7,10 +7,11 @@ one name, one default, one range and one description everywhere.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.compat.no_effect_warnings import warn_no_effect
+from quire.compat.own_options import own_options
 from quire.errors import ConfigError
 from quire.options import (
     COUNT,
@@ -18,6 +19,7 @@ from quire.options import (
     MOST_BYTES,
     Option,
     check_ranges,
+    nearest_name,
     options_of,
     require,
     setting,
@@ -248,14 +250,18 @@ class EngineConfig:
     def from_options(cls, **options: Any) -> EngineConfig:
         """Build the tree from flat names, such as `block_size=16`.
 
-        Raises ConfigError for an unknown name (with the nearest known one) or a wrong type.
+        Names and values of other engines are translated (quire.compat); those without effect are a
+        NoEffectWarning. Raises ConfigError for a name that is refused or unknown (with the nearest
+        known one), or a wrong type.
         """
         known = {option.name: (section, option) for section, option in iter_options()}
         groups: dict[str, dict[str, Any]] = {}
-        for name, value in options.items():
+        own, notices = own_options(options, known, ("engine", "server"))
+        warn_no_effect(notices)
+        for name, value in own.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                near = nearest_name(name, known)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
                 raise ConfigError(f"unknown setting {name!r}; {hint}")
             section, option = known[name]
             groups.setdefault(section, {})[name] = option.checked(value)

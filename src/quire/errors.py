@@ -25,6 +25,10 @@ class QuireError(Exception):
     """Base of all failures. `str(error)` is a sentence for people that ends with the fix."""
 
 
+class NoEffectWarning(UserWarning):
+    """An option or field of another engine was taken, and has no effect here; the text says why."""
+
+
 class UserError(QuireError):
     """The caller's mistake; the message says what is wrong and how to fix it."""
 

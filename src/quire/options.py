@@ -7,7 +7,9 @@ config.py (engine) and server/settings.py.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -19,6 +21,8 @@ COUNT = (1, MOST)
 
 Range = tuple[float, float]
 
+_MISSPELT = 0.75  # names that are less alike mean different things, as ctx_size and block_size do
+
 
 def setting(
     default: Any, help_text: str, *, within: Range | None = None, is_list: bool = False
@@ -26,6 +30,11 @@ def setting(
     """A field of a class of settings; the arguments are those of Option."""
     metadata = {"help": help_text, "within": within, "is_list": is_list}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one most probably means; None if there is none."""
+    return next(iter(difflib.get_close_matches(name[:64], list(known), 1, _MISSPELT)), None)
 
 
 def require(condition: bool, message: str) -> None:

@@ -44,7 +44,7 @@ def test_several_share_the_options(tmp_path: Path) -> None:
         (("--model", "a=x", "--model", "a=y"), "two models have the name 'a'"),
         (("--model", "=x"), "give NAME=MODEL"),
         (("--model", "a="), "give NAME=MODEL"),
-        (("--model", "a", "--served-model-name", "b"), "--model NAME=MODEL"),
+        (("--model", "a=x", "--served-model-name", "b"), "--model NAME=MODEL"),
         (("--config", "/nowhere.yaml"), "cannot be read"),
     ],
 )

@@ -5,7 +5,6 @@ A command's module is imported only when it runs, so that `quire --help` is inst
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
@@ -13,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from quire.errors import ConfigError, FileError, QuireError, UserError
+from quire.options import nearest_name
 from quire.processes import interrupted
 
 COMMANDS = {
@@ -94,8 +94,8 @@ def _run(argv: list[str]) -> int:
         print(f"quire {__version__}")
         return 0
     if word not in COMMANDS:
-        near = difflib.get_close_matches(word, [*COMMANDS, "--version", "--help"], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(COMMANDS)}"
+        near = nearest_name(word, [*COMMANDS, "--version", "--help"])
+        hint = f"did you mean {near!r}?" if near else f"give one of {', '.join(COMMANDS)}"
         kind = "option" if word.startswith("-") else "command"
         raise ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
+from quire.cli.foreign_options import own_argv
+from quire.compat.foreign_name import DEFAULT
+from quire.compat.own_values import own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
-from quire.options import Option
+from quire.options import Option, nearest_name
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -45,13 +49,16 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of argv. Raises ConfigError."""
-        args, unknown = self.parse_known_args(argv)
+        """Parse all of argv; other engines' options are translated. Raises ConfigError."""
+        own, notices = own_argv(argv, self._option_string_actions)
+        for notice in notices:
+            print(f"note: {notice}", file=sys.stderr)
+        args, unknown = self.parse_known_args(own)
         for word in unknown:
             if word.startswith("-"):
                 name = word.partition("=")[0]
-                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+                near = nearest_name(name, self._option_string_actions)
+                hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
                 raise ConfigError(f"unknown option {name[:64]}; {hint}")
         if unknown:
             raise ConfigError(f"unexpected {unknown[0][:64]!r}; see {self.prog} --help")
@@ -114,7 +121,7 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) 
             default=argparse.SUPPRESS,
         )
         return
-    kind: Any = human_int if option.kind is int else option.kind
+    kind = partial(_read, option)
     kind_name = {"int": "N", "float": "X"}.get(option.kind.__name__, option.name.upper())
     parser.add_argument(
         flag,
@@ -125,6 +132,22 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) 
         metavar=None if option.choices else kind_name,
         help=help_text,
     )
+
+
+def _read(option: Option, text: str) -> Any:
+    """The value of an option's text, which may be in another engine's spelling."""
+    value = own_value(option.name, None if text == "None" else text)
+    if isinstance(value, str) and option.kind is not str:
+        number = human_int(value) if option.kind is int else _number(value)
+        value = own_value(option.name, number)
+    return option.default if value is DEFAULT and option.choices else value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def add_engine_options(parser: CommandParser) -> None:
@@ -152,7 +175,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """The options among `names` that the command line sets, with their values."""
     given = vars(args)
-    return {name: given[name] for name in names if name in given}
+    return {name: given[name] for name in names if given.get(name, DEFAULT) is not DEFAULT}
 
 
 def _model_help(option: Option) -> str:

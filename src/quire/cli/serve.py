@@ -120,6 +120,8 @@ def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[Mode
     sources = [name for name in ("model", "models", "config") if name in given]
     if len(sources) > 1:
         raise ConfigError("MODEL, --model and --config all say what to serve; give one of them")
+    if sources == ["models"] and len(args.models) == 1 and "=" not in args.models[0]:
+        args.model, sources = args.models[0], ["model"]  # as other engines write one model
     if not {"models", "config"} & set(sources):
         config = engine_config(args)
         return [_plan(config, settings)]

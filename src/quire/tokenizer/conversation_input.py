@@ -6,12 +6,12 @@ value into plain JSON types, so that nothing with methods reaches the template. 
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from quire.errors import invalid_value
+from quire.options import nearest_name
 
 TALKING_ROLES = ("system", "developer", "user", "assistant")
 ROLES = (*TALKING_ROLES, "tool", "function")
@@ -107,8 +107,8 @@ def _checked_role(role: Any, where: str) -> Any:
 
 def _refuse_key(key: Any, where: str) -> NoReturn:
     """Raise InvalidRequestError for a message key that no chat template reads."""
-    near = difflib.get_close_matches(str(key)[:64], _USUAL_KEYS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "remove it"
+    near = nearest_name(str(key), _USUAL_KEYS)
+    hint = f"did you mean {near!r}?" if near else "remove it"
     shown = str(key)[:64]
     raise invalid_value("messages", f"unknown field; {hint}", where=f"{where}.{shown}")
 

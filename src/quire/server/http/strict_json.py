@@ -7,7 +7,6 @@ keys, of which msgspec takes the last.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.errors import InvalidRequestError
+from quire.options import nearest_name
 from quire.server.http.wrong_value import wrong_value
 
 T = TypeVar("T")
@@ -143,8 +143,8 @@ def check_names(
                 continue
             text = f"{shown}: not supported yet; remove it"
             raise InvalidRequestError(text, param=shown, code="unsupported_parameter")
-        near = difflib.get_close_matches(name[:64], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove it"
+        near = nearest_name(name, known)
+        hint = f"did you mean {near!r}?" if near else "remove it"
         text = f"{shown}: unknown field; {hint}"
         raise InvalidRequestError(text, param=shown, code="unknown_parameter")
 

@@ -1,0 +1,129 @@
+"""Command lines with options of other engines, rewritten to Quire's own before they are parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from quire.compat.foreign_name import DEFAULT, ForeignName
+from quire.compat.names_table import NAMES, NoEffect, Own, Scope, meaning_of_row
+from quire.errors import ConfigError
+
+SCOPES: tuple[Scope, ...] = ("engine", "server", "sampling")
+
+# Other engines' flags for options that have the same long name here.
+OWN_FLAGS = {
+    "-m": "--model", "-p": "--prompt", "-t": "--threads", "-s": "--seed", "-sys": "--system",
+    "--system-prompt": "--system",
+}  # fmt: skip
+_SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
+
+
+def flags_of(row: ForeignName) -> tuple[str, ...]:
+    """All flags of a row, the long one first."""
+    return ("--" + row.name.replace("_", "-"), *row.flags)
+
+
+_ROWS = {flag: row for scope in SCOPES for row in NAMES[scope] for flag in flags_of(row)}
+
+
+def own_argv(argv: Sequence[str], flags: Collection[str]) -> tuple[list[str], list[str]]:
+    """The command line in Quire's own options, and a sentence for each option without effect.
+
+    flags: those that the command has, which keep their meaning. Raises ConfigError for an option
+    that is refused.
+    """
+    rewriter = _Rewriter(flags)
+    rewriter.rewrite(list(argv))
+    return rewriter.words, rewriter.notices
+
+
+class _Rewriter:
+    def __init__(self, flags: Collection[str]) -> None:
+        self._flags = flags
+        self.words: list[str] = []
+        self.notices: list[str] = []
+
+    def rewrite(self, argv: list[str]) -> None:
+        """Append all words of argv, rewritten."""
+        rest = iter(argv)
+        pending: list[str] = []  # a word that was looked at and belongs to nothing before it
+        while (word := pending.pop() if pending else next(rest, None)) is not None:
+            flag, sign, text = self._own_spelling(word)
+            if word == "--":
+                self.words += [word, *rest]
+            elif flag in self._flags or (found := _row_of(flag)) is None:
+                self.words.append(flag + sign + text)
+            else:
+                row, negated = found
+                value = text if sign else self._value_of(row, rest, pending, flag)
+                self._apply(row, word.partition("=")[0], negated, value)
+
+    def _own_spelling(self, word: str) -> tuple[str, str, str]:
+        """Flag, sign and text of a word; the flag as this command writes it, if it has it."""
+        flag, sign, text = word.partition("=")
+        if flag in self._flags or not word.startswith("-"):
+            return flag, sign, text
+        own = OWN_FLAGS.get(flag) or flag.replace("_", "-")
+        return (own if own in self._flags or _row_of(own) else flag), sign, text
+
+    def _value_of(
+        self, row: ForeignName, rest: Iterator[str], pending: list[str], flag: str
+    ) -> str | None:
+        if row.arity == "switch":
+            return None
+        following = next(rest, None)
+        if row.arity == "value":
+            if following is None:
+                raise ConfigError(f"{flag}: expected one argument")
+            return following
+        if following is not None and following.lower() not in _SWITCH_WORDS:
+            pending.append(following)
+            return None
+        return following
+
+    def _apply(self, row: ForeignName, flag: str, negated: bool, text: str | None) -> None:
+        value = not negated if text is None else plain_value(text)
+        match meaning_of_row(row, value, flag):
+            case Own(name=name, value=own):
+                self._append(flag, name, own)
+            case NoEffect(text=notice):
+                self.notices.append(notice)
+            case refused:
+                raise ConfigError(refused.text)
+
+    def _append(self, flag: str, name: str, value: Any) -> None:
+        if value is DEFAULT or value is None:
+            return
+        own = "--" + name.replace("_", "-")
+        if isinstance(value, bool) and own in self._flags:
+            self.words.append(own if value else f"--no-{own[2:]}")
+        elif own in self._flags:
+            self.words.append(f"{own}={value}")
+        elif name == "model":
+            self.words.append(str(value))
+        else:
+            raise ConfigError(f"{flag} is {name} here, which each request sets; send it there")
+
+
+def _row_of(flag: str) -> tuple[ForeignName, bool] | None:
+    """The row of a flag, and whether it is the negative of a switch; None without a row."""
+    if row := _ROWS.get(flag):
+        return row, False
+    row = _ROWS.get("--" + flag.removeprefix("--no-"))
+    if flag.startswith("--no-") and row is not None and row.arity == "switch":
+        return row, True
+    return None
+
+
+def plain_value(text: str) -> Any:
+    """A word of a command line as the value that it spells."""
+    words = {"none": None, "null": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text) if len(text) <= 20 else text
+        except ValueError:
+            continue
+    return text

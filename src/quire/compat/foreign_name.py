@@ -1,0 +1,106 @@
+"""ForeignName: one name of another engine, and what it means here.
+
+A name is one of three kinds, and may be a mixture by value:
+
+- the same as a setting of Quire (`same_as`), whose values may have another spelling (`values`);
+- taken without effect (`takes`), because it asks for nothing or for what is so anyway (`text`);
+- refused otherwise, with Quire's way (`fix`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+
+class _Default:
+    """The value of an option that is to be left out."""
+
+    def __repr__(self) -> str:
+        return "its default"
+
+
+DEFAULT: Final = _Default()
+ANY: Final = frozenset[Any]()  # as `takes`: whatever the value is
+
+Arity = Literal["value", "switch", "optional"]  # what follows a flag on a command line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignName:
+    """One row of the table.
+
+    name: in Python's spelling; a command line has dashes. engines: whose name it is. flags: other
+    flags on a command line. arity: whether a value follows the flag. same_as: Quire's setting.
+    values: those with another spelling or meaning. others: whether all other values go to that
+    setting as they are. takes: values without effect.
+    text: why they have none. fix: Quire's way, for all other values.
+    """
+
+    name: str
+    engines: str
+    flags: tuple[str, ...] = ()
+    arity: Arity = "value"
+    same_as: str | None = None
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    others: bool = True
+    takes: Collection[Any] = ()
+    text: str = ""
+    fix: str = ""
+
+    def own_value(self, value: Any) -> tuple[bool, Any]:
+        """Whether the setting `same_as` gets a value for this one, and which."""
+        if self.same_as is None:
+            return False, None
+        for foreign, own in self.values.items():
+            if same_value(value, foreign):
+                return True, own
+        return self.others, value
+
+    def has_no_effect(self, value: Any) -> bool:
+        """Whether this value is taken without effect."""
+        return self.takes is ANY or any(same_value(value, taken) for taken in self.takes)
+
+
+def same_value(value: Any, other: Any) -> bool:
+    """Whether two plain values are equal; True is not 1, but 1.0 is."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def alias(
+    name: str,
+    same_as: str,
+    engines: str,
+    *flags: str,
+    values: Mapping[Any, Any] | None = None,
+    **details: Any,
+) -> ForeignName:
+    """The row of a name that is the same as a setting of Quire."""
+    return ForeignName(
+        name=name, engines=engines, flags=flags, same_as=same_as, values=values or {}, **details
+    )
+
+
+def no_effect(name: str, engines: str, text: str, *flags: str, **details: Any) -> ForeignName:
+    """The row of a name that has no effect, whatever its value."""
+    return ForeignName(name=name, engines=engines, flags=flags, takes=ANY, text=text, **details)
+
+
+def only(
+    name: str,
+    engines: str,
+    takes: Collection[Any],
+    text: str,
+    fix: str,
+    *flags: str,
+    **details: Any,
+) -> ForeignName:
+    """The row of a name of which some values have no effect, and others are refused.
+
+    text: what is so here, which is why. takes: None is always among them.
+    """
+    values = (None, *takes)
+    return ForeignName(
+        name=name, engines=engines, flags=flags, takes=values, text=text, fix=fix, **details
+    )

@@ -1,0 +1,92 @@
+"""The table of foreign names: what a name of another engine means in one of four scopes.
+
+- "engine": `LLM(...)`, the command line and a YAML file;
+- "server": the command line of `quire serve` and its YAML file;
+- "sampling": `SamplingParams`, the command line, and a request over HTTP;
+- "request": a request over HTTP alone.
+
+HTTP asks for a field that its route does not know:
+
+    match meaning_of(name, value, ("request", "sampling")):
+        case None:                      # unknown: refuse it, perhaps with the nearest own name
+        case Own(name=own, value=v):    # the same as Quire's field `own`: decode it there
+        case NoEffect(text=text):       # take it; `text` says why it has no effect: a header
+        case Refused(text=text):        # 400 with this text, code "unsupported_parameter"
+
+A field that a route honours is never asked for here: what a route reads wins. No answer looks for
+similar names, since similar names of two engines mean different things.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.compat.foreign_name import ForeignName
+from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
+from quire.compat.request_names import REQUEST_NAMES
+from quire.compat.sampling_names import SAMPLING_NAMES
+from quire.compat.server_names import SERVER_NAMES
+from quire.compat.vllm_names import VLLM_NAMES
+
+Scope = Literal["engine", "server", "sampling", "request"]
+
+NAMES: dict[Scope, tuple[ForeignName, ...]] = {
+    "engine": VLLM_NAMES + LLAMA_CPP_NAMES,
+    "server": SERVER_NAMES,
+    "sampling": SAMPLING_NAMES,
+    "request": REQUEST_NAMES,
+}
+_BY_NAME = {scope: {row.name: row for row in rows} for scope, rows in NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """It is Quire's `name` with this value; foreign_name.DEFAULT: that setting's default."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """It is taken without effect; text: a sentence that says so and why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It cannot be taken; text: a sentence that says so, why, and Quire's way."""
+
+    text: str
+
+
+Meaning = Own | NoEffect | Refused
+
+
+def row_of(name: str, scopes: Sequence[Scope]) -> ForeignName | None:
+    """The row of a name, in the first scope that has one."""
+    return next((row for scope in scopes if (row := _BY_NAME[scope].get(name))), None)
+
+
+def meaning_of(name: str, value: Any, scopes: Sequence[Scope]) -> Meaning | None:
+    """What a foreign name with this value means; None for a name that is not in the table."""
+    row = row_of(name, scopes)
+    return None if row is None else meaning_of_row(row, value)
+
+
+def meaning_of_row(row: ForeignName, value: Any, shown: str | None = None) -> Meaning:
+    """The same for a row. shown: the name as its user wrote it, such as --swap-space."""
+    shown = shown or row.name
+    if row.same_as is not None:
+        is_own, own = row.own_value(value)
+        if is_own:
+            return Own(row.same_as, own)
+    if row.has_no_effect(value):
+        return NoEffect(f"{shown} has no effect: {row.text}")
+    why = f": {row.text}" if row.text else ""
+    given = "" if value is True else f" {reprlib.repr(value)}"
+    return Refused(f"{shown}{given} is not supported{why}; {row.fix}")

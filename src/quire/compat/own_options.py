@@ -1,0 +1,56 @@
+"""Options under the names and values of other engines, as Quire's own: for Python and YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from quire.compat.foreign_name import DEFAULT
+from quire.compat.names_table import NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.own_values import own_value
+from quire.errors import ConfigError
+
+
+def own_options(
+    options: Mapping[str, Any], known: Collection[str], scopes: Sequence[Scope]
+) -> tuple[dict[str, Any], list[str]]:
+    """Quire's own names and values, and a sentence for each option that has no effect.
+
+    Names that are neither known nor in the table stay as they are. Raises ConfigError for an option
+    that is refused, or given under two names.
+    """
+    reader = _Reader(known, scopes)
+    for name, value in options.items():
+        reader.read(name, value)
+    return reader.found, reader.notices
+
+
+class _Reader:
+    def __init__(self, known: Collection[str], scopes: Sequence[Scope]) -> None:
+        self._known, self._scopes = known, scopes
+        self.found: dict[str, Any] = {}
+        self.notices: list[str] = []
+        self._given_as: dict[str, str] = {}
+
+    def read(self, name: str, value: Any) -> None:
+        if name in self._known:
+            self._store(name, name, value)
+            return
+        match meaning_of(name, value, self._scopes):
+            case None:
+                self.found[name] = value
+            case Own(name=own, value=changed):
+                self._store(own, name, changed)
+            case NoEffect(text=text):
+                self.notices.append(text)
+            case Refused(text=text):
+                raise ConfigError(text)
+
+    def _store(self, name: str, given_as: str, value: Any) -> None:
+        value = own_value(name, value)
+        if value is DEFAULT:
+            return
+        if name in self.found and self.found[name] != value:
+            other = self._given_as[name]
+            raise ConfigError(f"{other} and {given_as} are one setting ({name}); give one of them")
+        self.found[name], self._given_as[name] = value, given_as

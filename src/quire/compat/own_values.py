@@ -1,0 +1,56 @@
+"""Values of Quire's own settings in the spellings of other engines, such as dtype="half"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.compat.foreign_name import DEFAULT, same_value
+from quire.errors import ConfigError
+
+_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer")
+_LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
+_THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
+          "granite", "hunyuan_a13b")  # fmt: skip
+
+OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
+    "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
+              "fp32": "float32"},
+    "load_format": dict.fromkeys(_FORMATS, "auto"),
+    "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"},
+    "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
+    "device": {"gpu": "cuda"},
+    "max_model_len": {-1: DEFAULT},
+    "seed": {-1: DEFAULT},
+    "tool_call_parser": dict.fromkeys(_LLAMA3, "llama3")
+    | {"qwen3_xml": "qwen3_coder", "qwen25": "hermes", "qwen": "hermes",
+       "granite-20b-fc": "granite", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31"},
+    "reasoning_parser": dict.fromkeys(_THINK, "think"),
+}  # fmt: skip
+
+
+def own_value(name: str, value: Any) -> Any:
+    """The value of one of Quire's settings as Quire spells it; DEFAULT: leave the setting out.
+
+    None is the default of each setting. A torch.dtype is its name. Raises ConfigError for several
+    names of one model.
+    """
+    if value is None:
+        return DEFAULT
+    if type(value).__module__.partition(".")[0] == "torch":
+        value = str(value).removeprefix("torch.")
+    if name == "served_model_name" and isinstance(value, list | tuple):
+        return _only_name(value)
+    for foreign, own in OWN_VALUES.get(name, {}).items():
+        if same_value(value, foreign):
+            return own
+    return value
+
+
+def _only_name(names: list[Any] | tuple[Any, ...]) -> Any:
+    if len(names) > 1:
+        raise ConfigError(
+            f"served_model_name has {len(names)} names, but a model has one; give the one that "
+            "requests use"
+        )
+    return names[0] if names else DEFAULT

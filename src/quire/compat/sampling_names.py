@@ -1,0 +1,62 @@
+"""Sampling params of other engines: SamplingParams, options of generate and chat, HTTP fields."""
+
+from __future__ import annotations
+
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+
+_V, _L, _O, _LO = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama"
+_BEAMS = "tokens are drawn, without beams"
+_ORDER = "logits are cut by top_k, top_p and min_p"
+_CUTS = "give top_p, top_k or min_p"
+_MIROSTAT = "there is no Mirostat"
+_PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
+
+SAMPLING_NAMES: tuple[ForeignName, ...] = (
+    alias("max_new_tokens", "max_tokens", "transformers, SGLang"),
+    alias("n_predict", "max_tokens", _L, "-n", "--predict", values={-1: None, -2: None}),
+    alias("num_predict", "max_tokens", _O, values={-1: None, -2: None}),
+    alias("temp", "temperature", _L),
+    alias("repeat_penalty", "repetition_penalty", _LO),
+    alias("guided_decoding", "structured_outputs", _V),
+    only("best_of", _V, (1,), "as many answers are drawn as are returned",
+         "give n, and choose among the answers"),
+    only("use_beam_search", _V, (False,), _BEAMS, "leave it out"),
+    only("beam_width", _V, (1,), _BEAMS, "leave it out"),
+    only("length_penalty", _V, (1,), _BEAMS, "leave it out"),
+    only("early_stopping", _V, (False,), _BEAMS, "leave it out"),
+    only("spaces_between_special_tokens", _V, (True,), "text is that of the tokens",
+         "leave it out"),
+    no_effect("output_kind", _V, "LLM returns whole answers; AsyncEngine streams their new parts"),
+    no_effect("skip_clone", _V, "sampling params cannot be changed, so they need no copy"),
+    no_effect("stream_interval", _V, "each step is streamed"),
+    only("flat_logprobs", _V, (False,), "log-probabilities are maps", "leave it out"),
+    only("extra_args", _V, ({},), "there are no plug-ins", "leave it out"),
+    only("logits_processors", _V, ([],), "logits are changed by sampling params alone",
+         "give logit_bias, bad_words or structured_outputs"),
+    only("thinking_token_budget", _V, (-1,), "reasoning ends where the model ends it",
+         "give max_tokens, or the template variable enable_thinking"),
+    only("repetition_detection", _V, (), "an answer ends by itself or by max_tokens",
+         "give repetition_penalty"),
+    only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
+         "give cache_salt, or enable_prefix_caching=False"),
+    only("repeat_last_n", _LO, (-1,), _PENALTY, "leave it out"),
+    only("penalize_newline", _O, (True,), _PENALTY, "leave it out"),
+    only("mirostat", _LO, (0,), _MIROSTAT, _CUTS),
+    no_effect("mirostat_eta", _LO, _MIROSTAT, "--mirostat-lr"),
+    no_effect("mirostat_tau", _LO, _MIROSTAT, "--mirostat-ent"),
+    only("tfs_z", _LO, (1,), _ORDER, _CUTS),
+    only("typical_p", _LO, (1,), _ORDER, _CUTS, "--typical"),
+    only("top_n_sigma", _L, (-1,), _ORDER, _CUTS, "--top-nsigma"),
+    only("xtc_probability", _L, (0,), _ORDER, _CUTS),
+    no_effect("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
+    only("dry_multiplier", _L, (0,), "there is no DRY penalty", "give repetition_penalty"),
+    no_effect("dry_base", _L, "there is no DRY penalty"),
+    no_effect("dry_allowed_length", _L, "there is no DRY penalty"),
+    no_effect("dry_penalty_last_n", _L, "there is no DRY penalty"),
+    no_effect("dry_sequence_breaker", _L, "there is no DRY penalty"),
+    only("dynatemp_range", _L, (0,), "the temperature is fixed", "give temperature"),
+    only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "give temperature"),
+    only("min_keep", _L, (0, 1), "at least one token is kept", "leave it out"),
+    only("samplers", _L, ([],), _ORDER, "leave it out"),
+    only("adaptive_target", _L, (-1,), _ORDER, _CUTS),
+)  # fmt: skip

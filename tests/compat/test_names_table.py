@@ -1,0 +1,190 @@
+"""The table of foreign names: its rows go together, and each kind of row does what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from quire.cli import serve
+from quire.cli.foreign_options import OWN_FLAGS, flags_of
+from quire.compat.foreign_name import ANY, ForeignName
+from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.own_values import OWN_VALUES
+from quire.config import EngineConfig, iter_options
+from quire.core.sampling_params import SamplingParams
+from quire.errors import ConfigError, NoEffectWarning
+from quire.options import options_of
+from quire.server.settings import ServerSettings
+
+ENGINE = {option.name for _, option in iter_options()}
+SERVER = {option.name for option in options_of(ServerSettings)}
+SAMPLING = set(SamplingParams.__struct_fields__)
+OWN: dict[Scope, set[str]] = {
+    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": set(),
+}  # fmt: skip
+ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
+
+
+@pytest.mark.parametrize(("scope", "row"), ROWS, ids=lambda value: getattr(value, "name", value))
+def test_a_row_is_whole(scope: Scope, row: ForeignName) -> None:
+    assert row.name not in OWN[scope], "Quire has this name itself"
+    assert row.same_as is None or row.same_as in OWN[scope], "there is no such setting"
+    assert row.same_as or row.text, "say why"
+    takes_all = row.takes is ANY or (row.same_as and row.others)
+    assert takes_all or row.fix, "say what to do instead"
+    for sentence in (row.text, row.fix):
+        assert not sentence.endswith(".")
+        assert sentence[:1].islower() or not sentence or re.match(r"[A-Z/]", sentence)
+
+
+@pytest.mark.parametrize("scope", NAMES)
+def test_a_name_has_one_row(scope: Scope) -> None:
+    assert [n for n, times in Counter(r.name for r in NAMES[scope]).items() if times > 1] == []
+
+
+def test_a_flag_has_one_meaning() -> None:
+    rows = [row for scope in ("engine", "server", "sampling") for row in NAMES[scope]]
+    rows = [row for row in rows if row.name not in ("logits_processors", "stream_interval")]
+    flags = Counter(flag for row in rows for flag in flags_of(row)) + Counter([*OWN_FLAGS])
+    assert [flag for flag, times in flags.items() if times > 1] == []
+
+
+def test_values_in_another_spelling_are_those_of_settings() -> None:
+    options = {o.name: o for o in (*(o for _, o in iter_options()), *options_of(ServerSettings))}
+    for name, values in OWN_VALUES.items():
+        choices = options[name].choices
+        for foreign, own in values.items():
+            assert choices is None or own in choices, (name, foreign)
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"dtype": "half"}, {"dtype": "float16"}),
+        ({"n_ctx": 2048}, {"max_model_len": 2048}),
+        ({"num_ctx": 2048, "max_model_len": 2048}, {"max_model_len": 2048}),
+        ({"load_format": "safetensors", "quantization": None, "seed": None}, {}),
+        ({"served_model_name": ["a"]}, {"served_model_name": "a"}),
+        ({"n_gpu_layers": 0}, {"device": "cpu"}),
+        ({"disable_radix_cache": True}, {"enable_prefix_caching": False}),
+        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, {"kv_cache_dtype": "int8"}),
+        ({"enforce_eager": None, "max_num_seqs": None, "ctx_size": 0}, {}),
+    ],
+)
+def test_names_and_values_of_other_engines(options: dict[str, Any], same: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EngineConfig.from_options(**options) == EngineConfig.from_options(**same)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"tensor_parallel_size": 1}, {"trust_remote_code": True}, {"swap_space": 4},
+     {"disable_log_stats": True}, {"n_gpu_layers": 99}, {"tokenizer_mode": "auto"}],
+)  # fmt: skip
+def test_what_has_no_effect_warns_by_name(option: dict[str, Any]) -> None:
+    with pytest.warns(NoEffectWarning, match=f"^{next(iter(option))} has no effect: ") as caught:
+        assert EngineConfig.from_options(**option) == EngineConfig()
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tensor_parallel_size": 2}, r"^tensor_parallel_size 2 is not supported: a model runs"),
+        ({"enable_lora": True}, r"^enable_lora is not supported: .*; merge the adapter"),
+        ({"cache_type_k": "q4_0"}, r"^cache_type_k 'q4_0' is not supported: .*'int8' on a CPU"),
+        ({"n_ctx": 1, "max_model_len": 2}, "^n_ctx and max_model_len are one setting"),
+        ({"served_model_name": ["a", "b"]}, "^served_model_name has 2 names"),
+        ({"max_model_length": 1}, "did you mean 'max_model_len'"),
+        ({"ctx_len": 1}, "^unknown setting 'ctx_len'; known: model,"),  # and not block_size
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        EngineConfig.from_options(**options)
+
+
+def test_fields_of_requests() -> None:
+    scopes: tuple[Scope, ...] = ("request", "sampling")
+    assert isinstance(meaning_of("safety_identifier", "x", scopes), NoEffect)
+    assert meaning_of("n_predict", -1, scopes) == Own("max_tokens", None)
+    assert meaning_of("best_of", 1.0, scopes) == meaning_of("best_of", 1, scopes)
+    assert isinstance(meaning_of("best_of", True, scopes), Refused)
+    refused = meaning_of("previous_response_id", "resp_1", scopes)
+    assert refused == Refused(
+        "previous_response_id 'resp_1' is not supported: nothing is stored; "
+        "send the whole conversation"
+    )
+    assert meaning_of("temprature", 1, scopes) is None
+
+
+def test_messages_name_what_exists() -> None:
+    """Settings and sampling params that a row's text or fix names are Quire's own."""
+    known = ENGINE | SERVER | SAMPLING | {
+        "stream_options", "chat_template_kwargs", "enable_thinking", "tool_choice", "top_logprobs",
+        "include_usage", "cache_salt", "merge_and_unload", "peft", "xtc_probability",
+    }  # fmt: skip
+    for _, row in ROWS:
+        for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):
+            assert word in known, f"{row.name}: {word}"
+
+
+def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = serve.make_parser()
+    args = parser.parse(
+        shlex.split("-m x -c 4096 -ngl 99 -fa on --no-mmap --jinja -np 4 -ctk q8_0 -a name -t 2")
+    )
+    plain = parser.parse(
+        shlex.split(
+            "--model x --max-model-len 4096 --max-num-seqs 4 --kv-cache-dtype int8 "
+            "--served-model-name name --threads 2"
+        )
+    )
+    assert vars(args) == vars(plain)
+    notes = capsys.readouterr().err.splitlines()
+    assert [line.split()[:2] for line in notes] == [
+        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "--jinja")
+    ]
+    args = parser.parse(
+        shlex.split(
+            "x --tensor-parallel-size=1 --max_model_len 8K --dtype half --quantization None "
+            "--trust-remote-code --enable-auto-tool-choice --tool-call-parser llama3_json "
+            "--reasoning-parser deepseek_r1 --no-enable-log-requests"
+        )
+    )
+    plain = parser.parse(
+        shlex.split(
+            "x --max-model-len 8K --dtype float16 --tool-call-parser llama3 "
+            "--quantization none --reasoning-parser think"
+        )
+    )
+    assert vars(args) == vars(plain)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("--tensor-parallel-size 4", "^--tensor-parallel-size 4 is not supported"),
+        ("-ctk q4_0", "^-ctk 'q4_0' is not supported"),
+        ("--lora a.gguf", "^--lora 'a.gguf' is not supported: .*; merge the adapter"),
+        ("--temp 0.7", "^--temp is temperature here, which each request sets"),
+        ("--ctx-sizes 1", "^unknown option --ctx-sizes; see quire serve --help"),
+        ("--ctx-size", "^--ctx-size: expected one argument"),
+    ],
+)
+def test_serve_refuses_by_name(line: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        serve.make_parser().parse(line.split())
+
+
+def test_one_model_is_the_model() -> None:
+    for line in ("--model quire-tiny --served-model-name a", "quire-tiny --served-model-name a"):
+        args = serve.make_parser().parse(line.split())
+        plans = serve.model_plans(args, serve.server_settings(args))
+        assert [(p.name, p.config.model.model) for p in plans] == [("a", "quire-tiny")]
