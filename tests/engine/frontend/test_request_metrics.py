@@ -32,6 +32,19 @@ def test_a_streamed_answer() -> None:
     assert abs(metrics.inference_time.sum - 0.6) < 1e-9
 
 
+def test_the_longest_of_several_answers_counts_once() -> None:
+    metrics = RequestMetrics()
+    first, second = sent(metrics, n=2)
+    first.num_cached_tokens = 4
+    for times, count in ((first, 3), (second, 8)):
+        metrics.tokens(times, count, 100.5)
+        assert metrics.max_num_generation_tokens.count == 0
+        metrics.finish(times, "stop", 101.0)
+    longest = metrics.max_num_generation_tokens
+    assert (longest.count, longest.sum) == (1, 8)
+    assert metrics.num_computed_prompt_tokens.sum == 3 + 7
+
+
 def test_an_answer_that_is_told_at_its_end_has_the_engines_times() -> None:
     metrics = RequestMetrics()
     (times,) = sent(metrics)

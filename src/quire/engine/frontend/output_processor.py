@@ -202,6 +202,7 @@ class OutputProcessor:
         if part.finish_reason is not None:
             request.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
+            answer.times.num_cached_tokens = delta.num_cached_tokens
             self._metrics.finish(answer.times, part.finish_reason, now)
             if delta.finish_reason is None:  # the front ended it by its text
                 processed.aborts.append(delta.request_id)

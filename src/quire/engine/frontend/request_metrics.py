@@ -34,24 +34,41 @@ class RequestFigures(msgspec.Struct, kw_only=True):
     histograms: dict[str, HistogramData] = {}
 
 
+class RequestCount:
+    """The answers of one request: how many are unfinished, and the tokens of the longest."""
+
+    __slots__ = ("longest", "num_unfinished")
+
+    def __init__(self, num_answers: int) -> None:
+        self.num_unfinished = num_answers
+        self.longest = 0
+
+
 class AnswerTimes:
-    """One answer's times, in seconds of the monotonic clock; 0.0 until it happened."""
+    """One answer's times, in seconds of the monotonic clock; 0.0 until it happened.
+
+    num_cached_tokens: of the prompt, found in the prefix cache.
+    """
 
     __slots__ = (
         "arrival",
         "first_token",
         "last_token",
+        "num_cached_tokens",
         "num_prompt_tokens",
         "num_tokens",
+        "request",
         "timing",
     )
 
-    def __init__(self, arrival: float, num_prompt_tokens: int) -> None:
+    def __init__(self, arrival: float, num_prompt_tokens: int, request: RequestCount) -> None:
         self.arrival = arrival
         self.first_token = 0.0
         self.last_token = 0.0
         self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = 0
         self.num_tokens = 0
+        self.request = request
         self.timing: RequestTiming | None = None  # the latest from the engine
 
 
@@ -74,7 +91,9 @@ class RequestMetrics:
         self.decode_time = Histogram(REQUEST_BOUNDS)
         self.inference_time = Histogram(REQUEST_BOUNDS)
         self.num_prompt_tokens = Histogram(TOKEN_BOUNDS)
+        self.num_computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # without cached ones
         self.num_generation_tokens = Histogram(TOKEN_BOUNDS)
+        self.max_num_generation_tokens = Histogram(TOKEN_BOUNDS)  # of a request's n answers
         self.params_n = Histogram(COUNT_BOUNDS)
         self.params_max_tokens = Histogram(TOKEN_BOUNDS)
         self._gap = math.nan  # seconds between two tokens, as last observed
@@ -88,7 +107,8 @@ class RequestMetrics:
         self.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:
             self.params_max_tokens.observe(sampling.max_tokens)
-        return [AnswerTimes(arrival, num_prompt_tokens) for _ in range(sampling.n)]
+        request = RequestCount(sampling.n)
+        return [AnswerTimes(arrival, num_prompt_tokens, request) for _ in range(sampling.n)]
 
     def tokens(self, times: AnswerTimes, count: int, now: float) -> None:
         """Record new tokens of an answer. Runs for each request in each step."""
@@ -126,7 +146,13 @@ class RequestMetrics:
         self.finished[reason] += 1
         self.e2e_latency.observe(now - times.arrival)
         self.num_prompt_tokens.observe(times.num_prompt_tokens)
+        self.num_computed_prompt_tokens.observe(times.num_prompt_tokens - times.num_cached_tokens)
         self.num_generation_tokens.observe(times.num_tokens)
+        request = times.request
+        request.num_unfinished -= 1
+        request.longest = max(request.longest, times.num_tokens)
+        if not request.num_unfinished:
+            self.max_num_generation_tokens.observe(request.longest)
         if times.num_tokens > 1:
             seconds = times.last_token - times.first_token
             self.time_per_output_token.observe(seconds / (times.num_tokens - 1))

@@ -50,6 +50,11 @@ ENGINE_COUNTERS = (
     ("quire:bad_frames", "Malformed frames between server and engine.", "num_bad_frames"),
 )  # fmt: skip
 
+OLDER_COUNTERS = {
+    "vllm:prefix_cache_queries": "vllm:gpu_prefix_cache_queries",
+    "vllm:prefix_cache_hits": "vllm:gpu_prefix_cache_hits",
+}
+
 # name, help, field of RequestMetrics
 REQUEST_HISTOGRAMS = (
     ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.",
@@ -67,7 +72,11 @@ REQUEST_HISTOGRAMS = (
     ("vllm:request_inference_time_seconds", "Seconds from the start to the last token.",
      "inference_time"),
     ("vllm:request_prompt_tokens", "Prompt tokens of a request.", "num_prompt_tokens"),
+    ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request without cached ones.",
+     "num_computed_prompt_tokens"),
     ("vllm:request_generation_tokens", "Generated tokens of an answer.", "num_generation_tokens"),
+    ("vllm:request_max_num_generation_tokens", "Generated tokens of a request's longest answer.",
+     "max_num_generation_tokens"),
     ("vllm:request_params_n", "The parameter n of a request.", "params_n"),
     ("vllm:request_params_max_tokens", "The parameter max_tokens of a request.",
      "params_max_tokens"),
@@ -162,6 +171,10 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
     text = "Share of the KV blocks in use; 1 is all."
     usage = [((model,), _used(e) / max(1, e.num_blocks)) for model, e in engines]
     yield _gauge("vllm:kv_cache_usage_perc", text, usage)
+    yield _gauge("vllm:gpu_cache_usage_perc", f"{text} (Older name.)", usage)
+    waiting = [((model, "capacity"), e.latest.num_waiting) for model, e in engines]
+    text = "Requests in the queue, by reason."
+    yield _gauge("vllm:num_requests_waiting_by_reason", text, waiting, "reason")
     config = GaugeMetricFamily(
         "vllm:cache_config_info",
         "Block size and number of blocks of the KV cache.",
@@ -184,7 +197,10 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
 
 def _engine_counters(engines: Engines) -> Iterator[Metric]:
     for name, text, key in ENGINE_COUNTERS:
-        yield _counter(name, text, [((model,), getattr(e.counted, key)) for model, e in engines])
+        values = [((model,), getattr(e.counted, key)) for model, e in engines]
+        yield _counter(name, text, values)
+        if name in OLDER_COUNTERS:
+            yield _counter(OLDER_COUNTERS[name], f"{text} (Older name.)", values)
     misses = [
         ((model, why), n)
         for model, e in engines
@@ -214,6 +230,12 @@ def _requests(engines: Engines) -> Iterator[Metric]:
     yield _counter(
         "vllm:request_success", "Answers that ended, by reason.", ended, "finished_reason"
     )
+    cached = [
+        ((model,), e.requests.num_prompt_tokens.sum - e.requests.num_computed_prompt_tokens.sum)
+        for model, e in engines
+    ]
+    text = "Prompt tokens of ended requests that were found in the prefix cache."
+    yield _counter("vllm:prompt_tokens_cached", text, cached)
     for name, text, key in REQUEST_HISTOGRAMS:
         values = [((model,), getattr(e.requests, key)) for model, e in engines]
         yield _histogram(name, text, values)
@@ -237,9 +259,19 @@ def _http(total: Total) -> Iterator[Metric]:
     for reason, count in sorted(total.errors.items()):
         errors.add_metric([reason], count)
     yield errors
+    yield _admission_rejections(total)
     build = GaugeMetricFamily("quire:build_info", "The version of Quire.", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
+
+
+def _admission_rejections(total: Total) -> Metric:
+    """Requests refused because a queue was full, with the label that vLLM has."""
+    refused = CounterMetricFamily(
+        "vllm:admission_rejections", "HTTP requests refused by a full queue.", labels=["reason"]
+    )
+    refused.add_metric(["queue_full"], total.errors.get("queue_full", 0))
+    return refused
 
 
 def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
