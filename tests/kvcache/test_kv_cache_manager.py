@@ -167,7 +167,7 @@ def test_when_blocks_are_short_nothing_changes() -> None:
     kv.free(first)
     hits = kv.get_computed_blocks(second)
     assert len(hits) == 2
-    assert kv.num_available_beside(hits) == 1  # the hits are not there to be evicted
+    assert kv.pool.num_available_beside(hits) == 1  # the hits are not there to be evicted
     assert kv.admit(second, hits, 13) is None
     assert kv.pool.num_evictable == 2
     assert kv.prefix_stats.queries == 4  # the first request's
@@ -389,7 +389,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.parked.append(request)
             return
         num_tokens = data.draw(st.integers(num_cached + 1, request.num_tokens))
-        available = self.kv.num_available_beside(hits)
+        available = self.kv.pool.num_available_beside(hits)
         table = self.kv.admit(request, hits, num_tokens)
         assert (table is None) == (-(-num_tokens // SIZE) - len(hits) > available)
         if table is not None:

@@ -65,7 +65,7 @@ class ErrorKind(enum.StrEnum):
     OVERLOAD = "overload"  # 503: try again later
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position: its own token first, then the most probable ones.
 
     rank: of its own token in the full distribution, 1 the most probable.
@@ -76,7 +76,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
+class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The times of a request's life, in monotonic seconds; None if it has not happened.
 
     queued: it reached the engine. started: its first step was scheduled. All processes of a machine
@@ -89,7 +89,7 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
     last_token: float | None = None
 
 
-class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
+class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """What one step, or several, added to one request's output.
 
     finish_reason: set exactly once, in the last delta. timing: set with the first token and in the

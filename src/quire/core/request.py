@@ -50,6 +50,7 @@ class Request:
         "eos_token_ids",
         "max_total_tokens",
         "min_total_tokens",
+        "needs_every_position",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight_tokens",
@@ -105,6 +106,12 @@ class Request:
         self.num_prompt_logprobs = message.num_prompt_logprobs  # sent to the caller so far
         self.status = RequestStatus.WAITING
         self.block_hashes: list[bytes] = []  # of full blocks; grown by the KV cache manager
+        # whether hidden states of all positions are needed, which cached KV blocks do not give
+        self.needs_every_position = (
+            sampling.prompt_logprobs is not None
+            if self.pooling is None
+            else self.pooling.pooling == "mean"
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -122,13 +129,6 @@ class Request:
         return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed_tokens
 
     @property
-    def needs_every_position(self) -> bool:
-        """Whether hidden states of all positions are needed, which cached KV blocks do not give."""
-        if self.pooling is not None:
-            return self.pooling.pooling == "mean"
-        return self.sampling.prompt_logprobs is not None
-
-    @property
     def is_finished(self) -> bool:
         """Whether the request has ended."""
         return self.status is RequestStatus.FINISHED
@@ -143,7 +143,7 @@ class Request:
         return FinishReason.LENGTH if num_tokens >= self.max_total_tokens else None
 
     def check_lengths(self) -> None:
-        """Assert the order of the stored lengths. This runs for each request in each step."""
+        """Assert the order of the stored lengths; called when a request enters the batch."""
         num_tokens = len(self.token_ids)
         if self.status is not RequestStatus.PREEMPTED:  # then nothing is computed
             assert 0 <= self.num_cached_tokens <= self.num_computed_tokens

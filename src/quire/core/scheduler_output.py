@@ -29,7 +29,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     pooling: PoolingParams | None = None
 
 
-class ScheduledRequest(msgspec.Struct, kw_only=True):
+class ScheduledRequest(msgspec.Struct, kw_only=True, gc=False):
     """One request's part of a step: computes its tokens [start, start + num_tokens).
 
     new_block_ids: appended to its block table before the step (all blocks, for a NewRequest).
@@ -58,7 +58,7 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
         return sum(s.num_tokens for s in self.scheduled)
 
 
-class SampleResult(msgspec.Struct, kw_only=True):
+class SampleResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of one scheduled request. token_id: the token drawn; None if none was due.
 
     failed: the model's numbers for it were not finite, so nothing of this step may be cached.

@@ -65,6 +65,12 @@ class BlockPool:
         """The number of blocks that `allocate` can give."""
         return len(self._free) + len(self._evictable)
 
+    def num_available_beside(self, block_ids: list[int]) -> int:
+        """The number of blocks that `allocate` can give once these cached blocks are shared."""
+        ref_counts = self._ref_counts
+        num_unused = [ref_counts[block_id] for block_id in block_ids].count(0)
+        return len(self._free) + len(self._evictable) - num_unused
+
     def ref_count(self, block_id: int) -> int:
         """How many block tables hold the block."""
         return self._ref_counts[block_id]

@@ -116,10 +116,6 @@ class KVCacheManager:
         """How many blocks hold that many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def num_available_beside(self, block_ids: list[int]) -> int:
-        """How many blocks can be allocated once these hits are shared."""
-        return self.pool.num_available - sum(self.pool.ref_count(b) == 0 for b in block_ids)
-
     # Allocation: a request's block table exists from admit to free.
 
     def admit(self, request: Request, hits: list[int], num_tokens: int) -> list[int] | None:
@@ -129,12 +125,12 @@ class KVCacheManager:
         """
         assert request.request_id not in self._tables
         count = self.num_blocks_for(num_tokens) - len(hits)
-        if count > self.num_available_beside(hits):
+        if count > self.pool.num_available_beside(hits):
             return None
         if self.enable_prefix_caching:
-            self._count_admission(request, len(hits))
-            needed = self._hashes(request)
-            self._in_flight.claim(request.request_id, needed[len(hits) :])
+            missing = self._hashes(request)[len(hits) :]
+            self._count_admission(request, len(hits), missing)
+            self._in_flight.claim(request.request_id, missing)
         for block_id in hits:
             self.pool.share(block_id)
         block_ids = hits + self.pool.allocate(count)
@@ -205,15 +201,16 @@ class KVCacheManager:
 
     def _needed_hashes(self, request: Request) -> Iterable[bytes]:
         """Hashes of the full blocks before the last known token."""
-        return islice(self._hashes(request), (request.num_tokens - 1) // self.block_size)
+        return islice(self._hashes(request), (len(request.token_ids) - 1) // self.block_size)
 
     def _hashes(self, request: Request) -> list[bytes]:
         """Hashes of all full blocks of known tokens; grows request.block_hashes as needed."""
         hashes, size = request.block_hashes, self.block_size
-        if len(hashes) == request.num_tokens // size:
+        num_full = len(request.token_ids) // size
+        if len(hashes) == num_full:
             return hashes
         parent = hashes[-1] if hashes else self._root(request.cache_salt)
-        tokens = request.token_ids[len(hashes) * size : request.num_tokens // size * size]
+        tokens = request.token_ids[len(hashes) * size : num_full * size]
         packed = struct.pack(f"<{len(tokens)}I", *tokens)
         for start in range(0, len(packed), 4 * size):
             parent = hashlib.sha256(parent + packed[start : start + 4 * size]).digest()
@@ -223,21 +220,24 @@ class KVCacheManager:
     def _root(self, salt: str) -> bytes:
         return hashlib.sha256(self._seed_digest + salt.encode("utf-8", "surrogatepass")).digest()
 
-    def _count_admission(self, request: Request, num_hits: int) -> None:
-        """Count a first admission; blocks found after a preemption are no cache hits."""
+    def _count_admission(self, request: Request, num_hits: int, missing: list[bytes]) -> None:
+        """Count a first admission; blocks found after a preemption are no cache hits.
+
+        missing: hashes of the full blocks after the hits.
+        """
         if request.num_preemptions > 0:
             return
         stats, size = self.prefix_stats, self.block_size
-        hashes = list(self._needed_hashes(request))
-        stats.queries += len(hashes) * size
+        num_needed = (len(request.token_ids) - 1) // size
+        stats.queries += num_needed * size
         stats.hits += num_hits * size
-        missed = hashes[num_hits:]
+        missed = missing[: num_needed - num_hits]
         if not self._reads_cache(request):
             stats.misses["bypassed"] += len(missed) * size
             return
         # a block may outlive the head of its prefix, and is then unreachable
         removed, find = self._removed, self.pool.lookup
-        num_evicted = sum(h in removed or find(h) is not None for h in missed)
+        num_evicted = len([h for h in missed if h in removed or find(h) is not None])
         stats.misses["evicted"] += num_evicted * size
         stats.misses["cold"] += (len(missed) - num_evicted) * size
 

@@ -47,6 +47,11 @@ class ChunkPolicy:
         self._itl_target = itl_target
         self._ttft_target = ttft_target
         self._paces = paces
+        # whether prompts are ordered by due times
+        self.has_due_times = ttft_target is not None
+        # Whether all prompts of a step share a measured number of tokens. With due times, the first
+        # prompt may use all of it.
+        self.is_paced = paces if itl_target is None else not self.has_due_times
         self.costs = StepCosts()
         self._within: deque[int] = deque(
             maxlen=TRUST
@@ -104,19 +109,6 @@ class ChunkPolicy:
         seconds = max(planned - costs.predict(num_decodes, 0), LEAST_SHARE * planned)
         return max(LEAST_CHUNK, int(seconds / (costs.pace * costs.per_prompt_token)))
 
-    @property
-    def is_paced(self) -> bool:
-        """Whether all prompts of a step share a measured number of tokens.
-
-        With due times, the first prompt may use all of it.
-        """
-        return self._paces if self._itl_target is None else not self.has_due_times
-
-    @property
-    def has_due_times(self) -> bool:
-        """Whether prompts are ordered by due times (a TTFT target is set)."""
-        return self._ttft_target is not None
-
     def due(self, queued: float, num_tokens: int) -> float:
         """When the prompt of a request that arrived at `queued` is due.
 
@@ -130,6 +122,4 @@ class ChunkPolicy:
 
     def is_late(self, seconds_left: float, num_tokens: int, chunk: int, num_decodes: int) -> bool:
         """Whether a prompt computed `chunk` tokens a step will miss its due time."""
-        if not self.has_due_times:
-            return False
         return num_tokens / chunk * self.costs.predict(num_decodes, chunk) > seconds_left

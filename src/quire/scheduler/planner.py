@@ -93,12 +93,10 @@ class Planner:
     def _plan_decodes(self, step: StepPlan, decodes: list[Request]) -> None:
         """Plan a token for each decode; most need no new block."""
         block_size = self._kv.block_size
-        for request in decodes:
-            fits = request.num_computed_tokens % block_size > 0
-            if fits and request.status is RequestStatus.RUNNING:
-                step.add_decode(request, [])
-            else:
-                self._advance(step, request, 1)
+        at_block_end = [r for r in decodes if r.num_computed_tokens % block_size == 0]
+        step.add_decodes([r for r in decodes if r.num_computed_tokens % block_size])
+        for request in at_block_end:
+            self._advance(step, request, 1)
 
     def _plan_prompts(self, step: StepPlan, prompts: list[Request]) -> None:
         """Plan tokens of running prompts, then of new ones; with due times, in order of those."""
@@ -108,7 +106,8 @@ class Planner:
             if by_due:
                 admitted += self._admit(step, prompts + admitted, position(request))
             remaining = request.num_uncomputed_tokens
-            self._complete_shorter(step, request, remaining)
+            if step.truncated:
+                self._complete_shorter(step, request, remaining)
             self._advance(step, request, self._chunk_size(step, request, remaining))
         self._admit(step, prompts + admitted)
 
@@ -173,10 +172,11 @@ class Planner:
                 continue
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
-            taken = self._complete_shorter(step, request, self._num_remaining_after(request, hits))
-            if taken:  # perhaps of the blocks that were found
-                hits = self._kv.get_computed_blocks(request)
-            promised -= taken
+            if step.truncated:
+                remaining = self._num_remaining_after(request, hits)
+                if taken := self._complete_shorter(step, request, remaining):
+                    promised -= taken
+                    hits = self._kv.get_computed_blocks(request)  # some may be among the taken
             num_tokens = self._chunk_size(step, request, self._num_remaining_after(request, hits))
             if num_tokens == 0 or not self._has_blocks(request, hits, promised):
                 step.is_closed = True
@@ -211,4 +211,4 @@ class Planner:
         )
         num_running = len(self._batch.running)
         num_needed = self._kv.num_blocks_for(wanted) - len(hits) + promised + num_running
-        return not num_running or num_needed <= self._kv.num_available_beside(hits)
+        return not num_running or num_needed <= self._kv.pool.num_available_beside(hits)

@@ -75,9 +75,11 @@ class PrefillChunks:
         """The number of remaining tokens that a prompt gets in this step; 0: it does not fit."""
         if not self._is_on:
             return remaining if remaining <= step.budget else 0
-        limit, left = step.chunk_limit, request.due - step.now
-        if not self._threshold and self._policy.is_late(left, remaining, limit, step.num_decodes):
-            limit = remaining
+        limit = step.chunk_limit
+        if self._policy.has_due_times and not self._threshold:
+            left = request.due - step.now
+            if self._policy.is_late(left, remaining, limit, step.num_decodes):
+                limit = remaining
         return min(remaining, step.budget, limit)
 
     def _allows_rest(self, num_decodes: int, num_requests: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from quire.config import SchedulerConfig
 from quire.core.messages import EngineStats, ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.planner import Planner
@@ -141,28 +141,20 @@ class Scheduler:
         """
         deltas = []
         planned = self._take_planned(plan)
-        is_caching = self._kv.enable_prefix_caching
+        kv, finished = self._kv, RequestStatus.FINISHED
         self._num_graph_steps += output.replayed
         for (request, entry, num_preemptions), result in zip(planned, output.results, strict=True):
-            request.num_in_flight_tokens -= entry.samples
-            if request.status is RequestStatus.FINISHED:  # by an earlier token, or aborted
+            samples, num_computed = entry.samples, entry.start + entry.num_tokens
+            request.num_in_flight_tokens -= samples
+            if request.status is finished:  # by an earlier token, or aborted
                 continue
-            if result.failed:
-                self._kv.forget(request)
-                self._num_corrupted_requests += 1
-                deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE))
-                continue
-            if is_caching and request.num_preemptions == num_preemptions:  # it still has the blocks
-                self._kv.cache_blocks(request, entry.start + entry.num_tokens)
-            if result.exhausted:
-                deltas.append(
-                    self._end(request, FinishReason.ERROR, NO_TOKEN_LEFT, ErrorKind.REQUEST)
-                )
-            elif result.embedding is not None:
-                deltas.append(self._end(request, FinishReason.STOP))
-                deltas[-1].embedding = result.embedding
-            elif entry.samples or result.prompt_logprobs:
-                self._num_generation_tokens += entry.samples
+            may_fill_block = entry.num_tokens > 1 or num_computed % kv.block_size == 0
+            if may_fill_block and not result.failed and request.num_preemptions == num_preemptions:
+                kv.cache_blocks(request, num_computed)  # it has not lost them by a preemption
+            if result.failed or result.exhausted or result.embedding is not None:
+                deltas.append(self._end_without_token(request, result))
+            elif samples or result.prompt_logprobs:
+                self._num_generation_tokens += samples
                 delta = make_delta(request, entry, result)
                 if delta is None:
                     continue
@@ -170,6 +162,18 @@ class Scheduler:
                 if delta.finish_reason is not None:
                     self._batch.finish(request)
         return deltas
+
+    def _end_without_token(self, request: Request, result: SampleResult) -> RequestDelta:
+        """End a request that got an embedding, or no token: the model or the sampling failed."""
+        if result.failed:
+            self._kv.forget(request)
+            self._num_corrupted_requests += 1
+            return self._end(request, FinishReason.ERROR, NON_FINITE)
+        if result.exhausted:
+            return self._end(request, FinishReason.ERROR, NO_TOKEN_LEFT, ErrorKind.REQUEST)
+        delta = self._end(request, FinishReason.STOP)
+        delta.embedding = result.embedding
+        return delta
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
         """Update the cost model with the duration of a step."""

@@ -76,20 +76,17 @@ class StepPlan:
         )
         self._planned[request_id] = (request, entry, request.num_preemptions)
 
-    def add_decode(self, request: Request, new_block_ids: list[int]) -> None:
-        """Plan the one token of a decode, which has no entry yet."""
-        start = request.num_computed_tokens
-        request.num_computed_tokens = start + 1
-        request.num_in_flight_tokens += 1
-        self.budget -= 1
-        entry = ScheduledRequest(
-            request_id=request.request_id,
-            start=start,
-            num_tokens=1,
-            new_block_ids=new_block_ids,
-            samples=True,
-        )
-        self._planned[request.request_id] = (request, entry, request.num_preemptions)
+    def add_decodes(self, requests: list[Request]) -> None:
+        """Plan the one token of each decode; they have no entry yet and need no new block."""
+        for request in requests:
+            request_id, start = request.request_id, request.num_computed_tokens
+            request.num_computed_tokens = start + 1
+            request.num_in_flight_tokens += 1
+            entry = ScheduledRequest(
+                request_id=request_id, start=start, num_tokens=1, new_block_ids=[], samples=True
+            )
+            self._planned[request_id] = (request, entry, request.num_preemptions)
+        self.budget -= len(requests)
 
     def remove(self, request: Request) -> None:
         """Remove a request's entry, if it has one, and restore its lengths."""

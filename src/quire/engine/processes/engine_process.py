@@ -121,8 +121,9 @@ class EngineProcess:
     def run_once(self, timeout: float) -> None:
         """Receive messages, run a step, send outputs. timeout: seconds to wait while idle."""
         core = self._core
-        self._page.heartbeat(self._stats.num_steps, has_work=core.has_work)
-        for client, messages in self._socket.receive(0.0 if core.has_work else timeout):
+        has_work = core.has_work
+        self._page.heartbeat(self._stats.num_steps, has_work=has_work)
+        for client, messages in self._socket.receive(0.0 if has_work else timeout):
             for message in messages:
                 self._handle(client, message)
         while not self._control.empty():
