@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from quire.config import BUNDLED_MODEL, EngineConfig
-from quire.core.messages import AbortRequests, EngineStats
+from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling
 from quire.core.request_output import EmbeddingOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.frontend.inline_engine import InlineEngine
 from quire.engine.frontend.input_processor import (
     InputProcessor,
     PreparedRequest,
@@ -53,7 +55,8 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Any) -> None:
         config = EngineConfig.from_options(model=model, **options)
         folder = check_folder(tokenizer_folder(config))  # checked before the model is loaded
-        self._core, self.info = start_engine(config)
+        core, self.info = start_engine(config)
+        self._engine = InlineEngine(core)
         self.tokenizer = Tokenizer.from_folder(folder)
         self._inputs = InputProcessor(
             self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
@@ -64,7 +67,7 @@ class LLM:
     @property
     def stats(self) -> EngineStats:
         """The engine's current gauges and counters."""
-        return self._core.stats
+        return self._engine.stats
 
     def generate(
         self,
@@ -80,7 +83,8 @@ class LLM:
         sampling_params: one for all, or one for each.
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
         outputs, and the others run.
-        Raises InvalidRequestError before anything runs, EngineError if a request fails.
+        Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
+        all requests between two steps, and further calls are answered as if nothing had happened.
         """
         with self._lock:
             return self._answer(
@@ -181,30 +185,23 @@ class LLM:
         """Results by request id. what: their name, for the progress bar."""
         outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         answers: dict[str, RequestOutput] = {}
+        interrupted.clear()  # a program may go on after Ctrl-C
         try:
-            interrupted.clear()  # a program may go on after Ctrl-C
-            for request in prepared:
-                outputs.add(request, time.monotonic())
-                for message in request.messages:
-                    self._core.handle(message)
-            with _Progress(what, len(prepared), shown=use_tqdm) as progress:
+            with (
+                DeferredInterrupt() as interrupt,
+                _Progress(what, len(prepared), shown=use_tqdm) as progress,
+            ):
                 progress.show(0, self.stats)
-                while outputs.num_unfinished:
-                    step = outputs.process(self._core.step().deltas)
-                    self._abort(step.aborts)
+
+                def take(step: Processed) -> None:
                     _collect(step, answers, raise_errors)
                     progress.show(len(prepared) - outputs.num_unfinished, self.stats)
+
+                self._engine.run(prepared, outputs, take, interrupt)
         except KeyboardInterrupt:
             interrupted.set()
             raise
-        finally:  # after an error or Ctrl-C nothing stays in the engine
-            for request in prepared:
-                self._abort(outputs.forget(request.request_id))
         return answers
-
-    def _abort(self, request_ids: list[str]) -> None:
-        if request_ids:
-            self._core.handle(AbortRequests(request_ids=request_ids))
 
 
 def _unchanged(prompt: Prompt) -> Prompt:

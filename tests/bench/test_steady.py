@@ -55,12 +55,16 @@ class Device:
 def engine(device: Device) -> EngineCore:
     """The real loop, scheduler and block manager before such a device."""
     config = SchedulerConfig(max_num_seqs=32).resolved("cuda")
-    kv = CachedPromptManager(4096, 16, enable_prefix_caching=False)
+
+    def make_scheduler() -> Scheduler:
+        kv = CachedPromptManager(4096, 16, enable_prefix_caching=False)
+        return Scheduler(config, kv, 4000, paces_prompts=True)
+
     limits = RequestLimits(
         max_model_len=4000, max_kv_tokens=4096 * 16, vocab_size=2048, max_num_seqs=32,
         honours_priority=False, hidden_size=64, generates=True,
     )  # fmt: skip
-    return EngineCore(Scheduler(config, kv, 4000, paces_prompts=True), device, limits)
+    return EngineCore(make_scheduler, device, limits)
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, workload: Workload, window: float) -> tuple[float, ...]:

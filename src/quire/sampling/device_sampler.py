@@ -7,6 +7,7 @@ device_logits_processors.py. It draws the same tokens as the host's Sampler.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from quire.sampling.sampling_state import Need, SamplingState
 
 _DRAW = int(Need.RANDOM | Need.FILTER)
 _BUFFERS = 4  # uploads in flight
+_UNKNOWN = -1  # as words: what the device has, while an upload may be interrupted
 _PLAIN_SLOPE = np.float32(np.log2(np.e))  # of temperature 1
 
 
@@ -42,7 +44,7 @@ class DeviceSampler:
         self._params = torch.zeros(max_num_seqs, PARAM_WORDS, dtype=torch.int64, device=device)
         self._sent = np.zeros((max_num_seqs, PARAM_WORDS), np.int64)  # what the device has
         self._scratch = Scratch(max_num_seqs, vocab_size, self._params.device, cut or Cut())
-        self._buffers = [_Buffer(max_num_seqs, self._params.device) for _ in range(_BUFFERS)]
+        self._buffers = deque(_Buffer(max_num_seqs, self._params.device) for _ in range(_BUFFERS))
 
     def upload(self, rows: Sequence[int]) -> None:
         """Copy the params of changed rows to the device, in the stream's order.
@@ -59,11 +61,11 @@ class DeviceSampler:
             self._send(index[is_new], words[is_new])
 
     def _send(self, index: Ints, words: Ints) -> None:
-        self._sent[index] = words
-        buffer = self._buffers.pop(0)
-        self._buffers.append(buffer)
-        sent = buffer.send(np.column_stack([index, words]))
+        self._sent[index] = _UNKNOWN
+        self._buffers.rotate(-1)
+        sent = self._buffers[-1].send(np.column_stack([index, words]))
         self._params.index_copy_(0, sent[:, 0], sent[:, 1:])
+        self._sent[index] = words
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a token for each row of logits [S, V], float32 or bfloat16: ids, status, int32 [S].

@@ -171,6 +171,12 @@ class SamplingState:
         )
         return sum(need for need, is_asked in asked if is_asked)
 
+    def reset(self) -> None:
+        """Clear all rows."""
+        self.needs[:] = 0
+        for ragged in self._ragged:
+            ragged.clear()
+
     def clear_row(self, row: int) -> None:
         """Clear the row of a request that has left the batch."""
         self.needs[row] = 0

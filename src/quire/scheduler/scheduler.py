@@ -190,6 +190,11 @@ class Scheduler:
                 deltas.append(self._end(request, FinishReason.ERROR, message))
         return deltas
 
+    def preempt_all(self) -> None:
+        """Let all running requests enter the batch anew; no step is in flight."""
+        assert not self._in_flight
+        self._batch.preempt_all()
+
     def stats(self) -> EngineStats:
         """The scheduler's current gauges and counters."""
         prefix = self._kv.prefix_stats

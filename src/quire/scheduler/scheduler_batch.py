@@ -104,6 +104,14 @@ class Batch:
         request = max(candidates, key=self.waiting.key)
         step.is_closed = True
         step.remove(request)
+        self._return_to_queue(request)
+
+    def preempt_all(self) -> None:
+        """Preempt all running requests, also those that are exempt."""
+        for request in list(self.running.values()):
+            self._return_to_queue(request)
+
+    def _return_to_queue(self, request: Request) -> None:
         self._remove_from_batch(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1

@@ -48,6 +48,9 @@ class CountingRunner:
             raise RuntimeError(self.failure)
         return ModelRunnerOutput(results=[self.result(entry) for entry in plan.scheduled])
 
+    def reset(self) -> None:
+        self.lengths.clear()
+
     def result(self, entry) -> SampleResult:
         if entry.request_id in self.not_finite:
             return SampleResult(failed=True)
@@ -72,8 +75,11 @@ def make_core(
     runner = CountingRunner()
     executor: Executor = executor_type(runner)
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32)
-    scheduler = Scheduler(config, KVCacheManager(64, 4), LIMITS.max_model_len)
-    return EngineCore(scheduler, executor, LIMITS, grammars), runner
+
+    def make_scheduler() -> Scheduler:
+        return Scheduler(config, KVCacheManager(64, 4), LIMITS.max_model_len)
+
+    return EngineCore(make_scheduler, executor, LIMITS, grammars), runner
 
 
 def add(

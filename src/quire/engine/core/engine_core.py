@@ -44,12 +44,13 @@ GRAMMAR_WAIT_SECONDS = 0.005
 class EngineCore:
     """Scheduler, executor, and the queue of steps in flight between them.
 
-    on_start: called with the ids of requests that enter the batch, before their first step runs.
+    make_scheduler: makes one without requests. on_start: called with the ids of requests that enter
+    the batch, before their first step runs.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        make_scheduler: Callable[[], Scheduler],
         executor: Executor,
         limits: RequestLimits,
         grammars: GrammarMatchers | None = None,
@@ -57,9 +58,23 @@ class EngineCore:
         self.limits = limits
         self._grammars = GrammarMatchers(None) if grammars is None else grammars
         self.on_start: Callable[[list[str]], None] | None = None
-        self._scheduler = scheduler
+        self._make_scheduler = make_scheduler
         self._executor = executor
+        self._start_empty()
+
+    def reset(self) -> None:
+        """Drop all requests, the prefix cache and statistics; for after an interrupted call.
+
+        Nothing is taken over from before, since any of it may be half done.
+        """
+        self._executor.reset()
+        self._grammars.clear()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._scheduler = self._make_scheduler()
         self._in_flight: deque[tuple[SchedulerOutput, Outcome]] = deque()
+        self._has_failed = False
         self._deltas: list[RequestDelta] = []
         self._log = StepLog()
         self._num_arrivals = 0
@@ -110,7 +125,17 @@ class EngineCore:
             not started or len(self._in_flight) >= self._executor.max_in_flight
         ):
             self._add_deltas(self._finish_step(*self._in_flight.popleft()))
+            if self._has_failed:
+                self._restart_batch()
         return self._take_output()
+
+    def _restart_batch(self) -> None:
+        """Let all requests enter the batch anew: what a failed step has left in it is unknown."""
+        while self._in_flight:
+            self._add_deltas(self._finish_step(*self._in_flight.popleft()))
+        self._scheduler.preempt_all()
+        self._executor.reset()
+        self._has_failed = False
 
     def _expire_and_admit(self) -> None:
         """End requests whose queue timeout has passed; admit those whose grammar is compiled."""
@@ -165,6 +190,7 @@ class EngineCore:
         return deltas
 
     def _fail(self, plan: SchedulerOutput, failure: Exception) -> list[RequestDelta]:
+        self._has_failed = True
         text = out_of_memory_message(failure)
         log = logger.exception if text is None else logger.error
         reason = str(failure).partition("\n")[0]

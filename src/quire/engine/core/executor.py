@@ -20,6 +20,9 @@ class Runner(Protocol):
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step to its end. Changes the batch and the KV cache."""
 
+    def reset(self) -> None:
+        """Drop all requests, whatever an interrupted step has left."""
+
 
 class LaunchingRunner(Protocol[Step]):
     """A model runner that launches steps on a device without waiting for them."""
@@ -32,6 +35,9 @@ class LaunchingRunner(Protocol[Step]):
 
     def record(self) -> None:
         """Capture the graphs that steps replay; called once, before the first step."""
+
+    def reset(self) -> None:
+        """Wait for the device, and drop all steps and requests, whatever a step has left."""
 
 
 class Outcome(Protocol):
@@ -56,6 +62,9 @@ class Executor(Protocol):
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Start a step; steps run in the order of these calls. Errors are raised by the outcome."""
+
+    def reset(self) -> None:
+        """Drop all steps and requests, as after `warm_up`: plans have to add them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,10 @@ class UniprocExecutor:
         except Exception as failure:  # any error of a step; the engine must outlive it
             return Failed(failure)
 
+    def reset(self) -> None:
+        """Drop all requests."""
+        self._runner.reset()
+
 
 class OverlappedExecutor(Generic[Step]):
     """Launches a step while the one before it still runs on the device."""
@@ -131,3 +144,7 @@ class OverlappedExecutor(Generic[Step]):
             return Launched(self._runner, self._runner.launch(plan))
         except Exception as failure:  # as above
             return Failed(failure)
+
+    def reset(self) -> None:
+        """Wait for the device, and drop all steps and requests."""
+        self._runner.reset()

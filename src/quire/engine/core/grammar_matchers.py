@@ -96,6 +96,11 @@ class GrammarMatchers(Mapping[str, Matcher]):
             self._pending.pop(request_id)[1].cancel()
         return found
 
+    def clear(self) -> None:
+        """Drop all matchers, and the requests whose grammar is being compiled."""
+        self._pending.clear()
+        self._ready.clear()
+
     def remove(self, request_id: str) -> None:
         """Drop the matcher of a request that has ended, if it has one."""
         self._ready.pop(request_id, None)

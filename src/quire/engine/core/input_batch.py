@@ -50,8 +50,17 @@ class InputBatch:
         self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
         self._num_blocks = [0] * max_num_seqs
         self.tenancies = np.zeros(max_num_seqs, np.int64)
+        self.reset()
+
+    def reset(self) -> None:
+        """Free all rows."""
         self._rows: dict[str, int] = {}
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._free_rows = list(range(len(self.num_tokens) - 1, -1, -1))
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that belong to no request."""
+        return len(self._free_rows)
 
     @property
     def history(self) -> History:

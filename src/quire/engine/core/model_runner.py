@@ -34,6 +34,10 @@ class ModelRunner:
         running.process_hidden_states(inputs, hidden, results)
         return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
 
+    def reset(self) -> None:
+        """Drop all requests."""
+        self._running.reset()
+
     def _sample(self, inputs: StepInputs, hidden: HiddenStates, results: Results) -> None:
         due = [
             index

@@ -63,6 +63,10 @@ class Pooler:
         """Forget a request that leaves the batch."""
         self._requests.pop(request_id, None)
 
+    def reset(self) -> None:
+        """Remove all requests."""
+        self._requests.clear()
+
     def pool(
         self, order: StepOrder, hidden: HiddenStates, results: dict[str, SampleResult]
     ) -> None:

@@ -78,6 +78,13 @@ class RunningRequests:
             entered.append(row)
         return entered
 
+    def reset(self) -> None:
+        """Drop all requests, whatever an interrupted step has left of them."""
+        self.batch.reset()
+        self.sampling.reset()
+        self.pooler.reset()
+        self._prompt_logprobs.clear()
+
     def is_due(self, entry: ScheduledRequest) -> bool:
         """Whether this step draws a token for the request."""
         return entry.samples and entry.request_id not in self.pooler

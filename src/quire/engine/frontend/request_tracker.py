@@ -90,6 +90,13 @@ class RequestTracker:
         Quicker than one by one, as the code of each stage stays in the processor's caches.
         """
         unsent, self._unsent = self._unsent, []
+        try:
+            self._send_each(unsent)
+        except BaseException:  # as in `_deliver`
+            self._abandon()
+            raise
+
+    def _send_each(self, unsent: list[tuple[PreparedRequest, float]]) -> None:
         tracked = [
             prepared
             for prepared, arrival in unsent
@@ -134,11 +141,24 @@ class RequestTracker:
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         try:
-            processed = self._processor.process(deltas)
+            self._hand_over(deltas)
         except Exception:  # it is unknown which callers have got their outputs
             logger.exception("a step's results could not be delivered")
             self.on_failure("the engine's results could not be delivered; restart the server")
-            return
+        except BaseException:  # Ctrl-C may end what runs, and the loop may go on
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """End all requests with an error: it is unknown which outputs are lost."""
+        error = EngineError("the program was interrupted; send the request again")
+        unfinished = [i for request_id in self._queues for i in self._processor.forget(request_id)]
+        self._link.send(AbortRequests(request_ids=unfinished))
+        for queue in self._queues.values():
+            queue.put(error)
+
+    def _hand_over(self, deltas: list[RequestDelta]) -> None:
+        processed = self._processor.process(deltas)
         for request_id, output in processed.outputs.items():
             self._put(request_id, output)
         for request_id, failure in processed.failures.items():

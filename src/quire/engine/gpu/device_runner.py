@@ -159,6 +159,13 @@ class DeviceRunner:
             self._finish(self._pending.popleft(), None)
         return step.output
 
+    def reset(self) -> None:
+        """Wait for the device, and drop all steps and requests."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._pending.clear()
+        self._running.reset()
+
     def _receive(self, outcome: Tensor) -> Tensor:
         """Start the copy of an outcome to the host; returns where it will be."""
         target = self._buffers.take()[: len(outcome)]

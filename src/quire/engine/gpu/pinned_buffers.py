@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,11 @@ class PinnedBuffers:
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._buffers = [
+        self._buffers = deque(
             torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(_NUM_BUFFERS)
-        ]
+        )
 
     def take(self) -> Tensor:
         """The buffer that was used least recently."""
-        self._buffers.append(buffer := self._buffers.pop(0))
-        return buffer
+        self._buffers.rotate(-1)  # in one call, so that an interrupt loses no buffer
+        return self._buffers[-1]

@@ -48,10 +48,12 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         )
     num_slots = num_blocks * block_size
     limits = request_limits(config, model_config, min(max_model_len, num_slots), num_slots)
-    kv = KVCacheManager(
-        num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
-    )
-    scheduler = Scheduler(config.scheduler, kv, limits.max_model_len)
+
+    def make_scheduler() -> Scheduler:
+        is_caching = config.cache.enable_prefix_caching
+        kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=is_caching)
+        return Scheduler(config.scheduler, kv, limits.max_model_len)
+
     info = EngineInfo(
         model_name=config.model.public_name,
         limits=limits,
@@ -64,7 +66,7 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         pooling=read_pooling(path, config.model.pooling, model_config.hidden_size),
     )
     runner = NullRunner(model_config.vocab_size, model_config.hidden_size)
-    return EngineCore(scheduler, UniprocExecutor(runner), limits), info
+    return EngineCore(make_scheduler, UniprocExecutor(runner), limits), info
 
 
 class NullRunner:
@@ -92,6 +94,11 @@ class NullRunner:
                     [] if sampling.prompt_logprobs is None else prompt
                 )
         return ModelRunnerOutput(results=[self._result(entry) for entry in plan.scheduled])
+
+    def reset(self) -> None:
+        """Drop all requests."""
+        self._scored.clear()
+        self._vectors.clear()
 
     def _result(self, entry: ScheduledRequest) -> SampleResult:
         end = entry.start + entry.num_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from quire.config import EngineConfig
 from quire.core.layer_spec import UnsupportedModelError
@@ -67,7 +68,9 @@ def start_engine(
     with phases.timed("graphs"), fitting_step(config):
         executor.warm_up()
     backend.has_started()
-    core = EngineCore(_make_scheduler(backend, limits, executor), executor, limits, grammars)
+    core = EngineCore(
+        partial(_make_scheduler, backend, limits, executor), executor, limits, grammars
+    )
     return core, EngineInfo(
         model_name=config.model.public_name,
         limits=limits,

@@ -1,0 +1,87 @@
+"""An engine core in its caller's thread: one batch of requests at a time, run to its end.
+
+Owns what is left of requests when their caller is interrupted: nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from quire.core.messages import AbortRequests, EngineStats
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.frontend.input_processor import PreparedRequest
+from quire.engine.frontend.output_processor import OutputProcessor, Processed
+
+
+class InlineEngine:
+    """Runs requests with a core that no other thread uses meanwhile.
+
+    Ctrl-C is handled between steps, and aborts what runs. Anything else that is raised within a
+    step or an abort (a second Ctrl-C, a signal handler's error, a lack of memory) leaves a core in
+    which things may be half done: it is reset before it is used again.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._is_whole = True  # no call of the core or of the outputs is half done
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's gauges and counters."""
+        return self._core.stats
+
+    def run(
+        self,
+        requests: Sequence[PreparedRequest],
+        outputs: OutputProcessor,
+        on_step: Callable[[Processed], None],
+        interrupt: DeferredInterrupt,
+    ) -> None:
+        """Run requests until all have ended; `on_step` gets the outputs of each step.
+
+        Raises what `on_step` raises, and what `interrupt` delivers. No request is left then.
+        """
+        self._mend()
+        try:
+            for request in requests:
+                self._add(request, outputs)
+                interrupt.deliver()
+            while outputs.num_unfinished:
+                on_step(self._step(outputs))
+                interrupt.deliver()
+        except BaseException:
+            self._drop(requests, outputs)
+            raise
+
+    def _add(self, request: PreparedRequest, outputs: OutputProcessor) -> None:
+        self._is_whole = False
+        outputs.add(request, time.monotonic())
+        for message in request.messages:
+            self._core.handle(message)
+        self._is_whole = True
+
+    def _step(self, outputs: OutputProcessor) -> Processed:
+        self._is_whole = False
+        step = outputs.process(self._core.step().deltas)
+        if step.aborts:
+            self._core.handle(AbortRequests(request_ids=step.aborts))
+        self._is_whole = True
+        return step
+
+    def _drop(self, requests: Sequence[PreparedRequest], outputs: OutputProcessor) -> None:
+        """Abort all requests and wait for steps in flight; keeps the prefix cache if it can."""
+        if self._is_whole:
+            self._is_whole = False
+            unfinished = [i for request in requests for i in outputs.forget(request.request_id)]
+            self._core.handle(AbortRequests(request_ids=unfinished))
+            while self._core.has_work:
+                self._core.step()
+            self._is_whole = True
+        self._mend()
+
+    def _mend(self) -> None:
+        if not self._is_whole:
+            self._core.reset()
+            self._is_whole = True

@@ -1,0 +1,243 @@
+"""Ctrl-C, errors and cancellation at any moment of a step leave an engine that works as a new one.
+
+Signals are real ones, sent at random moments to processes of their own. The sweeps raise at each
+line of the engine instead, which reaches what a signal hits once in a million times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import quire
+from quire import LLM, SamplingParams
+from quire.config import EngineConfig
+from quire.core.messages import EngineStats
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.errors import EngineError
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "threads": 1, "num_blocks": 100}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+MIXED = [
+    GREEDY,
+    SamplingParams(n=2, seed=1, max_tokens=4, stop=["zz"], logprobs=2, repetition_penalty=1.1),
+    SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=1, logit_bias={5: 1.0}),
+]
+PROMPTS = [[5 + i % 7 for i in range(40)], [5 + i % 7 for i in range(40)], [9, 8, 7]]
+SOURCE = Path(quire.__file__).parent
+ROOMS = ("engine/core", "engine/frontend", "scheduler", "kvcache", "sampling")
+
+PROGRAM = """
+import asyncio, os, random, signal, sys, threading, time
+from quire import LLM, SamplingParams
+
+model, seed, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+llm = LLM(model, dtype="float32", threads=1, num_blocks=100)
+params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+prompts = [[5 + (3 * i + j) % 40 for j in range(30)] for i in range(6)]
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+def answers():
+    return tokens(llm.generate(prompts, params, use_tqdm=seed % 2 == 0))
+
+expected, begin = answers(), time.monotonic()
+answers()
+seconds = time.monotonic() - begin
+rng = random.Random(seed)
+
+def send(delays):
+    for delay in delays:
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGINT)
+
+def catching(work, levels=4):
+    # each level catches one signal, also one that comes while another is caught
+    if not levels:
+        return work()
+    try:
+        catching(work, levels - 1)
+    except KeyboardInterrupt:
+        counts.append(1)
+
+def settle():
+    sender.join()
+    time.sleep(0.002)
+
+async def in_loop():
+    await asyncio.sleep(0)
+    return answers()
+
+def attempt():
+    if way == "script":
+        answers()
+    else:
+        asyncio.run(in_loop())
+
+def attempt_and_settle():
+    catching(attempt)
+    catching(settle)
+
+def settle_for_sure():
+    while sender.is_alive():
+        catching(settle)
+    time.sleep(0.002)
+
+interrupts = 0
+for round in range(25):
+    delays = [rng.uniform(0, seconds)] + [rng.uniform(0, seconds / 50)] * rng.randrange(3)
+    counts, sender = [], threading.Thread(target=send, args=(delays,))
+    sender.start()
+    catching(attempt_and_settle)
+    catching(settle_for_sure)
+    catching(settle_for_sure)
+    interrupts += bool(counts)
+    stats = llm.stats
+    free = stats.num_free_blocks + stats.num_cached_blocks
+    assert (stats.num_running, stats.num_waiting, free) == (0, 0, stats.num_blocks), stats
+    assert answers() == expected, round
+    assert llm._engine._core._executor._runner._running.batch.num_free_rows >= 250
+print(interrupts)
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "event loop"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, way: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tiny_model), str(seed), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) > 5
+
+
+class Raiser:
+    """Raises an error at one line event of the engine, counted from the start of a run.
+
+    lines: those of all events, in order, if `at` is None.
+    """
+
+    def __init__(self, at: int | None, error: type[BaseException]) -> None:
+        self.at, self.error = at, error
+        self.lines: list[tuple[str, int]] = []
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        name = frame.f_code.co_filename
+        if not name.startswith(str(SOURCE)):
+            return None
+        if name[len(str(SOURCE)) + 1 :].startswith(ROOMS) and event == "line":
+            self.lines.append((name, frame.f_lineno))
+            if self.at is not None and len(self.lines) == self.at + 1:
+                sys.settrace(None)
+                raise self.error
+        return self
+
+    def run(self, work: Callable[[], object]) -> None:
+        sys.settrace(self)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+
+
+def moments(lines: list[tuple[str, int]]) -> list[int]:
+    """An event of each line, from the middle of those that it has."""
+    events: dict[tuple[str, int], list[int]] = {}
+    for index, line in enumerate(lines):
+        events.setdefault(line, []).append(index)
+    return sorted(each[len(each) // 2] for each in events.values())
+
+
+def texts(llm: LLM) -> list[list[list[int]]]:
+    found = llm.generate(PROMPTS, MIXED, use_tqdm=False)
+    return [[answer.token_ids for answer in output.outputs] for output in found]
+
+
+def assert_nothing_is_left(stats: EngineStats) -> None:
+    free = stats.num_free_blocks + stats.num_cached_blocks
+    assert (stats.num_running, stats.num_waiting, free) == (0, 0, stats.num_blocks)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseException]) -> None:
+    llm = LLM(str(tiny_model), max_num_seqs=4, max_num_batched_tokens=32, **OPTIONS)
+    expected = texts(llm)
+    count = Raiser(None, error)
+    count.run(lambda: texts(llm))
+    places = moments(count.lines)
+    assert len(places) > 300
+    for place in places[:: 2 if error is KeyboardInterrupt else 5]:
+        raiser = Raiser(place, error)
+        with contextlib.suppress(error, EngineError):
+            raiser.run(lambda: texts(llm))
+        assert_nothing_is_left(llm.stats)
+        assert texts(llm) == expected, raiser.lines[-1]
+    batch = llm._engine._core._executor._runner._running.batch  # type: ignore[attr-defined]
+    llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert batch.num_free_rows >= 3
+    llm._engine._core._scheduler._kv.pool.check()
+
+
+def test_cancelled_tasks_leave_nothing(tiny_model: Path) -> None:
+    async def scenario() -> None:
+        engine = await AsyncEngine.start(
+            EngineConfig.from_options(model=str(tiny_model), **OPTIONS)
+        )
+        rng = random.Random(5)
+
+        async def answer() -> list[int]:
+            return (await engine.complete(PROMPTS[0], GREEDY)).outputs[0].token_ids
+
+        async def stream() -> None:
+            async for _ in engine.generate(PROMPTS[1], GREEDY):
+                pass
+
+        expected = await answer()
+        for _ in range(60):
+            tasks = [asyncio.create_task(work()) for work in (answer, stream, answer)]
+            await asyncio.sleep(rng.uniform(0, 0.01))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert await answer() == expected
+        assert_nothing_is_left(engine.stats)
+        assert not engine._tracker._queues
+        assert not engine._tracker._processor._answers
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_ctrl_c_while_outputs_are_delivered_ends_streams_and_not_the_engine(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, whose event loop goes on after KeyboardInterrupt has come out of it."""
+    loop = asyncio.new_event_loop()
+    config = EngineConfig.from_options(model=str(tiny_model), **OPTIONS)
+    engine = loop.run_until_complete(AsyncEngine.start(config))
+    process = engine._tracker._processor.process
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._tracker._processor, "process", interrupt)
+    task = loop.create_task(engine.complete(PROMPTS[0], GREEDY))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    monkeypatch.setattr(engine._tracker._processor, "process", process)
+    with pytest.raises(EngineError, match="interrupted; send the request again"):
+        loop.run_until_complete(task)
+    output = loop.run_until_complete(engine.complete(PROMPTS[0], GREEDY))
+    assert len(output.outputs[0].token_ids) == 5
+    assert_nothing_is_left(engine.stats)
+    loop.run_until_complete(engine.close())
+    loop.close()
