@@ -28,6 +28,7 @@ from quire.server.http.disconnect import STATE_KEY as DISCONNECT
 from quire.server.http.disconnect import DisconnectWatch
 from quire.server.http.http_errors import SINGLE_MESSAGE, HttpError, describe
 from quire.server.http.http_response import refusal_bytes, send_on
+from quire.server.http.lingering_close import LingeringClose
 from quire.server.http.request_reader import STATE_KEY as BODY
 from quire.server.http.request_record import RequestRecord
 from quire.server.http.slow_reader import ReaderWatch
@@ -41,7 +42,8 @@ class ConnectionLimits:
     """Limits of one connection, in seconds and bytes.
 
     A body may take body_seconds, and one second more for each body_bytes_per_second received.
-    stall_seconds: how long a client may leave its response unread.
+    stall_seconds: how long a client may leave its response unread. linger: what may still come
+    of a request that is refused before its end.
     """
 
     header_seconds: float = 10.0
@@ -50,6 +52,8 @@ class ConnectionLimits:
     body_seconds: float = 30.0
     body_bytes_per_second: int = 16 << 10
     stall_seconds: float = 30.0
+    linger_seconds: float = 5.0
+    linger_bytes: int = 64 << 20
 
 
 class Phase(enum.Enum):
@@ -77,12 +81,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_bytes = 0  # of this phase; of a body, only those of its framing
         self._num_body_bytes = 0
         self._watches: deque[DisconnectWatch] = deque()  # of the unanswered requests
-        self._refusal: HttpError | None = None
+        self._refusal: HttpError | None = None  # of the request that is being parsed
+        self._late_refusal: HttpError | None = None  # to be sent after earlier requests' responses
+        self._ignores_upgrade = False  # the parser stops after these headers; see _parse
         self._receive_timer: TimerHandle | None = None
         self._timed_phase = Phase.NONE
         self._phase_begin = 0.0
         self._probe_timer: TimerHandle | None = None
         self._reader = ReaderWatch(self.loop, limits.stall_seconds)
+        self._linger = LingeringClose(self.loop, limits.linger_seconds, limits.linger_bytes)
         self._idle_since = math.inf  # infinity while a request is under way
 
     # ------------------------------------------------------------------ the connection
@@ -97,6 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._notify_disconnect()
         self._watch_receiving(Phase.NONE)
         self._reader.stop()
+        self._linger.stop()
         self._unset_keepalive_if_required()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
@@ -107,7 +115,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
         TCP shows which only once something is written. Returns whether to keep the connection.
         """
-        has_request = self._phase is Phase.NONE and len(self._watches) == 1
+        is_complete = self._phase is Phase.NONE or self._late_refusal is not None
+        has_request = is_complete and len(self._watches) == 1
         if not has_request or self.pipeline or self.cycle.scope["http_version"] != "1.1":
             return False
         self.cycle.keep_alive = False
@@ -119,7 +128,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
         A response that has started is written anyway and needs no probes.
         """
-        if not (self.cycle.response_started or self.transport.is_closing()):
+        is_ending = self.transport.is_closing() or self._linger.is_active
+        if not (self.cycle.response_started or is_ending):
             self.transport.write(CONTINUE)
             longer = min(2 * pause, PROBE_SECONDS[1])
             self._probe_timer = self.loop.call_later(pause, self._probe, longer)
@@ -135,12 +145,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watches.popleft()  # responses come in the order of the requests
         if self.transport.is_closing():
             self.pause_writing()
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
+        elif self._late_refusal is not None and not self._has_earlier():
+            self._refuse(self._late_refusal)
+        elif self.pipeline:
+            self.flow.resume_reading()
             self._start_asgi_task(*self.pipeline.pop())
-        else:
+        elif self.cycle.keep_alive:
+            self.flow.resume_reading()
             self._await_request()
+        else:
+            self._close()
 
     def _await_request(self) -> None:
         """Start the idle time. One timer serves many requests."""
@@ -163,12 +177,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes. A violation is answered and the connection closed."""
+        if self._linger.is_active or self._late_refusal is not None:
+            self._linger.drop(self.transport, data)
+            return
         self._idle_since = math.inf
         before = self._phase
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # no other protocol is offered; the request is served as HTTP
+            self._parse(data)
         except httptools.HttpParserError:
             self._refuse(self._refusal or _malformed())
             return
@@ -180,6 +195,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch_receiving(self._phase)
         if self._phase is Phase.NONE and (self.cycle is None or self.cycle.response_complete):
             self._await_request()
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. It stops after headers that ask for an upgrade to another protocol.
+
+        None is offered, so such a request is served as HTTP: its head is parsed again without the
+        header. Raises HttpParserError.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                if not self._ignores_upgrade:  # the method is CONNECT
+                    return
+                data = self._head_without_upgrade() + data[stop.args[0] :]
+                self._ignores_upgrade = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
@@ -198,12 +237,20 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refusal = _unknown_coding()
+            raise self._refusal
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """All headers have come: the request can be served."""
-        self._phase, self._num_bytes = Phase.BODY, 0
+        self._ignores_upgrade = self.parser.should_upgrade() and (
+            self.parser.get_method() != b"CONNECT"
+        )
+        if self._ignores_upgrade:
+            return
         super().on_headers_complete()
+        self._phase, self._num_bytes = Phase.BODY, 0
         watch = self.scope["state"][DISCONNECT] = DisconnectWatch()
         self._watches.append(watch)
 
@@ -221,6 +268,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a request has come."""
+        if self._ignores_upgrade:
+            return
         super().on_message_complete()
         self._phase = Phase.NONE
         if not self.flow.read_paused:  # else the application has to ask for more
@@ -252,20 +301,33 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_too_slow())
 
     def _refuse(self, refusal: HttpError) -> None:
-        """Answer in place of the application, unless it has started to, and close."""
+        """Answer in place of the application, unless it has started to, and close.
+
+        Responses come in the order of the requests, so earlier requests are answered first.
+        """
+        self._watch_receiving(Phase.NONE)
+        if self._has_earlier():
+            self._late_refusal = refusal
+            return
         cycle = self.cycle
         is_served = cycle is not None and not cycle.response_complete
-        if self._phase is Phase.BODY and cycle is not None:
-            may_answer = not cycle.response_started
-        else:
-            may_answer = not is_served
+        may_answer = self._phase is not Phase.BODY or not cycle.response_started
         if may_answer and not self.transport.is_closing():
             self._write_refusal(refusal)
         if is_served:  # notifies the application that its client is gone
             cycle.disconnected = True
             cycle.message_event.set()
             self._notify_disconnect()
-        self.transport.close()
+        self._close()
+
+    def _has_earlier(self) -> bool:
+        """Whether requests before the one that is being received are not answered yet."""
+        return len(self._watches) > (self._phase is Phase.BODY)
+
+    def _close(self) -> None:
+        """Close the connection after its last response, which the client may read for a while."""
+        self._idle_since = math.inf
+        self._linger.start(self.transport)
         self.pause_writing()
 
     def _notify_disconnect(self) -> None:
@@ -293,7 +355,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _line(self) -> tuple[str, str]:
         """Method and path of the request that is being received, as far as they are known."""
-        if self._phase is Phase.BODY and "path" in self.scope:  # else its target could not be read
+        if self._phase is Phase.BODY:
             return self.scope["method"], self.scope["path"]
         if self._phase is not Phase.NONE and self.url:
             path = self.url.partition(b"?")[0].decode("latin-1")
@@ -321,6 +383,11 @@ def _malformed() -> HttpError:
 def _headers_too_large() -> HttpError:
     text = "the headers are too long or too many; send fewer and shorter ones"
     return HttpError(431, text, code="headers_too_large")
+
+
+def _unknown_coding() -> HttpError:
+    text = "the header Transfer-Encoding has a coding other than chunked; send the body plain"
+    return HttpError(400, text, code="bad_request")
 
 
 def _too_slow() -> HttpError:

@@ -10,27 +10,40 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from quire.server.http.http_errors import id_headers, send_in_two_messages
 from quire.server.http.request_record import RequestRecord
 
+_CLOSE = (b"connection", b"close")
+
 
 def send_on(cycle: RequestResponseCycle, message: Message) -> Awaitable[None]:
     """The ASGI `send` of our protocol: a complete response in one message is one write."""
-    is_complete = message["type"] == "http.response.start" and "body" in message
-    return _send_complete(cycle, message) if is_complete else cycle.send(message)  # type: ignore[arg-type]
+    if message["type"] == "http.response.start" and "body" in message:
+        return _send_complete(cycle, message)
+    if cycle.scope["http_version"] != "1.1":
+        _send_unframed(cycle, message)
+    return cycle.send(message)  # type: ignore[arg-type]
+
+
+def _send_unframed(cycle: RequestResponseCycle, message: Message) -> None:
+    """Keep uvicorn from chunks, which clients of HTTP/1.0 cannot read: the close ends the body."""
+    cycle.chunked_encoding = False
+    if message["type"] == "http.response.body":
+        cycle.expected_content_length = len(message.get("body", b""))
 
 
 async def _send_complete(cycle: RequestResponseCycle, message: Message) -> None:
     headers = message["headers"]
-    if (
-        cycle.flow.write_paused
-        or cycle.disconnected
-        or not cycle.keep_alive
-        or cycle.scope["method"] == "HEAD"
-        or (b"connection", b"close") in headers
-    ):
+    closes = not cycle.keep_alive or _CLOSE in headers
+    has_body = not (cycle.disconnected or cycle.scope["method"] == "HEAD")
+    # with the request's body still coming, uvicorn would close the connection too early
+    is_ours = cycle.more_body if closes else not cycle.flow.write_paused
+    if not (has_body and is_ours):
         await send_in_two_messages(cycle.send, message)  # type: ignore[arg-type]
         return
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
+    cycle.keep_alive = not closes
     headers = [*cycle.default_headers, *headers]
+    if closes and _CLOSE not in headers:
+        headers.append(_CLOSE)
     cycle.transport.write(_response(message["status"], headers, message["body"]))
     cycle.message_event.set()
     cycle.on_response()
@@ -48,6 +61,6 @@ def refusal_bytes(status: int, record: RequestRecord, body: bytes) -> bytes:
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *id_headers(record.path, record.request_id),
-        (b"connection", b"close"),
+        _CLOSE,
     ]
     return _response(status, headers, body)
