@@ -1,4 +1,7 @@
-"""What holds for all tests: a cache of their own, and when Python's garbage collector works.
+"""What holds for all tests: Triton's interpreter, a cache, when the garbage collector works.
+
+Without a GPU, Triton's kernels run in its interpreter. Triton reads that when it is imported, so it
+is set before any test is: which tests are collected first makes no difference.
 
 What collecting the tests has made is spared the collector's looks: all modules are imported and a
 million objects are there by then, and nearly all of them stay.
@@ -10,10 +13,23 @@ import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
 gc.disable()
+
+
+def _has_gpu() -> bool:
+    if not Path("/dev/nvidiactl").exists():
+        return False  # without an import of torch, which many tests do without
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if not _has_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -364,3 +364,10 @@ def test_test_files_have_names_of_their_own() -> None:
     """pytest imports them by these names, and two of one name stop a run of everything."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+def test_one_place_chooses_tritons_interpreter() -> None:
+    """Triton reads the variable when it is imported; a test file would set it too late."""
+    setting = re.compile(r"environ\[.TRITON_INTERPRET.\] *=")
+    found = [path for path in (ROOT / "tests").rglob("*.py") if setting.search(path.read_text())]
+    assert [path.relative_to(ROOT / "tests").as_posix() for path in found] == ["conftest.py"]

@@ -80,11 +80,11 @@ def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
     size = behind.abs() @ weight.double().abs().T + 4.0
     check(products.rms_norm_linear(stream, packed, bias), expected, size)
 
-    gate_up = products.pack(products.order_gate_up(weight))
+    gate_up = products.pack(products.order_gate_up(weight, weight.dtype))
     gate, up = expected.chunk(2, dim=-1)
-    found = products.linear_silu(stream, gate_up, products.order_gate_up(bias))
+    found = products.linear_silu(stream, gate_up, products.order_gate_up(bias, weight.dtype))
     check(found, F.silu(gate) * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
-    found = products.linear_gelu(stream, gate_up, products.order_gate_up(bias))
+    found = products.linear_gelu(stream, gate_up, products.order_gate_up(bias, weight.dtype))
     gelu = F.gelu(gate, approximate="tanh")
     check(found, gelu * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
 
@@ -127,7 +127,7 @@ def test_extreme_activations() -> None:
     weight = torch.zeros(64, 2)
     weight[: len(gate), 0] = gate
     weight[32:, 1] = 1.0  # up
-    packed = products.pack(products.order_gate_up(weight))
+    packed = products.pack(products.order_gate_up(weight, weight.dtype))
     found = products.linear_silu(ResidualState(x, x, torch.ones(2), 0.0), packed, None)
     expected = F.silu(gate.double()).float()
     torch.testing.assert_close(found[0, : len(gate)], expected, rtol=1e-6, atol=1e-35)
@@ -151,7 +151,7 @@ def test_gate_and_up_are_told_apart_by_other_products(shape: tuple[int, int]) ->
     weight, residual = normal(*shape, dtype=torch.float32), torch.randn(3, shape[1])
     stream = ResidualState(residual, None, torch.ones(shape[1]), 1e-5)
     gate, up = (normed(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
-    ordered = quantized_linear.in_rows(products.order_gate_up(weight))
+    ordered = quantized_linear.in_rows(products.order_gate_up(weight, weight.dtype))
     found = products.linear_silu(stream, ordered, None)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 

@@ -47,7 +47,9 @@ def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     if op in PACKED:
         x, weight, bias, *more = arguments
         if op in ("linear_silu", "linear_gelu"):
-            weight, bias = (w if w is None else kernels.order_gate_up(w) for w in (weight, bias))
+            weight, bias = (
+                w if w is None else kernels.order_gate_up(w, w.dtype) for w in (weight, bias)
+            )
         arguments = (x, kernels.pack(weight), bias, *more)
     result = getattr(kernels, operation_of(op))(*arguments)
     if isinstance(result, ResidualState):

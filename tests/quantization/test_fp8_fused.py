@@ -5,15 +5,10 @@ The kernels run in Triton's interpreter, whose rounding to FP8 is not the GPU's,
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported
 
 from quire.core.layer_spec import LinearSpec, NormSpec
 from quire.kernels import reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,17 +12,19 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Int4Weight, LinearWeight, QuantSpec
+from quire.kernels.operands import Int4Weight, LinearWeight, QuantSpec, ResidualState
 from quire.quantization.fp8 import FP8
 from quire.quantization.int4 import INT4, Int4
 from quire.quantization.int8 import INT8, Int8
-from quire.quantization.stored_weight import describe, restore, tensors_of
+from quire.quantization.stored_weight import describe, restore, sizes_of, tensors_of
 from quire.quantization.weight_format import WeightFormat
 
 MADE_ELSEWHERE = (
     Int8(QuantSpec("int8")),
     Int4(QuantSpec("int4", group=128)),
     Int4(QuantSpec("int4", group=64, zeros=True)),
+    Int4(QuantSpec("int4", group=32, permuted=True)),
+    Int4(QuantSpec("int4", group=64, zeros=True, permuted=True)),
 )
 FORMATS: tuple[WeightFormat, ...] = (FP8, INT8, INT4, *MADE_ELSEWHERE)
 
@@ -29,11 +32,13 @@ FORMATS: tuple[WeightFormat, ...] = (FP8, INT8, INT4, *MADE_ELSEWHERE)
 def rows_of(weight_format: WeightFormat, n: int, k: int) -> LinearWeight:
     """Canonical rows of random codes, as a checkpoint's reader gives them."""
     spec = weight_format.spec
-    made = reference.quantize(torch.randn(n, k), replace(spec, zeros=False))
+    made = reference.quantize(torch.randn(n, k), replace(spec, zeros=False, permuted=False))
     tensors = tensors_of(made)
     if spec.zeros:
         zeros = torch.randint(0, 16, tensors["scale"].shape, dtype=torch.uint8)
         tensors["zeros"] = zeros
+    if spec.permuted:
+        tensors["permutation"] = torch.randperm(k, dtype=torch.int32)
     return weight_format.rows(tensors)
 
 
@@ -88,7 +93,14 @@ def test_a_plain_weight_is_described_too() -> None:
     [
         {},
         {"layout": "rows", "codes": "int8"},
-        {"layout": "rows", "codes": "nf4", "group": 64, "zeros": False, "hadamard": False},
+        {
+            "layout": "rows",
+            "codes": "nf4",
+            "group": 64,
+            "zeros": False,
+            "hadamard": False,
+            "permuted": False,
+        },
         {"layout": "packed", "format": "INT3", "outputs": 16, "inputs": 32, "group": 0},
         {"layout": "folded"},
     ],
@@ -98,6 +110,68 @@ def test_what_is_not_known_is_refused(description: dict[str, object]) -> None:
     tensors = {"codes": torch.zeros(1), "scale": torch.zeros(1), "packed": torch.zeros(1)}
     with pytest.raises(LookupError):
         restore(description, tensors)
+
+
+def test_a_permutation_gives_the_result_of_weights_in_the_order_of_inputs() -> None:
+    """Also in the fused operations, which read the rows of a residual with its norm."""
+    rows = rows_of(Int4(QuantSpec("int4", group=32, zeros=True)), 64, 128)
+    assert isinstance(rows, Int4Weight)
+    permutation = torch.randperm(128, dtype=torch.int32)
+    x, norm, kernels = torch.randn(700, 128), torch.rand(128), kernels_for("cpu")
+    permuted = kernels.pack(replace(rows, permutation=permutation))
+    plain = kernels.pack(rows)
+    close(kernels.linear(x, permuted, None), kernels.linear(x[:, permutation], plain, None))
+    residual = ResidualState(x, None, norm, 1e-5)
+    ordered = ResidualState(x[:, permutation], None, norm[permutation], 1e-5)
+    for operation in (kernels.rms_norm_linear, kernels.linear_silu, kernels.linear_gelu):
+        close(operation(residual, permuted, None), operation(ordered, plain, None))
+    added = kernels.linear_add_norm(x, permuted, None, torch.ones(700, 64), norm[:64], 1e-5)
+    close(added.residual, kernels.linear(x, permuted, None) + 1.0)
+
+
+PACKED = {"layout": "packed", "format": "INT8", "outputs": 32, "inputs": 64, "group": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"outputs": 64},
+        {"inputs": 32},
+        {"inputs": -64},
+        {"format": "INT4"},
+        {"format": "INT4", "group": 32},
+        {"format": "INT4", "group": 33},
+        {"format": "FLOAT32"},
+        {"format": ["INT8"]},
+        {"outputs": None},
+        {"permuted": True},
+    ],
+    ids=str,
+)
+def test_packed_bytes_are_checked_against_the_description(change: dict[str, object]) -> None:
+    tensors = {"packed": torch.zeros(1, 32 * 68, dtype=torch.uint8)}
+    tensors["permutation"] = torch.full((64,), 64 if change else 0, dtype=torch.int32)
+    description = {**PACKED, "permuted": False, **change}
+    if not change:
+        assert sizes_of(restore(description, tensors)) == (32, 64)
+        return
+    with pytest.raises(LookupError):
+        restore(description, tensors)
+
+
+@pytest.mark.parametrize("name", ["codes", "scale", "zeros", "permutation"])
+def test_rows_of_other_sizes_are_refused(name: str) -> None:
+    rows = rows_of(MADE_ELSEWHERE[-1], 64, 128)
+    tensors = {**tensors_of(rows), name: tensors_of(rows)[name][:-1]}
+    with pytest.raises(LookupError):
+        restore(describe(rows), tensors)
+
+
+@pytest.mark.parametrize("weight", [5, [], None, "rows", {"layout": ["rows"]}], ids=str)
+def test_a_description_that_is_no_description_is_refused(weight: Any) -> None:
+    with pytest.raises(LookupError):
+        restore(weight, {})
 
 
 def test_specs_count_their_bytes() -> None:

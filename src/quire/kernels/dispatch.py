@@ -47,7 +47,7 @@ class Kernels:
     pack: Callable[[LinearWeight], LinearWeight]
     linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
     normalized_rows: Callable[[ResidualState], Tensor]
-    order_gate_up: Callable[[Tensor], Tensor]
+    order_gate_up: Callable[[Tensor, torch.dtype], Tensor]
     pad_rows: Callable[[Tensor], Tensor]
     rms_norm_linear: Callable[[ResidualState, LinearWeight, Tensor | None], Tensor]
     qkv_rope_write_kv: Callable[[ResidualState, LinearWeight, Tensor | None, RopeWriteKV], Tensor]

@@ -95,14 +95,18 @@ class AttentionParams:
         return self.soft_cap is None and self.sinks is None
 
 
+Codes = Literal["fp8", "int8", "int4"]  # types of a quantized weight's codes
+
+
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
     """How the rows of a weight are quantized: the type of their codes, and what goes with it."""
 
-    codes: Literal["fp8", "int8", "int4"]
+    codes: Codes
     group: int = 0  # inputs that share a scale; 0: one scale for each output
     zeros: bool = False  # whether each group has a zero point
     hadamard: bool = False  # whether the weight, and inputs with it, are Hadamard-rotated
+    permuted: bool = False  # whether its inputs are in an order of their own (GPTQ's act-order)
 
     def row_bytes(self, k: int) -> int:
         """Bytes of one output's k codes with what goes with them, as packed on a CPU."""
@@ -147,6 +151,7 @@ class Int4Weight:
     """A weight in four bits: (code - zero) · scale, where `group` inputs in a row share both.
 
     Where it is Hadamard-rotated, inputs of the linear operation are rotated by the same matrices.
+    permutation: the weight's input i is x's column permutation[i]; None where that is i.
     """
 
     codes: Tensor  # uint8 [N, K / 2]: of two codes the first is in the lower four bits
@@ -154,11 +159,13 @@ class Int4Weight:
     zeros: Tensor | None  # uint8 [N, K / group], each 0..15; None where all are 8
     group: int = 32
     hadamard: bool = False  # then without `zeros`
+    permutation: Tensor | None = None  # int32 [K]
 
     @property
     def spec(self) -> QuantSpec:
         """How the weight's rows are quantized."""
-        return QuantSpec("int4", self.group, self.zeros is not None, self.hadamard)
+        has_zeros, permuted = self.zeros is not None, self.permutation is not None
+        return QuantSpec("int4", self.group, has_zeros, self.hadamard, permuted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +173,7 @@ class PackedWeight:
     """A weight of any format, packed for the native CPU library. Only its kernels can read it.
 
     packed is a tensor, or a NumPy array where there is no PyTorch; its layout depends on `format`.
+    permutation: as in `Int4Weight`.
     """
 
     packed: Any
@@ -173,9 +181,12 @@ class PackedWeight:
     inputs: int
     group: int  # inputs that share a scale, of 4-bit formats
     format: int  # `NativeFormat` in kernels/cpu/native_structs.py
+    permutation: Any = None  # int32 [inputs]
 
 
 # canonical rows: dimension 0 is the outputs
 QuantizedWeight: TypeAlias = Fp8Weight | Int8Weight | Int4Weight
+# a weight as it is loaded: rows in the model's data type, or codes made elsewhere
+LoadedWeight: TypeAlias = "Tensor | QuantizedWeight"
 # what `linear` takes: in the model's data type, in canonical rows, or packed
 LinearWeight: TypeAlias = "Tensor | QuantizedWeight | PackedWeight"

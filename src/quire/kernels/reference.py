@@ -259,8 +259,12 @@ def pad_rows(weight: Tensor) -> Tensor:
     return weight
 
 
-def order_gate_up(weight: Tensor) -> Tensor:
-    """W [2I, ...] of all gate rows, then all up rows, in the order that `linear_silu` reads."""
+def order_gate_up(weight: Tensor, _: torch.dtype) -> Tensor:
+    """W [2I, ...] of all gate rows, then all up rows, in the order that `linear_silu` reads.
+
+    The second argument is the data type of activations, as the weight may be codes. The result may
+    be a view of rows in blocks.
+    """
     return weight
 
 

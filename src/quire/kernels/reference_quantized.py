@@ -213,6 +213,7 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
     rotated they take bfloat16. The sum of (code - zero) · byte over 32 is an exact integer wherever
     this is compiled; those sums, times both scales, are added in float32.
     """
+    x = x if weight.permutation is None else x[:, weight.permutation]
     x32 = hadamard_rotate(x.float(), ACTIVATION_GROUP) if weight.hadamard else x.float()
     codes, scale = round_int8(x32, ACTIVATION_GROUP)
     groups = torch.unflatten(codes, 1, (-1, ACTIVATION_GROUP)).float() * scale[:, :, None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.layer_spec import EmbeddingSpec, LinearSpec
-from quire.kernels.operands import LinearWeight
+from quire.kernels.operands import LinearWeight, LoadedWeight
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.stored_weight import Description
@@ -48,12 +48,13 @@ class ParallelLMHead(LinearBase):
         super().__init__(spec, options, tied.weight if tied else None)
         self.tied = (tied,) if tied else ()  # a tuple: it is no part of this module
 
+    def loaded_weight(self) -> LoadedWeight:
+        """Also with rows of padding."""
+        weight = super().loaded_weight()
+        return self.method.kernels.pad_rows(weight) if isinstance(weight, Tensor) else weight
+
     def process_after_load(self) -> None:
         """Also let a tied embedding use the packed weight."""
-        weight = self.weight.detach()
-        padded = self.method.kernels.pad_rows(weight)
-        if padded is not weight:
-            self.weight = Weight(padded)
         super().process_after_load()
         self._share()
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from quire.core.layer_spec import Activation, LinearSpec
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import LoadedWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LinearModule, Weight, copy_whole
+from quire.quantization.canonical_rows import map_rows, stack_rows
 from quire.quantization.stored_weight import Description
 
 
@@ -37,8 +38,15 @@ class LinearBase(LinearModule):
         """Fill a parameter whose first dimension is the output's."""
         copy_whole(param, loaded, part)
 
-    def order_rows(self, kernels: Kernels) -> None:
-        """Bring the rows into the order that fused kernels read: here they are in it."""
+    def loaded_weight(self) -> LoadedWeight:
+        """The loaded weight, all parts in one: [out, in], or canonical rows."""
+        if not self.weight.rows:
+            return self.weight.detach()
+        return stack_rows([self.weight.rows[part] for _, part in self.spec.sources()])
+
+    def order_rows(self, rows: LoadedWeight, _: Kernels) -> LoadedWeight:
+        """The rows in the order that fused kernels read, and the bias, too: here they are in it."""
+        return rows
 
     def process_after_load(self) -> None:
         """Let the method bring the weight into its run-time form."""
@@ -105,11 +113,14 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
         super().__init__(spec, options)
         self.activation = activation
 
-    def order_rows(self, kernels: Kernels) -> None:
+    def order_rows(self, rows: LoadedWeight, kernels: Kernels) -> LoadedWeight:
         """Bring gate and up rows into the order that fused kernels read."""
-        self.weight = Weight(kernels.order_gate_up(self.weight.detach()))
+        dtype = self.weight.dtype
         if self.bias is not None:
-            self.bias = Weight(kernels.order_gate_up(self.bias.detach()))
+            self.bias = Weight(kernels.order_gate_up(self.bias.detach(), dtype))
+        if isinstance(rows, Tensor):
+            return kernels.order_gate_up(rows, dtype)
+        return map_rows(rows, lambda own: kernels.order_gate_up(own, dtype).reshape(own.shape))
 
     def act_and_mul(self, residual: ResidualState) -> Rows:
         """activation(gate) * up of the residual [T, in] after its norm → [T, out / 2]."""

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import LinearWeight, ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import LinearWeight, LoadedWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LinearModule, Weight
-from quire.quantization.stored_weight import Description, restore, tensors_of
+from quire.quantization.stored_weight import Description, restore, sizes_of, tensors_of
 from quire.quantization.weight_format import WeightFormat
+
+MOST_PADDING = 16  # rows of zeros that a packed weight may end with, and one
 
 
 class LinearMethod:
@@ -43,17 +45,28 @@ class LinearMethod:
 
     def process_after_load(self, layer: LinearModule) -> None:
         """Quantize and pack the loaded weight, so that only the result stays in memory."""
-        weight = layer.weight.detach()
-        if self.weight_format is None:
+        weight = self._rows(layer)
+        if self.weight_format is None or not isinstance(weight, Tensor):
             self._take(layer, self.kernels.pack(weight))
         else:
             self._take(layer, self.weight_format.quantize(weight, self.kernels))
+
+    def _rows(self, layer: LinearModule) -> LoadedWeight:
+        return layer.loaded_weight()
 
     def load_processed(
         self, layer: LinearModule, tensors: dict[str, Tensor], description: Description
     ) -> None:
         """Take a weight as `process_after_load` once left it. Raises LookupError."""
-        self._take(layer, restore(description, tensors))
+        weight = restore(description, tensors)
+        n, k = sizes_of(weight)
+        if (
+            k != layer.in_features
+            or not layer.out_features <= n < layer.out_features + MOST_PADDING
+        ):
+            wanted = f"[{layer.out_features}, {layer.in_features}]"
+            raise LookupError(f"a weight is [{n}, {k}], but the model has {wanted}")
+        self._take(layer, weight)
 
     def _take(self, layer: LinearModule, operand: LinearWeight) -> None:
         """Let the operand's tensors be the layer's, in place of the loaded weight."""
@@ -95,10 +108,9 @@ class LinearMethod:
 class FusedLinearMethod(LinearMethod):
     """For a device with kernels for a linear operation fused with what surrounds it."""
 
-    def process_after_load(self, layer: LinearModule) -> None:
-        """Also bring gate and up rows into the order that the kernels read."""
-        layer.order_rows(self.kernels)
-        super().process_after_load(layer)
+    def _rows(self, layer: LinearModule) -> LoadedWeight:
+        """Gate and up rows in the order that the kernels read."""
+        return layer.order_rows(super()._rows(layer), self.kernels)
 
     def apply_rms_norm_linear(self, layer: LinearModule, x: ResidualState) -> Tensor:
         """Norm and linear operation in one kernel: [T, in] → [T, out]."""

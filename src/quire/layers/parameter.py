@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.kernels.dispatch import Kernels
+from quire.kernels.operands import LoadedWeight, QuantizedWeight
 from quire.quantization.scheme import Scheme
 from quire.quantization.stored_weight import Description
 
@@ -22,15 +23,28 @@ class WeightShapeError(ValueError):
 
 
 class Weight(nn.Parameter):
-    """A parameter with its own loader; never trained."""
+    """A parameter with its own loader; never trained.
+
+    rows: codes that were loaded in place of numbers, by part. The parameter then has no memory.
+    """
 
     weight_loader: WeightLoader
+    rows: dict[str | None, QuantizedWeight]
 
     def __new__(cls, data: Tensor, weight_loader: WeightLoader | None = None) -> Weight:
         """Wrap data; without a loader the tensor of the checkpoint is copied whole."""
         weight: Weight = super().__new__(cls, data, requires_grad=False)
         weight.weight_loader = weight_loader or copy_whole
+        weight.rows = {}
         return weight
+
+    def load(self, loaded: LoadedWeight, part: str | None) -> None:
+        """Take a tensor of the checkpoint, or canonical rows; part: which it is, None for all."""
+        if isinstance(loaded, Tensor):
+            self.allocate()
+            self.weight_loader(self, loaded, part)
+        else:
+            self.rows[part] = loaded
 
     def release(self) -> None:
         """Free the weight's memory; it keeps its shape."""
@@ -74,7 +88,7 @@ class LinearModule(LoadedModule):
 
     in_features: int
     out_features: int
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
 
     @abstractmethod
@@ -82,8 +96,12 @@ class LinearModule(LoadedModule):
         """Fill a parameter whose first dimension is the output's."""
 
     @abstractmethod
-    def order_rows(self, kernels: Kernels) -> None:
-        """Bring the rows into the order that fused kernels read."""
+    def loaded_weight(self) -> LoadedWeight:
+        """The loaded weight, all parts in one: [out, in], or canonical rows."""
+
+    @abstractmethod
+    def order_rows(self, rows: LoadedWeight, kernels: Kernels) -> LoadedWeight:
+        """The rows in the order that fused kernels read, and the bias, too."""
 
 
 def keep_at_hand(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Int4(WeightFormat):
-    """Codes [N, K / 2] in uint8, scales [N, K / group] in float16, and zero points or none."""
+    """Codes [N, K / 2] in uint8, scales [N, K / group] in float16; zero points, permutation."""
 
     __slots__ = ()
 
@@ -28,7 +28,9 @@ class Int4(WeightFormat):
         """See `WeightFormat`."""
         spec = self.spec
         zeros = tensors["zeros"] if spec.zeros else None
-        return Int4Weight(tensors["codes"], tensors["scale"], zeros, spec.group, spec.hadamard)
+        permutation = tensors["permutation"] if spec.permuted else None
+        codes, scale = tensors["codes"], tensors["scale"]
+        return Int4Weight(codes, scale, zeros, spec.group, spec.hadamard, permutation)
 
 
 INT4 = Int4(QuantSpec("int4", group=32, hadamard=True))

@@ -1,7 +1,8 @@
 """The format of a stored weight as metadata beside its tensors. No torch at import.
 
-Owns the JSON object that travels with a weight in files of prepared weights, both ways. A weight's
-format is read from it and never guessed from data types or shapes.
+Owns the JSON object that travels with a weight in files of prepared weights, both ways, and that
+its tensors have the sizes which it says. A weight's format is read from it and never guessed from
+data types or shapes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from quire.kernels.cpu.native_structs import FORMATS as NATIVE_FORMATS
 from quire.kernels.cpu.native_structs import NativeFormat
 from quire.kernels.operands import PackedWeight, QuantizedWeight, QuantSpec
 from quire.quantization.scheme import FORMATS
@@ -17,13 +19,18 @@ from quire.quantization.scheme import FORMATS
 Description = Mapping[str, Any]  # as JSON has it
 
 _SIZES = ("outputs", "inputs", "group")  # of a packed weight
+_PACKED_OUTPUTS = 32  # of a block of codes, in a packed weight
+_GROUP_MULTIPLE = 32
+_FLOAT_BYTES = {NativeFormat.FLOAT32: 4, NativeFormat.BFLOAT16: 2}
+_SPECS = {found: spec for spec, found in NATIVE_FORMATS.items()}
 
 
 def describe(weight: Any) -> Description:
     """The format of what `linear` takes: a plain tensor, canonical rows or a packed weight."""
     if isinstance(weight, PackedWeight):
         sizes = {name: getattr(weight, name) for name in _SIZES}
-        return {"layout": "packed", "format": NativeFormat(weight.format).name, **sizes}
+        kernel, permuted = NativeFormat(weight.format).name, weight.permutation is not None
+        return {"layout": "packed", "format": kernel, **sizes, "permuted": permuted}
     if isinstance(weight, QuantizedWeight):
         return {"layout": "rows", **asdict(weight.spec)}
     return {"layout": "plain"}
@@ -31,10 +38,8 @@ def describe(weight: Any) -> Description:
 
 def tensors_of(weight: Any) -> dict[str, Any]:
     """The tensors of a weight, by the names under which they are stored."""
-    if isinstance(weight, PackedWeight):
-        return {"packed": weight.packed}
-    if isinstance(weight, QuantizedWeight):
-        names = ("codes", "scale", "zeros")
+    if isinstance(weight, PackedWeight | QuantizedWeight):
+        names = ("packed", "codes", "scale", "zeros", "permutation")
         found = {name: getattr(weight, name, None) for name in names}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
     return {"weight": weight}
@@ -43,23 +48,76 @@ def tensors_of(weight: Any) -> dict[str, Any]:
 def restore(description: Description, tensors: Mapping[str, Any]) -> Any:
     """The weight that was described, from its tensors or arrays by name.
 
-    Raises LookupError for a description or a tensor that is missing or unknown.
+    Raises LookupError for a description that is not known, a tensor that is missing, or one whose
+    size is not the described one.
     """
     try:
-        return _restored(description, tensors)
-    except (TypeError, ValueError) as error:
+        weight = _restored(description, tensors)
+        sizes_of(weight)
+    except KeyError as error:
+        raise LookupError(f"a weight has no {error} of {description!r}") from error
+    except (TypeError, ValueError, AttributeError) as error:
         raise LookupError(f"the weight format {description!r} is not known") from error
+    return weight
+
+
+def sizes_of(weight: Any) -> tuple[int, int]:
+    """Outputs and inputs of a weight. Raises LookupError if its tensors do not have them."""
+    if isinstance(weight, PackedWeight):
+        found, expected = weight.packed.nbytes, _packed_bytes(weight)
+        if found != expected:
+            raise LookupError(f"it has {found} packed bytes, not the {expected} of {weight.format}")
+        _check_permutation(weight.permutation, weight.inputs)
+        return weight.outputs, weight.inputs
+    if not isinstance(weight, QuantizedWeight):
+        return int(weight.shape[0]), int(weight.shape[1])
+    spec, (n, width) = weight.spec, weight.codes.shape
+    k = width * (2 if spec.codes == "int4" else 1)
+    groups = (n, k // spec.group) if spec.group else (n,)
+    for name in ("scale", "zeros"):
+        tensor = getattr(weight, name, None)
+        if tensor is not None and tuple(tensor.shape) != groups:
+            raise LookupError(f"its {name} has the shape {list(tensor.shape)}, not {list(groups)}")
+    _check_permutation(getattr(weight, "permutation", None), k)
+    return int(n), int(k)
 
 
 def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
     layout = description["layout"]
     if layout == "plain":
         return tensors["weight"]
+    permutation = tensors["permutation"] if description["permuted"] else None
     if layout == "packed":
         sizes = {name: int(description[name]) for name in _SIZES}
         packed, found = tensors["packed"], NativeFormat[description["format"]]
-        return PackedWeight(packed, **sizes, format=found)
+        return PackedWeight(packed, **sizes, format=found, permutation=permutation)
     if layout != "rows":
         raise LookupError(f"the layout {layout!r} is not known")
     spec = QuantSpec(**{field.name: description[field.name] for field in fields(QuantSpec)})
     return FORMATS[spec.codes](spec).rows(tensors)
+
+
+def _packed_bytes(weight: PackedWeight) -> int:
+    """Bytes of a packed weight by its sizes. Raises ValueError for sizes that no weight has."""
+    n, k, group, found = weight.outputs, weight.inputs, weight.group, NativeFormat(weight.format)
+    if min(n, k) <= 0 or group < 0:
+        raise ValueError("sizes below 1")
+    if found in _FLOAT_BYTES:
+        return n * k * _FLOAT_BYTES[found]
+    codes, zeros, hadamard = _SPECS[found]
+    step = group if codes == "int4" else _GROUP_MULTIPLE
+    if step <= 0 or step % _GROUP_MULTIPLE or k % step:
+        raise ValueError("inputs in groups of another size")
+    spec = QuantSpec(codes, group, zeros, hadamard)
+    return -(-n // _PACKED_OUTPUTS) * _PACKED_OUTPUTS * spec.row_bytes(k)
+
+
+def _check_permutation(permutation: Any, k: int) -> None:
+    """Raise LookupError unless it is None or names each of k inputs."""
+    if permutation is None:
+        return
+    if (
+        tuple(permutation.shape) != (k,)
+        or not 0 <= int(permutation.min()) <= (int(permutation.max())) < k
+    ):
+        raise LookupError(f"its permutation is not one of {k} inputs")

@@ -38,7 +38,7 @@ class WeightFormat(ABC):
 
     def num_bytes(self, n: int, k: int) -> int:
         """Bytes of a weight [n, k] in memory, scales included."""
-        return n * self.spec.row_bytes(k)
+        return n * self.spec.row_bytes(k) + (4 * k if self.spec.permuted else 0)
 
     def quantize(self, weight: Tensor, kernels: Kernels) -> LinearWeight:
         """Round a weight [N, K] in the model's data type, and pack it for a device."""
@@ -46,8 +46,8 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """Canonical rows from stored tensors: `codes`, `scale` and, in some formats, `zeros`.
+        """Canonical rows from stored tensors: `codes`, `scale`, in some `zeros`, `permutation`.
 
-        Dimension 0 of each is the outputs; `kernels.pack` then packs them for a device. Raises
-        LookupError where one is missing.
+        Dimension 0 of each is the outputs (of `permutation` the inputs); `kernels.pack` then packs
+        them for a device. Raises LookupError where one is missing.
         """

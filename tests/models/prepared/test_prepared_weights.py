@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import threading
 import time
@@ -131,7 +132,10 @@ def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.file.parent == tmp_path / "quire" / "prepared"
 
 
-@pytest.mark.parametrize("harm", ["cut", "header", "names", "formats", "empty", "zeros"])
+HARMS = ("cut", "header", "names", "formats", "kernel", "sizes", "entry", "empty", "zeros")
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_broken_file_is_made_again(
     harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,9 +147,13 @@ def test_a_broken_file_is_made_again(
         "header": whole[:9] + b"}" + whole[10:],
         "names": whole.replace(b"layers.1.mlp", b"layers.9.mlp"),
         "formats": whole.replace(b"layout", b"LAYOUT"),
+        "kernel": whole.replace(b"INT4_HADAMARD", b"INT8_HADAMARD"),
+        "sizes": re.sub(rb'outputs\\": \d', rb'outputs\\": 9', whole),
+        "entry": re.sub(rb'{\\"layout[^}]*}', lambda found: b"5".ljust(len(found[0])), whole),
         "empty": b"",
         "zeros": whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2),
     }
+    assert broken[harm] != whole
     file.write_bytes(broken[harm])
     for ours, theirs in zip(outputs(load(tmp_path)), right, strict=True):
         assert torch.equal(ours, theirs)

@@ -1,16 +1,14 @@
 """The profile of a step that the compiled decoder runs. No torch.
 
-A step's layers are one call of compiled code. Here they are run as the single operations that it
-consists of, in the same order and over the same weights, and each is timed where it comes in the
-step. What lies between them (the embedding, angles) shows as the difference to the whole step.
+A step's layers are one call of compiled code, which measures its own operations where it is asked.
+What lies between calls (the embedding, angles) shows as the difference to the whole step.
 """
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,17 +33,23 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.cpu.native_structs import (
     FLOAT32,
     LINEAR_ARGS,
-    AttentionArgs,
-    Epilogue,
     LayerArgs,
+    LayerOperation,
     LayersArgs,
-    LinearWeightArgs,
-    RmsNormArgs,
-    RotaryArgs,
 )
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_sizes import row_bytes
 from quire.models.prepared.prepared_reader import StoredArrays
+
+_NAMES = {
+    LayerOperation.QKV: "linear_qkv",
+    LayerOperation.ROPE: "rope_write_kv",
+    LayerOperation.ATTENTION: "attention",
+    LayerOperation.OUTPUT: "linear_o",
+    LayerOperation.GATE_UP: "linear_gate_up",
+    LayerOperation.DOWN: "linear_down",
+    LayerOperation.POST_NORM: "rms_norm",
+}
 
 
 def profile_compiled(resolved: ResolvedConfig, stored: StoredArrays, step: StepShape) -> Profile:
@@ -148,129 +152,86 @@ class TimedCalls:
             vars(native)["compiled"] = library
 
     def quire_cpu_rms_norm(self, args: Any) -> None:
-        """A norm of rows that is not part of a matrix product."""
-        rows, size = args._obj.rows, args._obj.size
-        num_bytes = (2 * rows + 1) * size * _item(args._obj.dtype)
-        call = partial(self._library.quire_cpu_rms_norm, args)
-        self._time("rms_norm", f"{rows}x{size}", num_bytes, 0, call)
+        """A norm outside of the layers."""
+        begin = time.perf_counter()
+        self._library.quire_cpu_rms_norm(args)
+        seconds = time.perf_counter() - begin
+        counted = _rms_norm(args._obj.rows, args._obj.size, args._obj.dtype)
+        self._add("rms_norm", *counted).seconds += seconds
 
     def quire_cpu_linear(self, args: bytes) -> None:
         """A matrix product outside of the layers: the head's."""
-        self._time_linear("linear_head", args)
+        begin = time.perf_counter()
+        self._library.quire_cpu_linear(args)
+        seconds = time.perf_counter() - begin
+        _, _, weight, _, _, _, rows, n, k, _, _, dtype, *_ = LINEAR_ARGS.unpack(args)
+        counted = self._linear(rows, n, k, n, dtype, weight)
+        self._add("linear_head", *counted).seconds += seconds
 
     def quire_cpu_layers(self, args: Any) -> None:
-        """Decoder layers, as the calls that layers.cpp makes."""
+        """Decoder layers: the compiled code measures its own operations."""
         a: LayersArgs = args._obj
-        rows, row = a.rows, a.tokens * _item(a.dtype)
-        width = a.heads * a.head_dim
+        nanoseconds = np.zeros(len(LayerOperation), np.int64)
+        a.nanoseconds = address(nanoseconds)
+        self._library.quire_cpu_layers(args)
+        a.nanoseconds = None
         for own in (LayerArgs * a.count).from_address(a.layers):
-            heads = a.workspace
-            query = heads + row * own.qkv.outputs
-            attended, inner = query + row * width, query + 2 * row * width
-            linear = partial(self._layer_linear, a)
-            norm = None if rows else own.norm
-            x = rows or a.residual
-            linear("linear_qkv", own.qkv, x, a.hidden, norm, own.eps, Epilogue.STORE, heads)
-            self._rope_write_kv(a, own, heads, query)
-            self._attention(a, own, query, attended)
-            size = own.gate_up.outputs // 2
-            out = inner + row * size
-            post_norms = own.post_attention_norm, own.post_mlp_norm
-            self._add(a, own, "linear_o", own.o, attended, width, post_norms[0], out)
-            linear(
-                "linear_gate_up", own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps,
-                own.activation, inner,
-            )  # fmt: skip
-            self._add(a, own, "linear_down", own.down, inner, size, post_norms[1], out)
-            rows = None
+            for operation, shape, num_bytes, flops in self._operations(a, own):
+                work = self._add(_NAMES[operation], shape, num_bytes, flops)
+                # the layers' time was added up: the first layer takes it, since shapes are the same
+                work.seconds += nanoseconds[operation] / 1e9
+                nanoseconds[operation] = 0
 
-    def _add(
-        self,
-        a: LayersArgs,
-        own: LayerArgs,
-        name: str,
-        by: LinearWeightArgs,
-        x: int,
-        k: int,
-        norm: int | None,
-        out: int,
-    ) -> None:
-        """Add to the residual, after a norm of what is added where there is one."""
-        if norm is None:
-            self._layer_linear(a, name, by, x, k, None, 0.0, Epilogue.ADD, a.residual)
-            return
-        self._layer_linear(a, name, by, x, k, None, 0.0, Epilogue.STORE, out)
-        args = RmsNormArgs(
-            out, norm, a.residual, a.tokens, a.hidden, own.eps, a.dtype, a.threads, 1
-        )
-        self.quire_cpu_rms_norm(ctypes.byref(args))
+    def _operations(
+        self, a: LayersArgs, own: LayerArgs
+    ) -> Iterator[tuple[LayerOperation, str, int, int]]:
+        """What a layer consists of, each with its shape, bytes and FLOPs."""
+        width, size = a.heads * a.head_dim, own.gate_up.outputs // 2
+        for operation, by, k, outputs in (
+            (LayerOperation.QKV, own.qkv, a.hidden, own.qkv.outputs),
+            (LayerOperation.OUTPUT, own.o, width, own.o.outputs),
+            (LayerOperation.GATE_UP, own.gate_up, a.hidden, size),
+            (LayerOperation.DOWN, own.down, size, own.down.outputs),
+        ):
+            yield operation, *self._linear(a.tokens, by.outputs, k, outputs, a.dtype, by.weight)
+        yield LayerOperation.ROPE, *self._rope_write_kv(a, own)
+        yield LayerOperation.ATTENTION, *self._attention(a, own, width)
+        for norm in (own.post_attention_norm, own.post_mlp_norm):
+            if norm is not None:
+                yield LayerOperation.POST_NORM, *_rms_norm(a.tokens, a.hidden, a.dtype)
 
-    def _layer_linear(
-        self,
-        a: LayersArgs,
-        name: str,
-        by: LinearWeightArgs,
-        x: int,
-        k: int,
-        norm: int | None,
-        eps: float,
-        epilogue: int,
-        out: int,
-    ) -> None:
-        args = LINEAR_ARGS.pack(
-            x, norm or 0, by.weight, by.bias or 0, out, a.tokens, by.outputs, k, eps, by.group,
-            a.dtype, by.format, epilogue, a.threads,
-        )  # fmt: skip
-        self._time_linear(name, args)
-
-    def _time_linear(self, name: str, args: bytes) -> None:
-        _, _, weight, _, _, rows, n, k, _, _, dtype, _, epilogue, _ = LINEAR_ARGS.unpack(args)
-        outputs = n // 2 if epilogue in (Epilogue.SILU, Epilogue.GELU) else n
+    def _linear(
+        self, rows: int, n: int, k: int, outputs: int, dtype: int, weight: int
+    ) -> tuple[str, int, int]:
         num_bytes = rows * (k + outputs) * _item(dtype) + self._weight_bytes[weight]
-        call = partial(self._library.quire_cpu_linear, args)
-        self._time(name, f"{rows}x{k} · {n}x{k}", num_bytes, 2 * rows * n * k, call)
+        return f"{rows}x{k} · {n}x{k}", num_bytes, 2 * rows * n * k
 
-    def _rope_write_kv(self, a: LayersArgs, own: LayerArgs, heads: int, query: int) -> None:
-        args = RotaryArgs(
-            heads, own.query_norm, own.key_norm, a.cos, a.sin, own.k_cache, own.v_cache, a.slots,
-            query, a.tokens, own.qkv.outputs, a.heads, a.kv_heads, a.head_dim, a.rotary_dim,
-            own.head_eps, a.dtype, a.cache_dtype, a.threads,
-        )  # fmt: skip
+    def _rope_write_kv(self, a: LayersArgs, own: LayerArgs) -> tuple[str, int, int]:
         numbers = own.qkv.outputs + a.heads * a.head_dim + 2 * a.rotary_dim
         num_bytes = a.tokens * (numbers * _item(a.dtype) + self._slot_bytes(a))
-        call = partial(self._library.quire_cpu_rotary_write_kv, ctypes.byref(args))
-        self._time("rope_write_kv", f"{a.tokens}x{own.qkv.outputs}", num_bytes, 0, call)
+        return f"{a.tokens}x{own.qkv.outputs}", num_bytes, 0
 
-    def _attention(self, a: LayersArgs, own: LayerArgs, query: int, out: int) -> None:
-        width = a.heads * a.head_dim
-        args = AttentionArgs(
-            query, own.k_cache, own.v_cache, out, a.query_start, a.seq_lens, a.block_table,
-            a.requests, a.table_stride, width, a.block_size, a.heads, a.kv_heads, a.head_dim,
-            own.window, own.scale, own.soft_cap, a.dtype, a.cache_dtype, a.threads,
-        )  # fmt: skip
+    def _attention(self, a: LayersArgs, own: LayerArgs, width: int) -> tuple[str, int, int]:
         step, window = self._step, own.window or None
         keys = step.num_requests * num_keys(step.num_new, step.context, window)
         pairs = step.num_requests * num_pairs(step.num_new, step.context, window)
         num_bytes = keys * self._slot_bytes(a) + 2 * a.tokens * width * _item(a.dtype)
-        call = partial(self._library.quire_cpu_attention, ctypes.byref(args))
-        shape = f"{a.tokens}x{a.heads}x{a.head_dim}"
-        self._time("attention", shape, num_bytes, 4 * width * pairs, call)
+        return f"{a.tokens}x{a.heads}x{a.head_dim}", num_bytes, 4 * width * pairs
 
     def _slot_bytes(self, a: LayersArgs) -> int:
         """Bytes of one token's keys and values in a layer."""
         return 2 * int(a.kv_heads) * row_bytes(a.head_dim, self._kv_dtype)
 
-    def _time(
-        self, name: str, shape: str, num_bytes: int, flops: int, call: Callable[[], object]
-    ) -> None:
-        begin = time.perf_counter()
-        call()
-        seconds = time.perf_counter() - begin
+    def _add(self, name: str, shape: str, num_bytes: int, flops: int) -> Work:
         work = self.work.setdefault((name, shape), Work())
         work.count += 1
         work.num_bytes += num_bytes
         work.flops += flops
-        work.seconds += seconds
+        return work
+
+
+def _rms_norm(rows: int, size: int, dtype: int) -> tuple[str, int, int]:
+    return f"{rows}x{size}", (2 * rows + 1) * size * _item(dtype), 0
 
 
 def _item(dtype: int) -> int:

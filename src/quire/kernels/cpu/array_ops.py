@@ -31,6 +31,10 @@ def address(array: Array) -> int:
     return begin
 
 
+def _optional(array: Array | None) -> int:
+    return 0 if array is None else address(array)
+
+
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """RMSNorm of rows [T, H] in float32 or bfloat16."""
     out = np.empty_like(x)
@@ -48,9 +52,9 @@ def linear(x: Array, weight: PackedWeight, bias: Array | None) -> Array:
     out = np.empty((rows, weight.outputs), x.dtype)
     native.compiled().quire_cpu_linear(
         LINEAR_ARGS.pack(
-            address(x), 0, address(weight.packed), 0 if bias is None else address(bias),
-            address(out), rows, weight.outputs, k, 0.0, weight.group, DTYPES[x.dtype],
-            weight.format, Epilogue.STORE, native.num_threads(),
+            address(x), 0, address(weight.packed), _optional(bias),
+            address(out), _optional(weight.permutation), rows, weight.outputs, k, 0.0,
+            weight.group, DTYPES[x.dtype], weight.format, Epilogue.STORE, native.num_threads(),
         )
     )  # fmt: skip
     return out

@@ -59,13 +59,13 @@ def embedding(input_ids: Tensor, weight: LinearWeight) -> Tensor:
     return pairs[block, :, row].view(torch.bfloat16)
 
 
-def order_gate_up(weight: Tensor) -> Tensor:
+def order_gate_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Twin of `reference.order_gate_up`: 16 rows of each interleaved, where sizes allow.
 
     A weight becomes a view [I / 16, 2, 16, K], which `pack` and `quantize` read without a copy; a
     bias stays [2I].
     """
-    if not is_interleaved(weight.dtype, len(weight)):
+    if not is_interleaved(dtype, len(weight)):
         return weight
     if weight.dim() == 2 and weight.is_contiguous():
         return quantized_linear.interleaved(weight)
@@ -163,7 +163,7 @@ def _linear(
     native.compiled().quire_cpu_linear(
         LINEAR_ARGS.pack(
             rows.data_ptr(), norm_weight, weight.packed.data_ptr(),
-            0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            *(0 if t is None else t.data_ptr() for t in (bias, out, weight.permutation)),
             len(rows), weight.outputs, rows.shape[1], eps,
             weight.group, DTYPES[rows.dtype], weight.format, epilogue,
             native.num_threads(),

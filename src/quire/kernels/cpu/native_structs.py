@@ -8,12 +8,13 @@ from enum import IntEnum
 from typing import ClassVar
 
 from quire.dtypes import NATIVE_DTYPES
+from quire.kernels.operands import Codes
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 FLOAT32, BFLOAT16 = NATIVE_DTYPES["float32"], NATIVE_DTYPES["bfloat16"]
 
-LINEAR_ARGS = struct.Struct("5P3qf5i")  # packed: a structure of ctypes costs 5 times as much
+LINEAR_ARGS = struct.Struct("6P3qf5i")  # packed: a structure of ctypes costs 5 times as much
 QUANTIZE_ARGS = struct.Struct("2P3q4i")
 
 
@@ -30,7 +31,7 @@ class NativeFormat(IntEnum):
 
 
 # (codes, zeros, hadamard) of a `QuantSpec` → the native format that serves it
-FORMATS = {
+FORMATS: dict[tuple[Codes, bool, bool], NativeFormat] = {
     ("int8", False, False): NativeFormat.INT8,
     ("int8", False, True): NativeFormat.INT8_HADAMARD,
     ("int4", False, False): NativeFormat.INT4,
@@ -46,6 +47,18 @@ class Epilogue(IntEnum):
     ADD = 1
     SILU = 2
     GELU = 3
+
+
+class LayerOperation(IntEnum):
+    """What a decoder layer consists of, as `LayerOperation` in quire_cpu.h."""
+
+    QKV = 0
+    ROPE = 1
+    ATTENTION = 2
+    OUTPUT = 3
+    GATE_UP = 4
+    DOWN = 5
+    POST_NORM = 6
 
 
 class RmsNormArgs(ctypes.Structure):
@@ -110,7 +123,7 @@ class LinearWeightArgs(ctypes.Structure):
     """A packed weight with its bias, as the native library takes it."""
 
     _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("weight", "bias")),
+        *((name, _POINTER) for name in ("weight", "bias", "permutation")),
         ("outputs", _LONG),
         *((name, _INT) for name in ("group", "format")),
     ]
@@ -133,7 +146,7 @@ class LayersArgs(ctypes.Structure):
     """Arguments of a step through decoder layers."""
 
     _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("rows", "residual", "workspace", "layers")),
+        *((name, _POINTER) for name in ("rows", "residual", "workspace", "layers", "nanoseconds")),
         *((name, _POINTER) for name in ("cos", "sin", "slots")),
         *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
         *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),

@@ -57,12 +57,14 @@ def pack_rows(weight: QuantizedWeight) -> LinearWeight:
     found = native_format(spec, n, k)
     if found is None:
         return weight
-    zeros = weight.zeros if isinstance(weight, Int4Weight) else None
+    zeros, permutation = None, None
+    if isinstance(weight, Int4Weight):
+        zeros, permutation = weight.zeros, weight.permutation
     codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
     out = _packed_blocks(spec, n, k)
     pack_native(codes, scale, zeros, out, n=n, k=k, group=spec.group, layout=found)
-    return PackedWeight(out, n, k, spec.group, found)
+    return PackedWeight(out, n, k, spec.group, found, permutation)
 
 
 def _packed_blocks(spec: QuantSpec, n: int, k: int) -> Tensor:

@@ -256,8 +256,7 @@ def _fill(
             if device.type == "cpu" and part is None and _stays_mapped(tensor, param):
                 param.data = tensor
             else:
-                param.allocate()
-                param.weight_loader(param, tensor, part)
+                param.load(tensor, part)
             filling.filled(param)
             advance(entry.num_bytes)
     filling.end()

@@ -23,7 +23,7 @@ from quire.models.config.model_config import ModelConfig
 from quire.processes import is_alive
 from quire.version import __version__
 
-LAYOUT = 6  # to be raised when a packed layout or its metadata changes, or how weights are rounded
+LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how weights are rounded
 # an entry of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 _SUFFIX = ".safetensors"

@@ -76,7 +76,7 @@ class CompiledDecoder:
             own.k_cache, own.v_cache = keys, values
         attention, workspace = self._first.attention, self._workspace_for(len(rows))
         args = LayersArgs(
-            address(rows), address(residual), -(-address(workspace) // _LINE) * _LINE, 0,
+            address(rows), address(residual), -(-address(workspace) // _LINE) * _LINE, 0, None,
             address(cos), address(sin), address(batch.slots),
             address(starts), address(lens), address(table),
             0, *residual.shape, len(lens), table.shape[1],

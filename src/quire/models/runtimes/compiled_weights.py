@@ -24,7 +24,7 @@ from quire.kernels.cpu.array_ops import BLOCK, DTYPES, address
 from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
 from quire.kernels.operands import PackedWeight
 from quire.models.prepared.prepared_reader import StoredArrays
-from quire.quantization.stored_weight import restore
+from quire.quantization.stored_weight import restore, tensors_of
 
 COMPUTED = frozenset(
     {
@@ -143,16 +143,22 @@ class _Reader:
         """A linear layer's weight; its format is stored beside it."""
         name = f"{prefix}{linear.module}"
         try:
-            tensors = {"packed": self._stored.arrays[f"{name}.packed"]}
-            weight = restore(self._stored.formats[name], tensors)
+            weight = restore(self._stored.formats[name], self._own(name))
         except LookupError as error:
-            raise UnsupportedModelError(f"{name} is not packed") from error
-        assert isinstance(weight, PackedWeight)
+            raise UnsupportedModelError(f"{name} cannot be read ({error})") from error
+        if not isinstance(weight, PackedWeight):
+            raise UnsupportedModelError(f"{name} is not packed")
         if weight.inputs != linear.k or not linear.n <= weight.outputs < linear.n + BLOCK:
             found = f"[{weight.outputs}, {weight.inputs}]"
             raise UnsupportedModelError(f"{name} is {found}, not [{linear.n}, {linear.k}]")
-        self._read.add(f"{name}.packed")
+        self._read |= {f"{name}.{leaf}" for leaf in tensors_of(weight)}
         return weight
+
+    def _own(self, module: str) -> dict[str, Array]:
+        """The arrays of a module by their names in it."""
+        leaves = ("packed", "codes", "scale", "zeros", "permutation", "weight")
+        found = {leaf: self._stored.arrays.get(f"{module}.{leaf}") for leaf in leaves}
+        return {leaf: array for leaf, array in found.items() if array is not None}
 
     def linear(self, prefix: str, linear: LinearSpec) -> LinearWeightArgs:
         """The weight and the bias of a linear layer."""
@@ -160,7 +166,7 @@ class _Reader:
         bias = self.array(f"{prefix}{linear.module}.bias") if linear.bias else None
         return LinearWeightArgs(
             address(weight.packed),
-            None if bias is None else address(bias),
+            *(None if each is None else address(each) for each in (bias, weight.permutation)),
             weight.outputs,
             weight.group,
             weight.format,

@@ -1,13 +1,55 @@
 // Decoder layers, each as the calls that Python would make for it one by one.
 
-#include "quire_cpu.h"
+#include <algorithm>
+#include <chrono>
 
-void run_linear(const Kernels& kernels, const LinearArgs& args) {
+#include "pool.h"
+#include "quire_cpu.h"
+#include "scratch.h"
+
+namespace {
+
+void run_in_order(const Kernels& kernels, const LinearArgs& args) {
     switch (args.format) {
         case Format::f32: return kernels.linear(args);
         case Format::bf16: return kernels.linear_bf16(args);
         default: return kernels.linear_int(args);
     }
+}
+
+// Brings the columns of x, and the norm's weight, into the order of the weight's inputs first. The
+// norm's factor does not depend on it. Some rows at a time, which stay in the cache.
+template <typename T>
+void run_permuted(const Kernels& kernels, LinearArgs a) {
+    constexpr int64_t SOME = 512;
+    thread_local Scratch scratch;
+    T* const rows = scratch.get<T>((std::min(SOME, a.rows) + 1) * a.k);
+    T* const norm = rows + std::min(SOME, a.rows) * a.k;
+    const int32_t* const permutation = a.permutation;
+    const auto gather = [&](const void* from, T* to) {
+        for (int64_t i = 0; i < a.k; ++i) to[i] = static_cast<const T*>(from)[permutation[i]];
+    };
+    if (a.norm_weight) gather(a.norm_weight, norm), a.norm_weight = norm;
+    const bool halves = a.epilogue == Epilogue::silu || a.epilogue == Epilogue::gelu;
+    const int64_t width = halves ? a.n / 2 : a.n, count = a.rows;
+    for (int64_t row = 0; row < count; row += SOME) {
+        const T* x = static_cast<const T*>(a.x);
+        LinearArgs part = a;
+        part.rows = std::min(SOME, count - row);
+        parallel_for(part.rows, part.rows * a.k < 1 << 16 ? 1 : a.threads,
+                     [&](int64_t r) { gather(x + (row + r) * a.k, rows + r * a.k); });
+        part.x = rows;
+        part.out = static_cast<T*>(a.out) + row * width;
+        run_in_order(kernels, part);
+    }
+}
+
+}  // namespace
+
+void run_linear(const Kernels& kernels, const LinearArgs& args) {
+    if (!args.permutation) return run_in_order(kernels, args);
+    args.dtype == Dtype::bf16 ? run_permuted<bf16>(kernels, args)
+                              : run_permuted<float>(kernels, args);
 }
 
 void run_attention(const Kernels& kernels, const AttentionArgs& args) {
@@ -26,12 +68,24 @@ struct Layer {
     const LayersArgs& a;
     const LayerArgs& own;
 
-    void linear(const LinearWeight& by, const void* x, int64_t k, const void* norm, float eps,
+    // Runs an operation, and adds its time where that is wanted.
+    template <typename F>
+    void timed(LayerOperation operation, F run) const {
+        if (!a.nanoseconds) return run();
+        const auto begin = std::chrono::steady_clock::now();
+        run();
+        const auto time = std::chrono::steady_clock::now() - begin;
+        a.nanoseconds[operation] += std::chrono::nanoseconds(time).count();
+    }
+
+    void linear(LayerOperation operation, const LinearWeight& by, const void* x, int64_t k, const void* norm, float eps,
                 Epilogue epilogue, void* out) const {
-        run_linear(kernels, {.x = x, .norm_weight = norm, .weight = by.weight, .bias = by.bias,
-                             .out = out, .rows = a.tokens, .n = by.outputs, .k = k, .eps = eps,
-                             .group = by.group, .dtype = a.dtype, .format = by.format,
-                             .epilogue = epilogue, .threads = a.threads});
+        const LinearArgs args{.x = x, .norm_weight = norm, .weight = by.weight, .bias = by.bias,
+                              .out = out, .permutation = by.permutation, .rows = a.tokens,
+                              .n = by.outputs, .k = k, .eps = eps, .group = by.group,
+                              .dtype = a.dtype, .format = by.format, .epilogue = epilogue,
+                              .threads = a.threads};
+        timed(operation, [&] { run_linear(kernels, args); });
     }
 
     void rope(const Workspace& space) const {
@@ -57,26 +111,27 @@ struct Layer {
     }
 
     // Adds W x to the residual, normalised first where there is a norm for it.
-    void add(const LinearWeight& by, const void* x, int64_t k, const void* norm,
-             uint8_t* out) const {
-        if (!norm) return linear(by, x, k, nullptr, 0.0f, Epilogue::add, a.residual);
-        linear(by, x, k, nullptr, 0.0f, Epilogue::store, out);
-        kernels.rms_norm({.x = out, .weight = norm, .out = a.residual, .rows = a.tokens,
-                          .size = a.hidden, .eps = own.eps, .dtype = a.dtype,
-                          .threads = a.threads, .adds = 1});
+    void add(LayerOperation operation, const LinearWeight& by, const void* x, int64_t k,
+             const void* norm, uint8_t* out) const {
+        if (!norm) return linear(operation, by, x, k, nullptr, 0.0f, Epilogue::add, a.residual);
+        linear(operation, by, x, k, nullptr, 0.0f, Epilogue::store, out);
+        const RmsNormArgs args{.x = out, .weight = norm, .out = a.residual, .rows = a.tokens,
+                               .size = a.hidden, .eps = own.eps, .dtype = a.dtype,
+                               .threads = a.threads, .adds = 1};
+        timed(POST_NORM, [&] { kernels.rms_norm(args); });
     }
 
     // rows: normalised by the first norm, or null if that is still to be done
     void run(const Workspace& space, const void* rows) const {
         const int64_t width = a.heads * a.head_dim;
-        linear(own.qkv, rows ? rows : a.residual, a.hidden, rows ? nullptr : own.norm, own.eps,
+        linear(QKV, own.qkv, rows ? rows : a.residual, a.hidden, rows ? nullptr : own.norm, own.eps,
                Epilogue::store, space.heads);
-        rope(space);
-        attend(space);
-        add(own.o, space.attended, width, own.post_attention_norm, space.out);
-        linear(own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps, own.activation,
+        timed(ROPE, [&] { rope(space); });
+        timed(ATTENTION, [&] { attend(space); });
+        add(OUTPUT, own.o, space.attended, width, own.post_attention_norm, space.out);
+        linear(GATE_UP, own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps, own.activation,
                space.inner);
-        add(own.down, space.inner, own.gate_up.outputs / 2, own.post_mlp_norm, space.out);
+        add(DOWN, own.down, space.inner, own.gate_up.outputs / 2, own.post_mlp_norm, space.out);
     }
 };
 

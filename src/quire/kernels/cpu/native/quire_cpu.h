@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 8;
+constexpr int32_t INTERFACE = 9;
 
 struct bf16 {
     uint16_t bits;
@@ -73,6 +73,7 @@ struct LinearArgs {
     const void* weight;       // packed as `format` says
     const void* bias;         // [n] or null, in the order of the weight's rows
     void* out;                // [rows, n], with silu [rows, n / 2]; not x
+    const int32_t* permutation;  // [k], x's column for each input of the weight; null: as they are
     int64_t rows, n, k;
     float eps;                // of the norm
     int32_t group;            // steps of k that share a scale
@@ -139,6 +140,7 @@ struct AttentionArgs {
 // Decoder layers one after the other, without a return to Python between any two GEMMs.
 struct LinearWeight {
     const void *weight, *bias;
+    const int32_t* permutation;  // as in LinearArgs
     int64_t outputs;
     int32_t group;
     Format format;
@@ -154,12 +156,14 @@ struct LayerArgs {
     int32_t window;
     Epilogue activation;                // silu or gelu
 };
+enum LayerOperation { QKV, ROPE, ATTENTION, OUTPUT, GATE_UP, DOWN, POST_NORM, LAYER_OPERATIONS };
 struct LayersArgs {
     const void* rows;      // [tokens, hidden], normalised by the first layer's first norm, or null
     void* residual;        // [tokens, hidden], in and out
     void* workspace;       // for each token the outputs of qkv, twice those of heads, half of gate_up's,
                            // and hidden where a norm follows
     const LayerArgs* layers;  // [count]
+    int64_t* nanoseconds;  // [LAYER_OPERATIONS], which each operation adds its time to, or null
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t* slots;
     const int32_t *query_start, *seq_lens, *block_table;

@@ -102,7 +102,7 @@ def skinny_gemm_rope(
     return out.view(len(out), -1, rope.head_dim)
 
 
-def interleave_gate_up(weight: Tensor) -> Tensor:
+def interleave_gate_up(weight: Tensor, _: torch.dtype | None = None) -> Tensor:
     """W [2I, ...] of all gate rows, then all up rows, as gate, up, gate, up, ..."""
     gate, up = weight.chunk(2)
     return torch.stack([gate, up], dim=1).flatten(0, 1)

@@ -1,0 +1,102 @@
+"""Fused layers made of codes that each part has of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.layer_spec import LinearPart, LinearSpec
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import (
+    Int4Weight,
+    PackedWeight,
+    QuantizedWeight,
+    QuantSpec,
+    ResidualState,
+)
+from quire.layers.linear_layers import GateUpParallelLinear, LinearBase, QKVParallelLinear
+from quire.layers.parameter import LayerOptions, Weight
+from quire.quantization.canonical_rows import stack_rows
+
+K = 128
+SPECS = (
+    QuantSpec("int4", group=32),
+    QuantSpec("int4", group=64, zeros=True),
+    QuantSpec("int4", group=32, permuted=True),
+    QuantSpec("int8"),
+    QuantSpec("fp8"),
+)
+
+
+def part_of(spec: QuantSpec, rows: int) -> QuantizedWeight:
+    made = reference.quantize(torch.randn(rows, K), replace(spec, zeros=False, permuted=False))
+    if not isinstance(made, Int4Weight):
+        return made
+    zeros = torch.randint(0, 16, made.scale.shape, dtype=torch.uint8) if spec.zeros else None
+    order = torch.arange(K, dtype=torch.int32).flip(0) if spec.permuted else None
+    return replace(made, zeros=zeros, permutation=order)
+
+
+def spec_of(module: str, **rows: int) -> LinearSpec:
+    parts = tuple(LinearPart(name=name, rows=n, module=f"{name}_proj") for name, n in rows.items())
+    n = sum(rows.values())
+    return LinearSpec(module=module, n=n, k=K, role="layer", bias=True, parts=parts)
+
+
+def filled(layer: LinearBase, spec: QuantSpec) -> list[QuantizedWeight]:
+    """Load parts in another order than that of their rows; return them in that of their rows."""
+    parts = {part.name: part_of(spec, part.rows) for part in layer.spec.parts}
+    weight = layer.weight
+    assert isinstance(weight, Weight)
+    assert isinstance(layer.bias, Weight)
+    for name in reversed(parts):
+        weight.load(parts[name], name)
+    layer.bias.copy_(torch.randn(layer.spec.n))
+    return list(parts.values())
+
+
+def expected(x: Tensor, parts: list[QuantizedWeight], bias: Tensor) -> Tensor:
+    outputs = [reference.linear(x.float(), part, None) for part in parts]
+    return torch.cat(outputs, dim=1) + bias.float()
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    scale = wanted.abs().max()
+    torch.testing.assert_close(found.float() / scale, wanted / scale, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_fused_rows_give_what_their_parts_give(spec: QuantSpec, dtype: torch.dtype) -> None:
+    """Gate and up rows are interleaved for the kernels, with their scales, zeros and biases."""
+    options = LayerOptions(dtype, torch.device("cpu"), kernels_for("cpu"))
+    x = torch.randn(5, K).to(dtype)
+    state = ResidualState(x, x, torch.ones(K), 1e-6)
+    qkv = QKVParallelLinear(spec_of("qkv_proj", q=64, k=32, v=32), options)
+    gate_up = GateUpParallelLinear(spec_of("gate_up_proj", gate=48, up=48), options)
+    with torch.inference_mode():
+        parts = filled(qkv, spec)
+        wanted = expected(x, parts, qkv.bias)
+        qkv.process_after_load()
+        close(qkv(x), wanted)
+        parts = filled(gate_up, spec)
+        wanted = reference.silu_and_mul(expected(x, parts, gate_up.bias))
+        gate_up.process_after_load()
+        found = gate_up.act_and_mul(state)
+    assert isinstance(found, Tensor)
+    close(found, wanted)
+    if spec.codes != "fp8" and options.kernels.fuses:
+        assert isinstance(gate_up.method.operand, PackedWeight)
+
+
+def test_parts_that_cannot_be_one_weight_are_refused() -> None:
+    first = part_of(SPECS[2], 16)
+    with pytest.raises(ValueError, match="quantized differently"):
+        stack_rows([first, part_of(SPECS[0], 16)])
+    assert isinstance(first, Int4Weight)
+    with pytest.raises(ValueError, match="order their inputs differently"):
+        stack_rows([first, replace(first, permutation=torch.arange(K, dtype=torch.int32))])
