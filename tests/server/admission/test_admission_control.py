@@ -39,9 +39,9 @@ def house(
 
 def test_so_many_and_no_more() -> None:
     admission, _ = house()
-    tickets = [admission.enter() for _ in range(5)]
+    tickets = [Ticket(admission) for _ in range(5)]
     with pytest.raises(QueueFullError, match="3 answers wait"):
-        admission.enter()
+        Ticket(admission)
     assert (admission.in_flight.num_answers, admission.num_waiting, admission.num_refused) == (
         5,
         3,
@@ -49,12 +49,12 @@ def test_so_many_and_no_more() -> None:
     )
     with tickets[0]:
         pass
-    admission.enter()
+    Ticket(admission)
 
 
 def test_a_request_is_charged_for_all_its_answers_and_tokens() -> None:
     admission, _ = house(max_prompt_tokens=100)
-    with admission.enter() as big, admission.enter() as small:
+    with Ticket(admission) as big, Ticket(admission) as small:
         small.charge(1, 60)
         with pytest.raises(QueueFullError, match="60 prompt tokens"):
             big.charge(1, 41)
@@ -67,17 +67,17 @@ def test_a_request_is_charged_for_all_its_answers_and_tokens() -> None:
 
 def test_alone_anything_may_enter() -> None:
     admission, _ = house(max_prompt_tokens=10)
-    with admission.enter() as ticket:
+    with Ticket(admission) as ticket:
         ticket.charge(99, 9999)
         with pytest.raises(QueueFullError):
-            admission.enter()
+            Ticket(admission)
 
 
 def test_a_single_place_is_a_single_place() -> None:
     admission, _ = house(max_running=1, max_waiting=0)
-    with admission.enter(), pytest.raises(QueueFullError):
-        admission.enter()
-    admission.enter()
+    with Ticket(admission), pytest.raises(QueueFullError):
+        Ticket(admission)
+    Ticket(admission)
 
 
 def serve(clock: Clock, tickets: list[Ticket], seconds: float) -> None:
@@ -92,7 +92,7 @@ def test_retry_after_is_the_queue_at_the_measured_rate() -> None:
     tickets: list[Ticket] = []
     for _ in range(200):
         while admission.in_flight.num_answers < 10:
-            ticket = admission.enter()
+            ticket = Ticket(admission)
             ticket.charge(1, 5)
             tickets.append(ticket)
         serve(clock, tickets, 0.5)
@@ -105,13 +105,13 @@ def test_idle_time_and_malformed_requests_do_not_count() -> None:
     admission, clock = house(max_running=1, max_waiting=20)
     tickets: list[Ticket] = []
     for _ in range(50):
-        ticket = admission.enter()
+        ticket = Ticket(admission)
         ticket.charge(1, 5)
         serve(clock, [ticket], 1.0)
         clock.now += 500.0  # idle
-        with admission.enter():  # never charged: its body was wrong
+        with Ticket(admission):  # never charged: its body was wrong
             pass
-    tickets = [admission.enter() for _ in range(11)]
+    tickets = [Ticket(admission) for _ in range(11)]
     assert admission.retry_after() == pytest.approx(10.0, rel=0.02)
     del tickets
 
@@ -119,7 +119,7 @@ def test_idle_time_and_malformed_requests_do_not_count() -> None:
 @pytest.mark.parametrize(("jitter", "bound"), [(-1.0, MIN_RETRY), (1.0, MAX_RETRY)])
 def test_retry_after_is_bounded(jitter: float, bound: float) -> None:
     admission, clock = house(jitter=jitter)
-    ticket = admission.enter()
+    ticket = Ticket(admission)
     ticket.charge(1, 1)
     serve(clock, [ticket], 0.0 if jitter < 0 else 1e9)
     assert admission.retry_after() == bound
@@ -133,7 +133,7 @@ def test_the_counts_are_those_of_who_is_inside(moves: list[tuple[int, int, int]]
     for move, answers, tokens in moves:
         try:
             if move < 2:
-                tickets.append(admission.enter())
+                tickets.append(Ticket(admission))
                 inside.append([1, 0])
             elif tickets and move == 2:
                 place = tokens % len(tickets)
@@ -164,13 +164,13 @@ def test_several_processes_fill_one_house(tmp_path: Path) -> None:
         return [Admission(capacity, in_flight=heads) for heads in counts]
 
     (busy, other), (idle, _) = process(0), process(1)
-    tickets = [busy.enter() for _ in range(5)]  # all places, though there are two processes
+    tickets = [Ticket(busy) for _ in range(5)]  # all places, though there are two processes
     with pytest.raises(QueueFullError, match="3 answers wait"):
-        idle.enter()
+        Ticket(idle)
     for ticket in tickets[:2]:
         with ticket:
             pass
-    with idle.enter() as late:
+    with Ticket(idle) as late:
         late.charge(1, 90)
         with pytest.raises(QueueFullError, match="90 prompt tokens"):
             busy.check(1, 11)

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from quire.errors import ConfigError, QueueFullError
 from quire.server.app import build_app
-from quire.server.http.body_memory import FREE_BYTES, BodyMemory
+from quire.server.http.body_memory import FREE_BYTES, BodyMemory, BodySpace
 from quire.server.settings import ServerSettings
 
 LARGE = b'{"prompt": "abc"' + b" " * 3 * FREE_BYTES + b"}"
@@ -94,7 +94,7 @@ def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, way: str)
 def test_the_count_is_what_the_bodies_hold(parts: list[tuple[int, int]]) -> None:
     limit = 10 * FREE_BYTES
     memory = BodyMemory(limit, lambda: 1.0)
-    spaces, sizes = [memory.space() for _ in range(3)], [0, 0, 0]
+    spaces, sizes = [BodySpace(memory) for _ in range(3)], [0, 0, 0]
     for index, more in parts:
         try:
             spaces[index].hold(sizes[index] + more)

@@ -23,6 +23,7 @@ from quire.engine.frontend.input_processor import (
     InputProcessor,
     Options,
     PreparedRequest,
+    PrepareOptions,
     Prompt,
     StopWhen,
 )
@@ -116,7 +117,13 @@ class AsyncEngine:
         """
         arrival = time.monotonic()
         prepared = await self._prepare(
-            prompt, sampling, request_id, stream, stop_when, prompt_field, options
+            prompt,
+            sampling,
+            request_id,
+            stream=stream,
+            stop_when=stop_when,
+            prompt_field=prompt_field,
+            **options,
         )
         try:
             outputs = self._tracker.send(prepared, arrival)
@@ -141,7 +148,13 @@ class AsyncEngine:
         """The complete answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()
         prepared = await self._prepare(
-            prompt, sampling, request_id, False, stop_when, prompt_field, options
+            prompt,
+            sampling,
+            request_id,
+            stream=False,
+            stop_when=stop_when,
+            prompt_field=prompt_field,
+            **options,
         )
         try:
             return await self._tracker.send(prepared, arrival, final_only=True).take()
@@ -187,25 +200,13 @@ class AsyncEngine:
         prompt: Prompt,
         sampling: SamplingParams,
         label: str | None,
-        stream: bool,
-        stop_when: StopWhen | None,
-        prompt_field: str,
-        options: Options,
+        **options: Unpack[PrepareOptions],
     ) -> PreparedRequest:
-        unique_id = self._unique_id(label)
-
-        def prepare() -> PreparedRequest:
-            return self._inputs.prepare(
-                unique_id,
-                prompt,
-                sampling,
-                stream=stream,
-                stop_when=stop_when,
-                prompt_field=prompt_field,
-                **options,
-            )
-
-        prepared = await asyncio.to_thread(prepare) if _is_long(prompt) else prepare()
+        unique_id, prepare = self._unique_id(label), self._inputs.prepare
+        if _is_long(prompt):
+            prepared = await asyncio.to_thread(prepare, unique_id, prompt, sampling, **options)
+        else:
+            prepared = prepare(unique_id, prompt, sampling, **options)
         if sampling.structured_outputs is not None:
             await self._inputs.grammar_checker.check_async(sampling.structured_outputs)
         return prepared

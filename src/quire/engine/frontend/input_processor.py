@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypedDict
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
@@ -41,6 +42,14 @@ class Options(TypedDict, total=False):
     priority: int
     cache_salt: str
     queue_timeout: float | None
+
+
+class PrepareOptions(Options, total=False):
+    """All options of `InputProcessor.prepare`."""
+
+    stream: bool
+    stop_when: StopWhen | None
+    prompt_field: str
 
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it
@@ -114,8 +123,7 @@ class InputProcessor:
         InvalidRequestError or ContextLengthError. Structured outputs are checked by
         `grammar_checker` besides, since that may take long.
         """
-        self._check_priority(priority)
-        _check_salt(cache_salt)
+        self._check_options(priority, cache_salt)
         token_ids = self._token_ids(prompt)
         bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
         messages = [
@@ -133,8 +141,10 @@ class InputProcessor:
             )
             for index, answer in enumerate(self._answers(sampling))
         ]
-        with errors_name_field(prompt_field):
+        try:
             self._limits.check(messages[0])  # the same for all answers
+        except InvalidRequestError as error:
+            raise _renamed(error, prompt_field, prompt_field) from None
         text = prompt if isinstance(prompt, str) else None
         return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when)
 
@@ -152,8 +162,7 @@ class InputProcessor:
 
         Raises InvalidRequestError or ContextLengthError.
         """
-        self._check_priority(priority)
-        _check_salt(cache_salt)
+        self._check_options(priority, cache_salt)
         token_ids = self._token_ids(prompt)
         message = AddRequest(
             request_id=f"{request_id}/0",
@@ -184,16 +193,11 @@ class InputProcessor:
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
         """Sampling params for each answer: seeds differ, and only the first scores the prompt."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        return [
-            _answer(
-                sampling,
-                _signed64(seed + index * _SEED_STRIDE),
-                sampling.prompt_logprobs if index == 0 else None,
-            )
-            for index in range(sampling.n)
-        ]
+        return [_answer(sampling, seed, index) for index in range(sampling.n)]
 
-    def _check_priority(self, priority: int) -> None:
+    def _check_options(self, priority: int, cache_salt: str) -> None:
+        if not isinstance(cache_salt, str):
+            raise invalid_value("cache_salt", "it is not text; give a string")
         if type(priority) is not int:
             raise invalid_value("priority", f"{priority!r} is not an integer; give one")
         if priority != 0 and not self._limits.honours_priority:
@@ -210,26 +214,26 @@ def errors_name_field(field: str, index: int = 0, count: int = 1) -> Iterator[No
     try:
         yield
     except InvalidRequestError as error:
-        if error.param in ("prompt", "messages"):
-            item = f"{field}[{index}]" if count > 1 else field
-            text = re.sub(r"^(prompt|messages)\b", lambda _: item, str(error))
-            error.args = (text.replace("the prompt", "them") if field != "prompt" else text,)
-            error.param = field
-        raise
+        raise _renamed(error, field, f"{field}[{index}]" if count > 1 else field) from None
 
 
-def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) -> SamplingParams:
+def _renamed(error: InvalidRequestError, field: str, item: str) -> InvalidRequestError:
+    """An error about a prompt with the caller's field and item in place of our own names."""
+    if error.param in ("prompt", "messages"):
+        text = re.sub(r"^(prompt|messages)\b", lambda _: item, str(error))
+        error.args = (text.replace("the prompt", "them") if field != "prompt" else text,)
+        error.param = field
+    return error
+
+
+def _answer(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
     """One answer's sampling params: a copy, which skips the checks of the constructor."""
     answer: SamplingParams = sampling.__copy__()  # type: ignore[attr-defined]  # as all structs
-    for name, value in (("n", 1), ("seed", seed), ("prompt_logprobs", prompt_logprobs)):
-        msgspec.structs.force_setattr(answer, name, value)
+    # a signed number of 64 bits
+    own_seed = (seed + index * _SEED_STRIDE + 2**63) % 2**64 - 2**63
+    force_setattr(answer, "seed", own_seed)
+    if sampling.n > 1:
+        force_setattr(answer, "n", 1)
+    if index:
+        force_setattr(answer, "prompt_logprobs", None)
     return answer
-
-
-def _check_salt(salt: str) -> None:
-    if not isinstance(salt, str):
-        raise invalid_value("cache_salt", "it is not text; give a string")
-
-
-def _signed64(value: int) -> int:
-    return (value + 2**63) % 2**64 - 2**63

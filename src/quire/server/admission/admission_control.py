@@ -65,10 +65,6 @@ class Admission:
         """Answers in flight beyond those that the engine runs at once."""
         return max(0, self.in_flight.num_answers - self.capacity.max_running)
 
-    def enter(self) -> Ticket:
-        """Count a request in as one answer. Raises QueueFullError."""
-        return Ticket(self)
-
     def retry_after(self) -> float:
         """Seconds until the requests that wait now will have started, at the recent rate.
 
@@ -87,8 +83,11 @@ class Admission:
             return
         if in_flight + num_answers > capacity.max_running + capacity.max_waiting:
             self._refuse(f"{self.num_waiting} {self._waiters} already")
-        num_tokens, limit = self.in_flight.num_prompt_tokens, capacity.max_prompt_tokens
-        if limit is not None and num_tokens + num_prompt_tokens > limit:
+        limit = capacity.max_prompt_tokens
+        if limit is None:
+            return
+        num_tokens = self.in_flight.num_prompt_tokens
+        if num_tokens + num_prompt_tokens > limit:
             self._refuse(f"{num_tokens} prompt tokens are being served already")
 
     def take(self, num_answers: int, num_prompt_tokens: int) -> None:
@@ -119,7 +118,10 @@ class Admission:
 
 
 class Ticket:
-    """What one request is counted as. Leaving its `with` block counts it out, once."""
+    """What one request is counted as, at first as one answer; its `with` block counts it out, once.
+
+    Raises QueueFullError.
+    """
 
     def __init__(self, admission: Admission) -> None:
         admission.take(1, 0)

@@ -26,6 +26,7 @@ class InFlightCounter:
         row: int,
     ) -> None:
         self._pids, self._answers, self._tokens, self._row = pids, answers, tokens, row
+        self._other_rows = [other for other in range(len(pids)) if other != row]
         answers[row] = tokens[row] = (
             0  # what an earlier process of this row had in flight ended with it
         )
@@ -54,8 +55,11 @@ class InFlightCounter:
 
     def _sum(self, words: memoryview[int]) -> int:
         """The sum over live processes; a dead one's words stay until its row is taken again."""
-        rows = zip(self._pids, words, strict=True)
-        return sum(number for pid, number in rows if number and is_alive(pid))
+        total = words[self._row]
+        for row in self._other_rows:
+            if words[row] and is_alive(self._pids[row]):
+                total += words[row]
+        return total
 
     def add(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Add to the counts of this process; negative numbers remove."""

@@ -25,10 +25,6 @@ class BodyMemory:
         self._limit = limit
         self._retry_after = retry_after
 
-    def space(self) -> BodySpace:
-        """A new BodySpace for one body."""
-        return BodySpace(self)
-
     def take(self, num_bytes: int) -> None:
         """Count in; raises QueueFullError with nothing counted."""
         if self.num_bytes + num_bytes > self._limit:

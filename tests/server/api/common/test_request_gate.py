@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from quire.core.request_limits import RequestLimits
 from quire.errors import EngineError, QueueTimeoutError
-from quire.server.admission.admission_control import Admission
+from quire.server.admission.admission_control import Admission, Ticket
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -59,7 +59,7 @@ def test_a_burst_is_cut_to_the_capacity_at_once(engine: FakeEngine) -> None:
 
 def test_who_is_refused_is_refused_before_the_body_is_read(engine: FakeEngine) -> None:
     app = small(engine)
-    tickets = [admission_of(app).enter() for _ in range(4)]
+    tickets = [Ticket(admission_of(app)) for _ in range(4)]
     body = [b"{"] + [b" "] * 50  # would be malformed in the end
     assert call(app, "/v1/completions", chunks=body).status == 429
     for ticket in tickets:
@@ -112,13 +112,13 @@ def test_bodies_that_arrive_have_a_bound(
 
 def test_answers_and_tokens_count(engine: FakeEngine) -> None:
     app = small(engine, max_queued_tokens=0)
-    with admission_of(app).enter():
+    with Ticket(admission_of(app)):
         many = {"prompt": ["a", "b"], "n": 2}
         assert call(app, "/v1/completions", many).status == 429
         assert call(app, "/v1/completions", {"prompt": ["a", "b"]}).status == 200
         long = {"prompt": [[5] * 900] * 3}
         assert call(app, "/v1/completions", long).status == 200
-    with admission_of(app).enter() as other:
+    with Ticket(admission_of(app)) as other:
         other.charge(1, 4000)
         assert call(app, "/v1/completions", {"prompt": [5] * 100}).error["code"] == "queue_full"
 

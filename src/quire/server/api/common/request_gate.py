@@ -148,9 +148,9 @@ class RequestGate:
         state = scope["state"]
         tenant = "" if self._settings.share_prefix_cache else state["tenant"]
         self._loader.models.entrance.check()
-        ticket = self._receiving.enter()
+        ticket = Ticket(self._receiving)
         context = RequestContext(
-            state["record"], self._loader, tenant, self._settings, ticket, self.bodies.space()
+            state["record"], self._loader, tenant, self._settings, ticket, BodySpace(self.bodies)
         )
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
@@ -166,7 +166,7 @@ class RequestGate:
         deadline = Deadline(self._settings.request_timeout)
         deadline.shorten(_timeout_of(scope), TIMEOUT_HEADER)
         self.light_requests.check()
-        with self._receiving.enter() as ticket, self.bodies.space() as space:
+        with Ticket(self._receiving) as ticket, BodySpace(self.bodies) as space:
             yield deadline, ticket, space
 
 
