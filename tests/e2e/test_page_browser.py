@@ -5,18 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from chromium import Chromium, find_chromium
+
+from quire.hub import resolve_model
 
 CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium on the PATH")
 
 KEY = "sesame"
+BUNDLED = resolve_model("quire-tiny")
 VIEWS = ["chat", "engine"]
 
 # A request that the model would soon end goes on for long, as one to a larger model does.
@@ -199,11 +204,11 @@ def test_an_answer_can_be_stopped(page: Chromium, way: str) -> None:
 def test_text_grows_as_it_comes(page: Chromium) -> None:
     page.run(GO_ON)
     say(page, "hello")
-    lengths = []
-    for more in (1, 40, 80):
-        page.wait(f"document.querySelector('.answer .text').textContent.length > {more}")
-        lengths.append(page.run("document.querySelector('.answer .text').textContent.length"))
-    assert lengths == sorted(set(lengths))
+    text = "document.querySelector('.answer .text').textContent"
+    page.wait(f"{text}.length > 1")
+    first = page.run(text)
+    page.wait(f"{text}.length > {len(first)}")
+    assert page.run(f"{text}.slice(0, 20)") == first[:20]
     page.press("Escape")
     page.wait(answered(1))
 
@@ -214,6 +219,82 @@ def test_markup_in_a_message_stays_text(page: Chromium) -> None:
     page.wait(answered(1))
     assert page.text(".user .text") == text
     assert page.run("document.querySelectorAll('.turn img, .turn b:not(.numbers b)').length") == 0
+
+
+def test_an_answer_is_formatted_or_shown_as_it_was_written(page: Chromium) -> None:
+    answer = "**bold** and\n\n```py\nx = 1\n```"
+    event = {"choices": [{"delta": {"content": answer}}]}
+    stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    page.run(f"window.fetch = async () => new Response({json.dumps(stream)})")
+    say(page, "hello")
+    page.wait(answered(1))
+    assert page.text(".answer strong") == "bold"
+    copied = page.run("""new Promise((resolve) => {
+        const clipboard = {writeText: async (text) => resolve(text)};
+        Object.defineProperty(navigator, 'clipboard', {value: clipboard});
+        document.querySelector('.copy-code').click();
+    })""")
+    assert copied == "x = 1"
+    press = (
+        "[...document.querySelectorAll('.tools button')].find((b) => b.innerText === '{}').click()"
+    )
+    page.run(press.format("Plain text"))
+    assert page.text(".answer .text") == answer
+    page.run(press.format("Formatted"))
+    assert page.text(".answer strong") == "bold"
+
+
+ROWS = """[...document.querySelectorAll('.tools, .actions')].filter((row) => row.checkVisibility())
+    .flatMap((row) => [...row.children].filter((button) =>
+        button.offsetTop !== row.children[0].offsetTop || button.offsetHeight > 34
+        || button.getBoundingClientRect().right > innerWidth).map((b) => b.innerText))"""
+
+
+def test_rows_of_actions_do_not_wrap(page: Chromium) -> None:
+    set_field(page, "temperature", "0")
+    say(page, "hello there")
+    page.wait(answered(1))
+    for mode, width in itertools.product(["chat", "completion"], [320, 390, 640, 901, 1280]):
+        set_field(page, "mode", mode)
+        page.resize(width, 800, phone=width < 700)
+        assert page.run(ROWS) == [], (mode, width)
+
+
+def test_a_text_is_continued_and_taken_back(page: Chromium) -> None:
+    set_field(page, "mode", "completion")
+    set_field(page, "temperature", "0")
+    set_field(page, "max_tokens", "8")
+    text = "document.querySelector('#text').value"
+    page.run("document.querySelector('#text').focus()")
+    page.type("red shoes")
+    page.run("document.querySelector('#continue').click()")
+    page.wait("document.querySelector('#text-figures').innerText.includes('8 tokens')")
+    page.wait("document.querySelector('#halt').hidden")
+    once = page.run(text)
+    assert once.startswith("red shoes")
+    assert len(once) > len("red shoes")
+    page.run("document.querySelector('#continue').click()")
+    page.wait("document.querySelector('#halt').hidden")
+    assert page.run(text).startswith(once)
+    for expected in (once, "red shoes"):
+        page.run("document.querySelector('#undo').click()")
+        assert page.run(text) == expected
+    assert page.run("document.querySelector('#undo').disabled") is True
+
+
+def test_a_continuation_can_be_stopped_and_its_refusal_is_told(page: Chromium) -> None:
+    set_field(page, "mode", "completion")
+    page.run(GO_ON)
+    page.run("document.querySelector('#text').focus()")
+    page.type("once")
+    page.run("document.querySelector('#continue').click()")
+    page.wait("document.querySelector('#text').value.length > 20")
+    page.press("Escape")
+    page.wait("document.querySelector('#text-figures').innerText.includes('stopped by you')")
+    set_field(page, "top_p", "7")
+    page.run("document.querySelector('#continue').click()")
+    page.wait("document.querySelector('#text-failure .failure')")
+    assert "top_p" in page.text("#text-failure")
 
 
 def test_a_refused_field_is_named_and_marked(page: Chromium) -> None:
@@ -405,6 +486,36 @@ def test_events_are_cut_anywhere_and_quantiles_interpolate(page: Chromium) -> No
 
 
 NAMES_OF = "[...document.querySelectorAll('{} option')].map((option) => option.value)"
+
+
+def test_a_base_model_is_completed_and_the_live_view_follows(
+    browser: Chromium, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(BUNDLED, base)
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    with serving("--model", "chat=quire-tiny", "--model", f"base={base}") as url:
+        browser.open(f"{url}/version")
+        browser.run(f"sessionStorage.clear(), sessionStorage.setItem('quire-api-key', '{KEY}')")
+        browser.open(url)
+        browser.wait("document.querySelector('#set-model').value === 'chat'")
+        assert browser.run("document.querySelector('#composer').checkVisibility()") is True
+        for name, visible, disabled in (
+            ("base", "writing", True), ("chat", "composer", False), ("base", "writing", True),
+        ):  # fmt: skip
+            set_field(browser, "model", name)
+            assert browser.run(f"document.querySelector('#{visible}').checkVisibility()") is True
+            assert browser.run("document.querySelector('#set-mode').disabled") is disabled
+        browser.run("document.querySelector('#text').focus()")
+        browser.type("red shoes")
+        browser.run("document.querySelector('#continue').click()")
+        browser.wait("document.querySelector('#text-figures').innerText.includes('tokens')")
+        show(browser, "engine")
+        browser.wait("document.querySelector('#engine-facts').innerText.startsWith('base')")
+        assert browser.run("document.querySelector('#live-model').value") == "base"
+    browser.problems.clear()
 
 
 def test_a_model_can_be_picked_and_stays_picked(browser: Chromium) -> None:

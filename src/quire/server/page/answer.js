@@ -21,7 +21,9 @@ export class Answer {
     this.usage = chunk.usage ?? this.usage;
     const choice = chunk.choices?.[0];
     if (!choice) return;
-    const { content, reasoning_content: thoughts, reasoning } = choice.delta ?? {};
+    const { content, reasoning_content: thoughts, reasoning } = choice.delta ?? {
+      content: choice.text, // of a completion
+    };
     this.text += content ?? "";
     this.reasoning += thoughts ?? reasoning ?? "";
     this.finishReason = choice.finish_reason ?? this.finishReason;

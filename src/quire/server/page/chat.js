@@ -1,11 +1,10 @@
 // The conversation: what was said, sending, stopping, answering again.
 
 import { Answer } from "./answer.js";
-import { ApiError, events } from "./api.js";
-import { announce, byId, copy, el } from "./dom.js";
+import { curlFor, streamAnswer, streamOptions, swapButtons } from "./answering.js";
+import { byId, copy, el } from "./dom.js";
 import { examplesFor } from "./examples.js";
-import { savedKey } from "./key.js";
-import { chosenModel, fields, markRefused, setSystemPrompt, systemMessages } from "./settings.js";
+import { chosenModel, fields, setSystemPrompt, systemMessages } from "./settings.js";
 import { TurnView } from "./turn.js";
 
 const PATH = "v1/chat/completions";
@@ -71,33 +70,16 @@ async function answerAgain(turn) {
 
 async function answer(turn) {
   const answer = (turn.answer = new Answer());
-  const show = onceAFrame(() => follow(() => turn.view.show(answer)));
+  const request = { ...body(), ...streamOptions };
+  const isPlain = "response_format" in request; // JSON, not Markdown
+  const show = () => follow(() => turn.view.show(answer, isPlain));
   setRunning(new AbortController());
-  markRefused(null);
-  show();
-  try {
-    for await (const chunk of events(PATH, body(true), running.signal)) {
-      answer.push(chunk);
-      show();
-    }
-    answer.end("done");
-  } catch (error) {
-    end(answer, error);
-  }
+  await streamAnswer(answer, PATH, request, running.signal, show);
   setRunning(null);
-  follow(() => turn.view.show(answer));
-  announce(answer.error ? "The request failed." : `Answer: ${answer.text}`);
-}
-
-function end(answer, error) {
-  if (error.name === "AbortError") return answer.end("stopped");
-  if (!(error instanceof ApiError)) console.error(error);
-  answer.end("failed", error);
-  markRefused(error.param);
 }
 
 /** The request for the conversation so far; its last turn is the one to be answered. */
-function body(stream) {
+function body() {
   const said = turns.flatMap(({ question, answer }, place) => {
     const user = { role: "user", content: question };
     const isLast = place === turns.length - 1;
@@ -108,24 +90,15 @@ function body(stream) {
         : [];
   });
   const model = chosenModel();
-  const streamed = stream ? { stream, stream_options: { include_usage: true } } : {};
-  return {
-    ...(model && { model }),
-    messages: [...systemMessages(), ...said],
-    ...fields(),
-    ...streamed,
-  };
+  return { ...(model && { model }), messages: [...systemMessages(), ...said], ...fields() };
 }
 
-/** The same request for a terminal. The key is named, never shown. */
+/** The request that would be sent next, for a terminal. */
 function curl() {
-  const next = body(false);
+  const next = body();
   const draft = byId("prompt").value.trim();
   if (draft || turns.length === 0) next.messages.push({ role: "user", content: draft || "hello" });
-  const text = JSON.stringify(next, null, 2).replaceAll("'", String.raw`'\''`);
-  const key = savedKey() ? ` -H "Authorization: Bearer $QUIRE_API_KEY"` : "";
-  const url = new URL(PATH, document.baseURI);
-  return `curl ${url}${key} -H 'Content-Type: application/json' -d '${text}'`;
+  return curlFor(PATH, next);
 }
 
 function clear() {
@@ -137,15 +110,9 @@ function clear() {
   byId("prompt").focus();
 }
 
-/** Send and Stop take turns; the focus goes along. */
 function setRunning(controller) {
   running = controller;
-  const [send, stop] = [byId("send"), byId("stop")];
-  const focused = document.activeElement;
-  send.hidden = controller !== null;
-  stop.hidden = controller === null;
-  if (focused === send) stop.focus();
-  if (focused === stop) byId("prompt").focus();
+  swapButtons(byId("send"), byId("stop"), controller !== null, byId("prompt"));
 }
 
 /** Change the conversation, and keep its end in sight if it was. */
@@ -154,19 +121,6 @@ function follow(change) {
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
   change();
   if (atEnd) box.scrollTop = box.scrollHeight;
-}
-
-/** Many chunks may come between two frames; one look at them is enough. */
-function onceAFrame(show) {
-  let asked = false;
-  return () => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      show();
-    });
-  };
 }
 
 function fit() {

@@ -17,6 +17,8 @@ export function startEngine(live) {
     button.setAttribute("aria-pressed", String(live.paused));
     setText(button, live.paused ? "Go on" : "Pause");
   });
+  const select = byId("live-model");
+  select.addEventListener("change", () => live.setModel(select.value));
   live.subscribe((snapshot, history, error) => {
     showNotice(error);
     if (!snapshot || byId("engine-view").hidden) return;
@@ -27,11 +29,18 @@ export function startEngine(live) {
 }
 
 /** Offer the models whose engines can be looked at, if there are several. */
-export function showLiveModels(names, live) {
+export function showLiveModels(names) {
   const select = byId("live-model");
   byId("live-model-label").hidden = names.length < 2;
   select.replaceChildren(...names.map((name) => el("option", {}, name)));
-  select.addEventListener("change", () => live.setModel(select.value));
+}
+
+/** Look at the engine of the model that is talked to. */
+export function followModel(name, live) {
+  const select = byId("live-model");
+  if (select.length < 2 || !name) return;
+  select.value = name;
+  live.setModel(name);
 }
 
 function showFacts({ model, blocks }) {

@@ -37,7 +37,9 @@ export class Live {
 
   /** Look at this model from now on; its history begins anew. */
   setModel(name) {
-    this.#path = `live?model=${encodeURIComponent(name)}`;
+    const path = `live?model=${encodeURIComponent(name)}`;
+    if (path === this.#path) return;
+    this.#path = path;
     this.history = new History();
     this.#soon(0);
   }

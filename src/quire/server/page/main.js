@@ -2,10 +2,11 @@
 
 import { getJson } from "./api.js";
 import { showExamples, startChat } from "./chat.js";
+import { startCompletion } from "./completion.js";
 import { byId } from "./dom.js";
-import { showLiveModels, startEngine } from "./engine.js";
+import { followModel, showLiveModels, startEngine } from "./engine.js";
 import { Live } from "./live.js";
-import { showModels, showSettings } from "./settings.js";
+import { chosenMode, chosenModel, showModels, showSettings } from "./settings.js";
 
 const VIEWS = ["chat", "engine"];
 const live = new Live();
@@ -21,29 +22,42 @@ function showView() {
   }
   live.setQuick(shown === "engine");
   document.title = shown === "chat" ? "Quire" : "Engine · Quire";
-  if (shown === "chat") byId("prompt").focus({ preventScroll: true });
+  if (shown === "chat") focusInput();
 }
+
+const focusInput = () =>
+  byId(chosenMode() === "chat" ? "prompt" : "text").focus({ preventScroll: true });
 
 async function loadModels() {
   try {
     const { data } = await getJson("v1/models");
-    const names = data.map(({ id }) => id);
-    showModels(names);
-    showLiveModels(names, live);
+    showModels(data);
+    showLiveModels(data.map(({ id }) => id));
   } catch {
     showModels([]); // the first message will say what is wrong
   }
+  modelChosen();
+}
+
+/** The playground and the live view go along with the model and the mode. */
+function modelChosen() {
+  const isChat = chosenMode() === "chat";
+  for (const id of ["turns", "composer"]) byId(id).hidden = !isChat;
+  byId("writing").hidden = isChat;
   showExamples();
+  followModel(chosenModel(), live);
 }
 
 addEventListener("hashchange", showView);
+document.addEventListener("modelrefused", loadModels);
 showSettings();
 startChat();
+startCompletion();
 startEngine(live);
 live.start();
 showView();
 byId("settings").addEventListener(
   "input",
-  (event) => event.target.name === "model" && showExamples(),
+  ({ target }) => ["model", "mode"].includes(target.name) && modelChosen(),
 );
 loadModels();

@@ -4,6 +4,12 @@ import { FORMS, problemOf, responseFormat } from "./answer_form.js";
 import { byId, el, setText } from "./dom.js";
 
 const NAME = "quire-settings";
+// of a completion where the settings say nothing; the server would stop after 16
+export const COMPLETION_TOKENS = 256;
+const MODES = [
+  ["chat", "Chat"],
+  ["completion", "Completion"],
+];
 
 const number = (text) => Number(text);
 const lines = (text) => text.split("\n").filter((line) => line !== "");
@@ -13,6 +19,7 @@ const SCHEMA_NOTE = "The answer cannot leave it";
 // name: the request's field, unless there is a param. read: from the field's text to what is sent
 const FIELDS = [
   { name: "model", label: "Model", kind: "select" },
+  { name: "mode", label: "Mode", kind: "select", options: MODES, value: "chat", note: " " },
   {
     name: "system",
     label: "System prompt",
@@ -86,6 +93,8 @@ const FIELDS = [
 const ALL = FIELDS.flat();
 const input = (name) => byId(`set-${name}`);
 
+let cards = []; // the server's models, as it describes them
+
 const keptValues = () => JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
 
 /** Build the form and fill it with what this tab last had. */
@@ -108,14 +117,22 @@ export function showSettings() {
 }
 
 /** Offer the models that the server has. */
-export function showModels(names) {
-  const select = input("model");
+export function showModels(modelCards) {
+  cards = modelCards;
+  const names = cards.map(({ id }) => id);
   const kept = keptValues().model;
-  select.replaceChildren(...names.map((name) => el("option", {}, name)));
-  if (names.includes(kept)) select.value = kept;
+  input("model").replaceChildren(...names.map((name) => el("option", {}, name)));
+  if (names.includes(kept)) input("model").value = kept;
+  changed();
 }
 
 export const chosenModel = () => input("model").value;
+
+/** What the chosen model's card says; undefined before the server has answered. */
+const chosenCard = () => cards.find(({ id }) => id === chosenModel());
+
+/** "chat" or "completion", the only mode of a model without a chat template. */
+export const chosenMode = () => input("mode").value;
 
 /** The request's fields; `messages` begin with the system prompt, where there is one. */
 export function fields() {
@@ -171,7 +188,21 @@ function field({ name, label, kind = "number", note, min, max, step, rows, place
 
 const option = ([value, text]) => el("option", { value }, text);
 
+/** Leave only modes that the model has; one that was chosen before comes back with its model. */
+function limitMode() {
+  const select = input("mode");
+  const canChat = chosenCard()?.has_chat_template !== false;
+  if (canChat && select.disabled) select.value = keptValues().mode ?? "chat";
+  if (!canChat) select.value = "completion";
+  select.disabled = !canChat;
+  setText(byId("set-mode-note"), canChat ? "" : "This model has no chat template");
+  const isCompletion = select.value === "completion";
+  input("system").parentElement.hidden = isCompletion;
+  input("max_tokens").placeholder = isCompletion ? String(COMPLETION_TOKENS) : "to the end";
+}
+
 function changed() {
+  limitMode();
   const shown = byId("set-temperature-shown");
   shown.value = Number(input("temperature").value).toFixed(1);
   const problem = problemOf(input("schema").value.trim());
@@ -179,6 +210,7 @@ function changed() {
   input("schema").parentElement.hidden = input("form").value !== "json_schema";
   const values = Object.fromEntries(ALL.map(({ name }) => [name, input(name).value]));
   values.model ||= keptValues().model; // before the models are known there is none to choose
+  if (input("mode").disabled) values.mode = keptValues().mode;
   sessionStorage.setItem(NAME, JSON.stringify(values));
 }
 

@@ -1,16 +1,13 @@
 // How one turn looks: what was asked, the answer, its figures, and what can be done with it.
 
 import { copy, el, setText } from "./dom.js";
-import { count, duration, plural, rate } from "./format.js";
-
-const ENDS = {
-  length: "cut at max tokens",
-  content_filter: "withheld",
-  tool_calls: "called a tool",
-};
+import { MarkdownText } from "./markdown.js";
+import { failure, figures } from "./outcome.js";
 
 export class TurnView {
-  #text = el("div", { class: "text" });
+  #markdown = new MarkdownText();
+  #text = el("div", { class: "text" }, this.#markdown.element);
+  #isPlain = false;
   #thoughts = el("div");
   #fold = el(
     "details",
@@ -47,44 +44,39 @@ export class TurnView {
     );
   }
 
-  /** Show an answer as it is now. */
-  show(answer) {
+  /** Show an answer as it is now. plain: its text as it was written, not as Markdown. */
+  show(answer, plain = false) {
     this.#answer.setAttribute("aria-busy", String(answer.isRunning));
-    append(this.#text, answer.text);
+    this.#showText(answer.text, plain);
     append(this.#thoughts, answer.reasoning);
     this.#fold.hidden = answer.reasoning === "";
-    this.#numbers.replaceChildren(...dotted(figures(answer)));
+    this.#numbers.replaceChildren(...figures(answer));
     this.#figures.querySelector(".tools")?.remove();
     this.#answer.querySelector(".failure")?.remove();
     if (answer.isRunning) return;
     this.#text.hidden = answer.text === "";
     this.#figures.append(this.#tools(answer));
-    if (answer.error) this.#figures.before(this.#failure(answer.error));
+    if (answer.error) this.#figures.before(failure(answer.error));
+  }
+
+  #showText(text, plain) {
+    if (plain !== this.#isPlain) this.#text.replaceChildren(plain ? "" : this.#markdown.element);
+    this.#isPlain = plain;
+    if (plain) append(this.#text, text);
+    else this.#markdown.show(text);
   }
 
   #tools(answer) {
     const copyIt = (event) => copy(answer.text, event.currentTarget);
-    return el(
-      "span",
-      { class: "tools" },
-      answer.text
-        ? el("button", { class: "quiet", type: "button", onclick: copyIt }, "Copy")
-        : null,
-      el("button", { class: "quiet again", type: "button", onclick: this.onRetry }, "Answer again"),
-    );
-  }
-
-  #failure(error) {
-    const wait = error.retryAfter ? ` Try again in ${plural(error.retryAfter, "second")}.` : "";
-    const what = [error.status || null, error.code, error.param].filter(Boolean).join(" · ");
-    return el(
-      "div",
-      { class: "failure", role: "alert" },
-      el("p", {}, sentence(error.message) + wait),
-      what ? el("small", {}, what) : null,
-    );
+    const other = this.#isPlain ? "Formatted" : "Plain text";
+    const change = () => this.show(answer, !this.#isPlain);
+    const buttons = answer.text ? [tool(other, change), tool("Copy", copyIt)] : [];
+    return el("span", { class: "tools" }, ...buttons, tool("Answer again", this.onRetry, "again"));
   }
 }
+
+const tool = (label, onclick, name = "") =>
+  el("button", { class: `quiet ${name}`, type: "button", onclick }, label);
 
 /** Only what is new is added, so that a selection in the text survives. */
 function append(element, text) {
@@ -93,26 +85,4 @@ function append(element, text) {
   if (element.firstChild && text.startsWith(shown))
     element.firstChild.appendData(text.slice(shown.length));
   else setText(element, text);
-}
-
-/** How fast it came and how it ended. */
-function figures({ ttft, tokensPerSecond, numTokens, isExact, usage, state, finishReason }) {
-  const parts = [];
-  const add = (value, unit) => parts.push(el("span", {}, el("b", {}, value), ` ${unit}`));
-  if (ttft !== null) add(duration(ttft), "to first token");
-  if (tokensPerSecond !== null) add(rate(tokensPerSecond), "tokens/s");
-  if (numTokens)
-    add((isExact ? "" : "≈ ") + count(numTokens), numTokens === 1 ? "token" : "tokens");
-  const cached = usage?.prompt_tokens_details?.cached_tokens;
-  if (cached) add(count(cached), `of ${count(usage.prompt_tokens)} prompt tokens cached`);
-  const end = state === "stopped" ? "stopped by you" : ENDS[finishReason];
-  if (end) parts.push(el("span", {}, end));
-  return parts;
-}
-
-const dotted = (parts) => parts.flatMap((part, place) => (place ? [" · ", part] : [part]));
-
-function sentence(text) {
-  const capital = /^[a-z_.[\]0-9]+:/.test(text) ? text : text[0].toUpperCase() + text.slice(1);
-  return /[.!?…]$/.test(capital) ? capital : `${capital}.`;
 }

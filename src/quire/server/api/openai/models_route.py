@@ -27,13 +27,14 @@ from quire.version import __version__
 class ModelCard(msgspec.Struct):
     """A model, as /v1/models lists it. created: start of the server, Unix seconds.
 
-    state: whether it is in memory; one that is not is loaded by a request. max_model_len: None
-    before it was loaded for the first time.
+    state: whether it is in memory; one that is not is loaded by a request. max_model_len,
+    has_chat_template: None before it was loaded for the first time.
     """
 
     id: str
     created: int
     max_model_len: int | None
+    has_chat_template: bool | None
     state: ModelState
     object: str = "model"
     owned_by: str = "quire"
@@ -131,7 +132,13 @@ class ModelsRoutes:
         return _json(VersionReply(__version__))
 
     def _card(self, entry: ModelEntry) -> ModelCard:
-        return ModelCard(entry.name, self._created, _max_model_len(entry), entry.condition.state)
+        return ModelCard(
+            entry.name,
+            self._created,
+            _max_model_len(entry),
+            _has_chat_template(entry),
+            entry.condition.state,
+        )
 
     def _anthropic(self, entry: ModelEntry) -> AnthropicModel:
         max_len = _max_model_len(entry)
@@ -190,6 +197,12 @@ def _index(ids: list[str], field: str, model_id: str) -> int:
 
 def _max_model_len(entry: ModelEntry) -> int | None:
     return None if entry.model is None else entry.model.engine.info.limits.max_model_len
+
+
+def _has_chat_template(entry: ModelEntry) -> bool | None:
+    if entry.model is None:
+        return None
+    return entry.model.engine.tokenizer.chat_template_text != ""
 
 
 def _json(content: msgspec.Struct) -> Response:
