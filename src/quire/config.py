@@ -67,6 +67,12 @@ class ModelSettings:
         "how hidden states become an embedding; auto: as the checkpoint's files say, else the "
         "last token's state",
     )
+    max_logprobs: int = setting(
+        20,
+        "most log-probabilities for each token that a request in Python may ask for; -1: all of "
+        "the vocabulary",
+        within=(-1, MOST),
+    )
     seed: int = setting(
         0, "seed of dummy weights and of requests without a seed", within=(-(2**63), 2**63 - 1)
     )

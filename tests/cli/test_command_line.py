@@ -19,6 +19,7 @@ from quire.processes import interrupted
 
 ENGINE = """
     --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
+    --max-logprobs
     --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
     --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens

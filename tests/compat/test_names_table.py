@@ -73,6 +73,7 @@ def test_values_in_another_spelling_are_those_of_settings() -> None:
         ({"n_gpu_layers": 0}, {"device": "cpu"}),
         ({"disable_radix_cache": True}, {"enable_prefix_caching": False}),
         ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, {"kv_cache_dtype": "int8"}),
+        ({"tensor_parallel_size": 1, "trust_remote_code": False, "tokenizer_mode": "auto"}, {}),
         ({"enforce_eager": None, "max_num_seqs": None, "ctx_size": 0}, {}),
     ],
 )
@@ -84,8 +85,8 @@ def test_names_and_values_of_other_engines(options: dict[str, Any], same: dict[s
 
 @pytest.mark.parametrize(
     "option",
-    [{"tensor_parallel_size": 1}, {"trust_remote_code": True}, {"swap_space": 4},
-     {"disable_log_stats": True}, {"n_gpu_layers": 99}, {"tokenizer_mode": "auto"}],
+    [{"async_scheduling": True}, {"trust_remote_code": True}, {"swap_space": 4},
+     {"disable_log_stats": True}, {"n_gpu_layers": 99}, {"compilation_config": 3}],
 )  # fmt: skip
 def test_what_has_no_effect_warns_by_name(option: dict[str, Any]) -> None:
     with pytest.warns(NoEffectWarning, match=f"^{next(iter(option))} has no effect: ") as caught:

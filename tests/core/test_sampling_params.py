@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,14 +14,14 @@ from quire.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_STRINGS,
     MAX_TOKEN_IDS,
     MAX_WORD_CHARS,
     SamplingParams,
 )
-from quire.errors import InvalidRequestError
+from quire.core.structured_outputs import StructuredOutputs
+from quire.errors import InvalidRequestError, NoEffectWarning
 
 # field, lowest, just below it, highest, just above it
 RANGES: list[tuple[str, Any, Any, Any, Any]] = [
@@ -34,8 +36,8 @@ RANGES: list[tuple[str, Any, Any, Any, Any]] = [
     ("seed", -(2**63), -(2**63) - 1, 2**63 - 1, 2**63),
     ("max_tokens", 1, 0, 2**31 - 1, 2**31),
     ("min_tokens", 0, -1, 16, 17),  # the default of max_tokens is 16
-    ("logprobs", 0, -1, MAX_LOGPROBS, MAX_LOGPROBS + 1),
-    ("prompt_logprobs", 0, -1, MAX_LOGPROBS, MAX_LOGPROBS + 1),
+    ("logprobs", -1, -2, 2**31 - 1, 2**31),
+    ("prompt_logprobs", -1, -2, 2**31 - 1, 2**31),
 ]
 INTS = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
 FLOATS = [
@@ -46,7 +48,7 @@ FLOATS = [
     "frequency_penalty",
     "repetition_penalty",
 ]
-BOOLS = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+BOOLS = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"]
 OPTIONAL = ["seed", "max_tokens", "logprobs", "prompt_logprobs"]
 
 
@@ -116,13 +118,12 @@ def test_only_some_may_be_left_out(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("stop", "END"),
         ("stop", [""]),
+        ("stop", ""),
+        ("stop", 3),
         ("stop", [1]),
-        ("stop", None),
         ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
         ("stop", ["x" * (MAX_WORD_CHARS + 1)]),
-        ("bad_words", "word"),
         ("bad_words", [""]),
         ("bad_words", [b"word"]),
         ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)),
@@ -137,10 +138,8 @@ def test_only_some_may_be_left_out(field: str) -> None:
         ("allowed_token_ids", [3, -1]),
         ("allowed_token_ids", [3, True]),
         ("allowed_token_ids", [3, 10**5000]),
-        ("allowed_token_ids", {3}),
         ("allowed_token_ids", [3] * (MAX_ALLOWED_TOKEN_IDS + 1)),
         ("kept_token_ids", ["a"]),
-        ("kept_token_ids", None),
         ("logit_bias", [1]),
         ("logit_bias", {"1": 1.0}),
         ("logit_bias", {-1: 1.0}),
@@ -159,6 +158,69 @@ def test_only_some_may_be_left_out(field: str) -> None:
 )
 def test_lists_and_maps_are_checked_inside(field: str, value: Any) -> None:
     assert_names(refusal(**{field: value}), field)
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"stop": "END"}, {"stop": ["END"]}),
+        ({"stop": None, "bad_words": None, "stop_token_ids": None}, {}),
+        ({"stop": ("a", "b"), "bad_words": "w"}, {"stop": ["a", "b"], "bad_words": ["w"]}),
+        ({"stop_token_ids": (1, 2)}, {"stop_token_ids": [1, 2]}),
+        ({"stop_token_ids": np.array([1, 2])}, {"stop_token_ids": [1, 2]}),
+        ({"allowed_token_ids": {4, 3}}, {"allowed_token_ids": [3, 4]}),
+        ({"structured_outputs": {"regex": "a"}},
+         {"structured_outputs": StructuredOutputs(regex="a")}),
+        ({"guided_decoding": {"json": {}, "backend": None}},
+         {"structured_outputs": StructuredOutputs(json={})}),
+        ({"structured_outputs": {"choice": ("a", "b")}},
+         {"structured_outputs": StructuredOutputs(choice=["a", "b"])}),
+        ({"best_of": 1, "use_beam_search": False, "length_penalty": 1.0}, {}),
+        ({"n_predict": -1, "temp": 0.5}, {"max_tokens": None, "temperature": 0.5}),
+    ],
+)  # fmt: skip
+def test_other_spellings(given: dict[str, Any], same: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        params = SamplingParams(**given)
+    assert params == SamplingParams(**same)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_objects_of_other_engines_that_constrain_the_answer() -> None:
+    class StructuredOutputsParams:
+        json, regex, choice = None, "a+", None
+        disable_any_whitespace, disable_additional_properties = False, False
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams())  # type: ignore[arg-type]
+    assert params.structured_outputs == StructuredOutputs(regex="a+", disable_any_whitespace=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"structured_outputs": 3}, "structured_outputs: give StructuredOutputs"),
+        ({"structured_outputs": {}}, "structured_outputs: nothing given; give one of json"),
+        ({"structured_outputs": {"structural_tag": "x"}}, r"structured_outputs\.structural"),
+        ({"best_of": 2}, "best_of 2 is not supported: .*; give n"),
+        ({"n_predict": 3, "max_tokens": 3}, "n_predict: it is max_tokens here"),
+        ({"detokenize": False, "stop": "x"}, "stop: there is no text without detokenize"),
+    ],
+)  # fmt: skip
+def test_what_other_engines_have_and_this_one_has_not(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{text}"):
+        SamplingParams(**given)
+
+
+def test_hints_without_effect_warn() -> None:
+    with pytest.warns(NoEffectWarning, match="^output_kind has no effect: ") as caught:
+        assert SamplingParams(output_kind=2) == SamplingParams()
+    assert caught[0].filename == __file__
+
+
+def test_a_clone_may_be_the_same() -> None:
+    params = SamplingParams(stop="x")
+    assert params.clone() == params
 
 
 def test_lists_and_maps_at_their_limits() -> None:

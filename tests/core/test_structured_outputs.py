@@ -116,5 +116,5 @@ def test_a_caller_may_name_the_field_otherwise() -> None:
 
 def test_only_structured_outputs_are_structured_outputs() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+        SamplingParams(structured_outputs="a")  # type: ignore[arg-type]
     assert caught.value.param == "structured_outputs"

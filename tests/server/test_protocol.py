@@ -218,7 +218,7 @@ def test_every_accepted_field_is_read() -> None:
 
 def test_every_sampling_sampling_param_is_reachable() -> None:
     fields = set(chat_request.ChatRequest.__struct_fields__)
-    assert set(SamplingParams.__struct_fields__) <= fields | {"kept_token_ids"}
+    assert set(SamplingParams.__struct_fields__) <= fields | {"detokenize", "kept_token_ids"}
 
 
 def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:

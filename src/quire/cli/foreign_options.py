@@ -87,8 +87,8 @@ class _Rewriter:
         match meaning_of_row(row, value, flag):
             case Own(name=name, value=own):
                 self._append(flag, name, own)
-            case NoEffect(text=notice):
-                self.notices.append(notice)
+            case NoEffect(text=notice, is_neutral=is_neutral):
+                self.notices += [] if is_neutral else [notice]
             case refused:
                 raise ConfigError(refused.text)
 

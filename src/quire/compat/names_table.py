@@ -10,7 +10,7 @@ HTTP asks for a field that its route does not know:
     match meaning_of(name, value, ("request", "sampling")):
         case None:                      # unknown: refuse it, perhaps with the nearest own name
         case Own(name=own, value=v):    # the same as Quire's field `own`: decode it there
-        case NoEffect(text=text):       # take it; `text` says why it has no effect: a header
+        case NoEffect(text=text):       # take it; say so in a header unless it `is_neutral`
         case Refused(text=text):        # 400 with this text, code "unsupported_parameter"
 
 A field that a route honours is never asked for here: what a route reads wins. No answer looks for
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.compat.foreign_name import ForeignName
+from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
@@ -52,9 +52,13 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """It is taken without effect; text: a sentence that says so and why."""
+    """It is taken without effect; text: a sentence that says so and why.
+
+    is_neutral: it asks for nothing, or for what is so anyway, and nobody needs to be told.
+    """
 
     text: str
+    is_neutral: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ def meaning_of_row(row: ForeignName, value: Any, shown: str | None = None) -> Me
         if is_own:
             return Own(row.same_as, own)
     if row.has_no_effect(value):
-        return NoEffect(f"{shown} has no effect: {row.text}")
+        is_neutral = row.takes is not ANY or value is None or value is False
+        return NoEffect(f"{shown} has no effect: {row.text}", is_neutral)
     why = f": {row.text}" if row.text else ""
     given = "" if value is True else f" {reprlib.repr(value)}"
     return Refused(f"{shown}{given} is not supported{why}; {row.fix}")

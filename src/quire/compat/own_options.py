@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 def own_options(
     options: Mapping[str, Any], known: Collection[str], scopes: Sequence[Scope]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Quire's own names and values, and a sentence for each option that has no effect.
+    """Quire's own names and values, and a sentence for each hint that has no effect.
 
     Names that are neither known nor in the table stay as they are. Raises ConfigError for an option
     that is refused, or given under two names.
@@ -41,8 +41,8 @@ class _Reader:
                 self.found[name] = value
             case Own(name=own, value=changed):
                 self._store(own, name, changed)
-            case NoEffect(text=text):
-                self.notices.append(text)
+            case NoEffect(text=text, is_neutral=is_neutral):
+                self.notices += [] if is_neutral else [text]
             case Refused(text=text):
                 raise ConfigError(text)
 

@@ -21,7 +21,6 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "device": {"gpu": "cuda"},
     "max_model_len": {-1: DEFAULT},
-    "seed": {-1: DEFAULT},
     "tool_call_parser": dict.fromkeys(_LLAMA3, "llama3")
     | {"qwen3_xml": "qwen3_coder", "qwen25": "hermes", "qwen": "hermes",
        "granite-20b-fc": "granite", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31"},

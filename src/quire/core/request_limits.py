@@ -15,7 +15,7 @@ import msgspec
 
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from quire.errors import ContextLengthError, invalid_value
 
 MAX_CHARS_PER_TOKEN = 64  # tokens are rarely longer
@@ -27,7 +27,7 @@ class RequestLimits:
 
     max_kv_tokens: tokens that the KV cache holds. honours_priority: whether requests may have a
     priority. hidden_size: dimensions of an embedding. generates: whether the model can generate
-    text, and not only embeddings.
+    text, and not only embeddings. max_logprobs: for each token; -1: all of the vocabulary.
     """
 
     max_model_len: int
@@ -37,6 +37,7 @@ class RequestLimits:
     honours_priority: bool = False
     hidden_size: int = 0
     generates: bool = True
+    max_logprobs: int = MAX_LOGPROBS
 
     def check(self, message: AddRequest) -> None:
         """Refuse a request that can never run.
@@ -64,7 +65,16 @@ class RequestLimits:
             self._check_token_ids("allowed_token_ids", sampling.allowed_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
+        self._check_logprobs("logprobs", sampling.logprobs)
+        self._check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
         self._check_fit(len(prompt_token_ids), sampling)
+
+    def _check_logprobs(self, field: str, wanted: int | None) -> None:
+        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        if wanted is not None and wanted > most:
+            raise invalid_value(
+                field, f"{wanted} is above max_logprobs ({most}); lower it, or raise that setting"
+            )
 
     def _check_fit(self, prompt: int, sampling: SamplingParams) -> None:
         """Refuse more tokens than the context or the KV cache holds. prompt: number of tokens."""

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
-from quire.core.structured_outputs import StructuredOutputs
+from quire.core.param_names import ParamNames
+from quire.core.plain_values import plain_value
+from quire.core.structured_outputs import StructuredOutputs, structured_outputs_from
 from quire.errors import invalid_value
 
 __all__ = ["SamplingParams", "StructuredOutputs"]
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # by default, and over HTTP
 MAX_N = 16
 MAX_STOP_STRINGS = 16
 MAX_TOKEN_IDS = 128  # in a list of them
@@ -23,7 +25,12 @@ MAX_LOGIT_BIAS = 1024
 
 
 class SamplingParams(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    metaclass=ParamNames,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """How tokens of an answer are sampled, and when the answer ends.
 
@@ -37,13 +44,17 @@ class SamplingParams(
     stop: strings that end the answer; stop_token_ids: tokens that do; include_stop_str_in_output
     keeps the string. max_tokens: None goes on to the model's limit; min_tokens: no end before.
     ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
-    probable tokens to report for each position, besides the token itself, before any penalty.
+    probable tokens to report for each position, besides the token itself, before any penalty (-1:
+    all; the engine's max_logprobs is a limit).
     allowed_token_ids: only these tokens are drawn; end tokens too have to be among them.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text,
-    but for kept_token_ids.
+    but for kept_token_ids. detokenize: whether there is text at all.
     structured_outputs: a schema, expression or grammar that the answer must match.
 
+    A single text stands for a list of it, None for an empty list, a tuple, set or array for a
+    list, a map or another engine's object for StructuredOutputs. Names of other engines are
+    translated (quire.compat).
     Lists are bounded, because they cost time for each token or delay other requests.
     Raises InvalidRequestError, which names the field and the fix.
     """
@@ -70,9 +81,14 @@ class SamplingParams(
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
     kept_token_ids: list[int] = []
+    detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
+        _convert_lists(self)
+        if self.structured_outputs is not None:
+            outputs = structured_outputs_from(self.structured_outputs)
+            msgspec.structs.force_setattr(self, "structured_outputs", outputs)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
         _check_types(self, given)
         _check_ranges(self, given)
@@ -80,6 +96,12 @@ class SamplingParams(
             raise invalid_value(
                 "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens}); lower it"
             )
+        if self.stop and not self.detokenize:
+            raise invalid_value("stop", "there is no text without detokenize; give stop_token_ids")
+
+    def clone(self) -> SamplingParams:
+        """The params themselves, which cannot be changed."""
+        return self
 
     @property
     def is_greedy(self) -> bool:
@@ -94,8 +116,8 @@ INT_RANGES: dict[str, tuple[int, int]] = {
     "seed": (-(2**63), 2**63 - 1),
     "max_tokens": (1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "logprobs": (-1, 2**31 - 1),  # the engine has a limit
+    "prompt_logprobs": (-1, 2**31 - 1),
 }
 FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -106,7 +128,7 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.0, 100.0),
 }
 _RANGES: dict[str, tuple[float, float]] = INT_RANGES | FLOAT_RANGES
-_BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 # of fields with a single value: most have their default, and need no further check
 _DEFAULTS = tuple(
@@ -115,6 +137,29 @@ _DEFAULTS = tuple(
     for field in msgspec.structs.fields(SamplingParams)
     if field.name == name
 )
+
+
+_LISTS = ("stop", "stop_token_ids", "bad_words", "kept_token_ids")
+_WORDS = ("stop", "bad_words")
+
+
+def _convert_lists(params: SamplingParams) -> None:
+    """Make lists of the other types in which lists are given."""
+    for field in _LISTS:
+        value = getattr(params, field)
+        if type(value) is not list:
+            msgspec.structs.force_setattr(params, field, _as_list(field, value))
+    if params.allowed_token_ids is not None and type(params.allowed_token_ids) is not list:
+        found = _as_list("allowed_token_ids", params.allowed_token_ids)
+        msgspec.structs.force_setattr(params, "allowed_token_ids", found)
+
+
+def _as_list(field: str, value: Any) -> Any:
+    if value is None:
+        return []
+    if isinstance(value, str) and field in _WORDS:
+        return [value]
+    return plain_value(value)
 
 
 def _is_int(value: Any) -> bool:
@@ -154,8 +199,6 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
         _check_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         if not params.allowed_token_ids:
             raise invalid_value("allowed_token_ids", "it is empty; give ids, or leave it out")
-    if not isinstance(params.structured_outputs, StructuredOutputs | None):
-        raise invalid_value("structured_outputs", "give StructuredOutputs(...), or None")
 
 
 def _shown(value: Any) -> str:

@@ -60,6 +60,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
+        if isinstance(self.choice, tuple):
+            msgspec.structs.force_setattr(self, "choice", list(self.choice))
         if len(given) != 1:
             raise self.invalid(f"{' and '.join(given) or 'nothing'} given; give one of {_LISTED}")
         match self.kind:
@@ -169,3 +171,26 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 _LISTED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+
+
+def structured_outputs_from(value: Any) -> StructuredOutputs:
+    """StructuredOutputs of a map of its fields, or of another engine's object with them.
+
+    Fields that ask for nothing may be there besides. Raises InvalidRequestError.
+    """
+    if isinstance(value, StructuredOutputs):
+        return value
+    if isinstance(value, dict):
+        given = {name: item for name, item in value.items() if item is not None}
+    else:
+        given = {n: item for n in _NAMES if (item := getattr(value, n, None)) is not None}
+    asked = {name: item for name, item in given.items() if item not in (False, "") or name in KINDS}
+    if unknown := sorted(map(str, asked.keys() - set(_NAMES))):
+        where = f"structured_outputs.{unknown[0]}"
+        raise invalid_value("structured_outputs", "not supported; leave it out", where=where)
+    if not given and not isinstance(value, dict):
+        raise invalid_value("structured_outputs", "give StructuredOutputs(...), a map, or None")
+    return StructuredOutputs(**asked)
+
+
+_NAMES = (*KINDS, "disable_any_whitespace", "whitespace_pattern")

@@ -193,7 +193,11 @@ class InputProcessor:
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
         """Sampling params for each answer: seeds differ, and only the first scores the prompt."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        return [_answer(sampling, seed, index) for index in range(sampling.n)]
+        answers = [_answer(sampling, seed, index) for index in range(sampling.n)]
+        if -1 in (sampling.logprobs, sampling.prompt_logprobs):
+            for answer in answers:
+                _ask_for_all(answer, self._limits.vocab_size)
+        return answers
 
     def _check_options(self, priority: int, cache_salt: str) -> None:
         if not isinstance(cache_salt, str):
@@ -237,3 +241,10 @@ def _answer(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
     if index:
         force_setattr(answer, "prompt_logprobs", None)
     return answer
+
+
+def _ask_for_all(sampling: SamplingParams, vocab_size: int) -> None:
+    """Replace -1 in the numbers of log-probabilities."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) == -1:
+            force_setattr(sampling, name, vocab_size)

@@ -25,6 +25,7 @@ from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.request_metrics import AnswerTimes, RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 from quire.tokenizer.detokenizer import Detokenizer
+from quire.tokenizer.no_text import NoText
 from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ FATAL = (
     "the engine died twice while it ran this request, so it is not tried again; send it again only "
     "if you know why"
 )
+
+_NO_TEXT = NoText()
 
 
 class _AnswerState(msgspec.Struct, eq=False):
@@ -111,7 +114,7 @@ class OutputProcessor:
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
         for index, answer_id in enumerate(ids):
             detokenizer = Detokenizer(
-                self._tokenizer,
+                self._tokenizer if sampling.detokenize else _NO_TEXT,
                 prepared.prompt_token_ids,
                 skip_special_tokens=sampling.skip_special_tokens,
                 kept_token_ids=sampling.kept_token_ids,

@@ -85,4 +85,5 @@ def request_limits(
         honours_priority=config.scheduler.scheduling_policy == "priority",
         hidden_size=model_config.hidden_size,
         generates=model_config.has_head,
+        max_logprobs=config.model.max_logprobs,
     )

@@ -16,6 +16,7 @@ from quire.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
     MAX_STOP_STRINGS,
     MAX_TOKEN_IDS,
     MAX_WORD_CHARS,
@@ -56,7 +57,7 @@ MinTokens = Annotated[int, _ints("min_tokens")]
 NumAnswers = Annotated[int, _ints("n")]
 TopK = Annotated[int, _ints("top_k")]
 Seed = Annotated[int, _ints("seed")]
-NumLogprobs = Annotated[int, _ints("logprobs")]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 Temperature = Annotated[float, _floats("temperature")]
 TopP = Annotated[float, _above_zero("top_p")]

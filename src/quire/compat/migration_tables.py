@@ -1,0 +1,70 @@
+"""The tables of docs/migration.md, made from the table of foreign names.
+
+python -m quire.compat.migration_tables docs/migration.md    # write them between their markers
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
+from quire.compat.names_table import NAMES, Scope
+from quire.compat.own_values import OWN_VALUES
+
+_MARKED = re.compile(r"(<!-- names:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SCOPES: dict[str, Scope] = {scope: scope for scope in NAMES}
+
+
+def filled(page: str) -> str:
+    """The page with a new table between each pair of markers."""
+    return _MARKED.sub(lambda found: f"{found[1]}{_table(found[2])}\n{found[3]}", page)
+
+
+def _table(name: str) -> str:
+    lines = _values() if name == "values" else _names(_SCOPES[name])
+    return "\n".join(lines)
+
+
+def _names(scope: Scope) -> Iterator[str]:
+    yield "| name | of | here |"
+    yield "|---|---|---|"
+    for row in sorted(NAMES[scope], key=lambda row: row.name):
+        flags = "".join(f", `{flag}`" for flag in row.flags)
+        yield f"| `{row.name}`{flags} | {row.engines} | {_meaning(row)} |"
+
+
+def _meaning(row: ForeignName) -> str:
+    parts = []
+    if row.same_as is not None:
+        special = [f"{_shown(foreign)} is {_shown(own)}" for foreign, own in row.values.items()]
+        parts.append("; ".join([f"`{row.same_as}`", *special]))
+    if row.takes is ANY:
+        parts.append(f"{'else no' if row.same_as else 'no'} effect: {row.text}")
+    elif row.same_as is None:
+        taken = [_shown(value) for value in row.takes if value is not None]
+        parts.append(f"{' or '.join(taken) or 'refused'}: {row.text}; {row.fix}")
+    elif not row.others:
+        parts.append(f"others refused: {row.text}; {row.fix}")
+    return "; ".join(parts).replace("|", "\\|")
+
+
+def _values() -> Iterator[str]:
+    yield "| setting | spelling | here |"
+    yield "|---|---|---|"
+    for name, values in OWN_VALUES.items():
+        for own in dict.fromkeys(values.values()):
+            spellings = ", ".join(_shown(foreign) for foreign, to in values.items() if to is own)
+            yield f"| `{name}` | {spellings} | {_shown(own)} |"
+
+
+def _shown(value: Any) -> str:
+    return str(value) if value is DEFAULT else f"`{value!r}`"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,48 @@
+"""ParamNames: lets the constructor of params take names that other engines use. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.compat.names_table import NoEffect, Own, Refused, meaning_of
+from quire.compat.no_effect_warnings import warn_no_effect
+from quire.errors import InvalidRequestError, invalid_value
+
+
+class ParamNames(msgspec.StructMeta):
+    """Metaclass of a struct whose constructor knows the table of foreign names.
+
+    Only names that the struct does not have are looked up, so usual calls cost nothing more; those
+    without effect are a NoEffectWarning. Raises InvalidRequestError for names that are refused, and
+    Python's own TypeError for unknown ones. Decoding and copying know the struct's names alone.
+    """
+
+    def __call__(cls, **params: Any) -> Any:  # noqa: N805 - a class of classes
+        """A new struct."""
+        try:
+            return super().__call__(**params)
+        except TypeError:
+            own = own_params(params, cls.__struct_fields__)
+            if own == params:
+                raise
+            return super().__call__(**own)
+
+
+def own_params(params: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """The params under Quire's names. known: those. Raises InvalidRequestError."""
+    found: dict[str, Any] = {}
+    for name, value in params.items():
+        match None if name in known else meaning_of(name, value, ("sampling",)):
+            case None:
+                found[name] = value
+            case Own(name=own, value=changed):
+                if own in params:
+                    raise invalid_value(name, f"it is {own} here, which is given too; give one")
+                found[own] = changed
+            case NoEffect(text=text, is_neutral=is_neutral):
+                warn_no_effect([] if is_neutral else [text])
+            case Refused(text=text):
+                raise InvalidRequestError(text, param=name, code="unsupported_parameter")
+    return found

@@ -1,0 +1,21 @@
+"""Values of other libraries as Python's own. No torch, no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def plain_value(value: Any) -> Any:
+    """The value with lists for tuples, sets, ranges, iterators, arrays and tensors, at any depth.
+
+    Arrays and tensors are recognized by their method `tolist`, which gives Python's numbers.
+    """
+    if isinstance(value, str | bytes | dict | int | float | None):
+        return value
+    if isinstance(value, list | tuple | range | Iterator):
+        return [plain_value(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    to_list = getattr(value, "tolist", None)
+    return value if to_list is None else to_list()

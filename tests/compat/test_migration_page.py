@@ -1,0 +1,23 @@
+"""docs/migration.md: its tables are those of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.compat.migration_tables import filled
+from quire.compat.names_table import NAMES
+
+PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+
+
+def test_the_tables_are_current() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page, "python -m quire.compat.migration_tables docs/migration.md"
+
+
+def test_each_name_is_there() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for rows in NAMES.values():
+        for row in rows:
+            assert f"| `{row.name}`" in page
+    assert filled("<!-- names:request -->\nold\n<!-- end -->").count("\n") > len(NAMES["request"])
