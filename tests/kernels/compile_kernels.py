@@ -13,11 +13,11 @@ import sys
 import traceback
 from typing import Any
 
+from aot_compile import Compiled, compile_kernel
 from triton.experimental.gluon import language as gl
 
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.compile.aot_compile import Compiled, compile_kernel
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel

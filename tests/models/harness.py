@@ -14,11 +14,12 @@ from quire.array_types import Ints
 from quire.config import ModelSettings
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.ragged_batch import RaggedBatch
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
-from quire.models.loading.loader import load_model, resolve_dtype
+from quire.models.loading.loader import load_model
 
 
 @dataclass
@@ -108,5 +109,5 @@ def load_folder(
     """A model and its shape from a folder; options go to ModelSettings."""
     model_config = ModelConfig.from_folder(folder)
     config = ModelSettings(model=str(folder), dtype=dtype, **options)
-    torch_dtype = resolve_dtype(config.dtype, model_config)
-    return load_model(config, model_config, folder, torch.device(device), torch_dtype), model_config
+    wanted = torch_dtype(model_config.dtype if dtype == "auto" else dtype)
+    return load_model(config, model_config, folder, torch.device(device), wanted), model_config

@@ -12,10 +12,8 @@ from harness import PagedModel, load_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from quire.errors import CheckpointError
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.expected_tensors import expected_tensors
-from quire.models.loading.loader import resolve_dtype
 
 PROMPT = list(range(3, 60))
 
@@ -26,22 +24,6 @@ def test_the_table_names_what_transformers_saves(checkpoint: Callable, name: str
     spec = ModelConfig.from_folder(folder).spec
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert {tensor.name for tensor in expected_tensors(spec)} == set(file.keys())
-
-
-def test_auto_takes_the_checkpoints_data_type(checkpoint: Callable) -> None:
-    model_config = ModelConfig.from_folder(checkpoint("llama")[0])
-    assert resolve_dtype("auto", model_config) == torch.float32
-    assert resolve_dtype("bfloat16", model_config) == torch.bfloat16
-
-
-def test_an_unknown_data_type_is_refused(checkpoint: Callable, tmp_path: Path) -> None:
-    folder, _ = checkpoint("llama")
-    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float8"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model_config = ModelConfig.from_folder(tmp_path)
-    with pytest.raises(CheckpointError, match="dtype is 'float8'; set dtype to one of"):
-        resolve_dtype("auto", model_config)
-    assert resolve_dtype("float32", model_config) == torch.float32
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

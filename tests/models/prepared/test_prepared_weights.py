@@ -21,14 +21,13 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.layers.linear_layers import ColumnParallelLinear
 from quire.layers.parameter import LayerOptions
-from quire.models.checkpoints import safetensors_writer
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import read_header
-from quire.models.checkpoints.safetensors_writer import write_tensors
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
 from quire.models.prepared import prepared_weights as prepared
+from quire.models.prepared import safetensors_writer
 from quire.models.prepared.prepared_files import (
     free_space,
     newest_file,
@@ -36,6 +35,7 @@ from quire.models.prepared.prepared_files import (
     step_bytes,
 )
 from quire.models.prepared.prepared_weights import PreparedWeights, _ProcessEnd, prepared_weights
+from quire.models.prepared.safetensors_writer import write_tensors
 from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 

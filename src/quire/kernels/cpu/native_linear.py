@@ -108,20 +108,24 @@ def rms_norm_linear(x: ResidualState, weight: LinearWeight, bias: Tensor | None)
 
 def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`."""
-    if isinstance(weight, PackedWeight) and is_interleaved(x.residual.dtype, weight.outputs):
-        out = x.residual.new_empty(len(x.residual), weight.outputs // 2)
-        _linear(x, weight, bias, out, Epilogue.SILU)
-        return out
-    return _silu(rms_norm_linear(x, weight, bias))
+    return _linear_act(x, weight, bias, Epilogue.SILU)
 
 
 def linear_gelu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_gelu`."""
+    return _linear_act(x, weight, bias, Epilogue.GELU)
+
+
+def _linear_act(
+    x: ResidualState, weight: LinearWeight, bias: Tensor | None, epilogue: Epilogue
+) -> Tensor:
+    """act(gate) · up of the normalised residual, in one call where the weight is packed."""
     if isinstance(weight, PackedWeight) and is_interleaved(x.residual.dtype, weight.outputs):
         out = x.residual.new_empty(len(x.residual), weight.outputs // 2)
-        _linear(x, weight, bias, out, Epilogue.GELU)
+        _linear(x, weight, bias, out, epilogue)
         return out
-    return reference.gelu_and_mul(_in_halves(rms_norm_linear(x, weight, bias)))
+    act = reference.silu_and_mul if epilogue == Epilogue.SILU else reference.gelu_and_mul
+    return act(_in_halves(rms_norm_linear(x, weight, bias)))
 
 
 def linear_add_norm(
@@ -174,12 +178,6 @@ def _linear(
 def is_interleaved(dtype: torch.dtype, rows: int) -> bool:
     """Whether `order_gate_up` interleaves such rows, of which `rows` are there."""
     return dtype in DTYPES and rows % (2 * BLOCK) == 0
-
-
-def _silu(out: Tensor) -> Tensor:
-    """silu(gate) * up of results [T, 2I] in the order of `order_gate_up`: [T, I]."""
-    gate, up = _in_halves(out).chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
 
 
 def _in_halves(out: Tensor) -> Tensor:

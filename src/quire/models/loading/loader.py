@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import ModelSettings
-from quire.dtypes import CHECKPOINT_DTYPES, MODEL_DTYPES
+from quire.dtypes import CHECKPOINT_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.torch_dtypes import torch_dtype
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -44,19 +43,6 @@ _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
 
 # checkpoint name → the parameter it fills, and which part of it
 Targets = dict[str, tuple[Weight, str | None]]
-
-
-def resolve_dtype(name: str, model_config: ModelConfig) -> torch.dtype:
-    """The data type to run in; "auto" takes the checkpoint's. Raises CheckpointError.
-
-    float16 works on the CPU, but matmuls are slow in it there; prefer bfloat16.
-    """
-    wanted = model_config.dtype if name == "auto" else name
-    if wanted not in MODEL_DTYPES:
-        raise CheckpointError(
-            f"config.json: dtype is {wanted!r}; set dtype to one of {', '.join(MODEL_DTYPES)}"
-        )
-    return torch_dtype(wanted)
 
 
 def load_model(

@@ -32,7 +32,6 @@ from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
-from quire.models.checkpoints.safetensors_writer import bring_to_disk, write_tensors
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
     FORMATS,
@@ -49,6 +48,7 @@ from quire.models.prepared.prepared_reader import (
     discard,
     open_prepared,
 )
+from quire.models.prepared.safetensors_writer import bring_to_disk, write_tensors
 from quire.processes import interrupted
 from quire.quantization.stored_weight import describe as describe_weight
 
