@@ -87,10 +87,12 @@ class Detokenizer:
 
     def finish(self) -> str:
         """No more tokens come: returns what was held back. A stop string may end in it."""
-        if self.stop_reason is not None:
-            return ""
         text = "" if self._utf8 is None else self._utf8.decode(b"", final=True)
-        return text if self._stops is None else self._feed(self._stops, text) + self._stops.flush()
+        if self._stops is None:
+            return text
+        if self._stops.found is not None:
+            return ""
+        return self._feed(self._stops, text) + self._stops.flush()
 
     def _read(self, data: bytes) -> str:
         """The characters that are complete with these bytes; mostly they are so by themselves."""

@@ -195,7 +195,11 @@ class OutputProcessor:
             answer.token_ids += delta.token_ids
             request.times.first_token = request.times.first_token or now
             request.times.last_token = now
-            self._count_tokens(answer.times, delta, now)
+            count = len(delta.token_ids)
+            if count > 1 and delta.finish_reason is not None and delta.timing is not None:
+                self._metrics.tokens_at_end(answer.times, count, delta.timing, now)
+            else:
+                self._metrics.tokens(answer.times, count, now)
         if answer.index == 0:  # the others find what the first has computed
             request.num_cached_tokens = delta.num_cached_tokens
             request.embedding = delta.embedding
@@ -214,13 +218,6 @@ class OutputProcessor:
         else:
             request.changed[answer.index] = part
 
-    def _count_tokens(self, times: AnswerTimes, delta: RequestDelta, now: float) -> None:
-        count = len(delta.token_ids)
-        if delta.finish_reason is not None and delta.timing is not None and count > 1:
-            self._metrics.tokens_at_end(times, count, delta.timing, now)
-        else:
-            self._metrics.tokens(times, count, now)
-
     def _completion(self, answer: _AnswerState, delta: RequestDelta) -> CompletionOutput:
         """The output that a delta adds to the answer."""
         sampling, detokenizer = answer.request.prepared.sampling, answer.detokenizer
@@ -233,15 +230,14 @@ class OutputProcessor:
         text = detokenizer.push(shown)
         if ended:
             text += detokenizer.finish()
-        token_ids = delta.token_ids
-        if detokenizer.stop_reason is not None:  # drop what follows the stop string
+        token_ids, stop_reason = delta.token_ids, detokenizer.stop_reason
+        if stop_reason is not None:  # drop what follows the stop string
             token_ids = token_ids[: detokenizer.num_tokens - num_before]
         part = CompletionOutput(answer.index, text, token_ids)
         if sampling.logprobs is not None:
             part.logprobs = [self._position(scores) for scores in delta.logprobs[: len(token_ids)]]
-        if detokenizer.stop_reason is not None:
-            part.finish_reason = FinishReason.STOP.value
-            part.stop_reason = detokenizer.stop_reason
+        if stop_reason is not None:
+            part.finish_reason, part.stop_reason = FinishReason.STOP.value, stop_reason
         else:
             part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_token_id
         if part.finish_reason is None and answer.is_over is not None and answer.is_over(text):

@@ -39,6 +39,11 @@ class ParserConfig(msgspec.Struct, frozen=True):
     must_call: bool = False
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all text is the answer: there are neither tools nor reasoning."""
+        return self.reasoning is None and self.tool_parser is None
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """All marks that the parser looks for; they may be control tokens."""
         marks = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)

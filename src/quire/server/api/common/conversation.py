@@ -76,9 +76,10 @@ class Conversation(msgspec.Struct, frozen=True):
         return usage
 
     def _parser(self, index: int) -> StreamParser:
-        if index not in self._parsers:
-            self._parsers[index] = self.new_parser()
-        return self._parsers[index]
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = self.new_parser()
+        return parser
 
 
 def prepare(
@@ -107,15 +108,19 @@ def prepare(
         )
         yield
         config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
-        sampling = _with_marks(sampling, config, engine.tokenizer)
-        sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
+        if not config.is_plain:
+            sampling = _with_marks(sampling, config, engine.tokenizer)
+        if use.allowed or sampling.structured_outputs is not None:
+            sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
         field = names.own("messages")
         job = make_job(id_prefix, request, [token_ids], sampling, model.name, prompt_field=field)
+    if config.is_plain:
+        return Conversation(job, PlainParser)
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
+    new_parser = partial(OutputParser, config, new_id=new_call_id)
     hides = request.include_reasoning is False
-    counter = _counter_maker(config, engine.tokenizer)
-    return Conversation(job, _parser_maker(config, new_call_id), hides, counter)
+    return Conversation(job, new_parser, hides, _counter_maker(config, engine.tokenizer))
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
@@ -210,8 +215,7 @@ def _with_grammar(
 ) -> SamplingParams:
     """Add a grammar that enforces calls and strict arguments around reasoning and text."""
     outputs = sampling.structured_outputs
-    has_parts = config.reasoning is not None or config.tool_parser is not None
-    if not (use.is_strict or (outputs is not None and has_parts)):
+    if not (use.is_strict or (outputs is not None and not config.is_plain)):
         return sampling
     field = "tools" if outputs is None else outputs.name
     try:
@@ -227,14 +231,6 @@ def _with_grammar(
     lines = {line: fields[tool] for line, tool in tools_of_lines(grammar).items()}
     enforced = StructuredOutputs(grammar=grammar, field=field, fields_of_lines=lines)
     return msgspec.structs.replace(sampling, structured_outputs=enforced)
-
-
-def _parser_maker(
-    config: ParserConfig, new_call_id: Callable[[], str] | None
-) -> Callable[[], StreamParser]:
-    if config.reasoning is None and config.tool_parser is None:
-        return PlainParser
-    return partial(OutputParser, config, new_id=new_call_id)
 
 
 def _counter_maker(

@@ -26,7 +26,17 @@ def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, Request
 async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one complete output per prompt, in order."""
     if len(job.prompts) == 1:
-        item = await _complete(job, engine)
+        item = await engine.complete(
+            job.prompts[0],
+            job.sampling,
+            request_id=f"{job.reply_id}-0",
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            stop_when=job.stop_when,
+            prompt_field=job.prompt_field,
+        )
+        if job.prompt_alone:
+            _clear_answers(item)
         usage.add(0, item)
         return [item]
     complete: dict[int, RequestOutput] = {}
@@ -38,22 +48,6 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
             else:
                 complete[index] = item
     return [complete[index] for index in sorted(complete)]
-
-
-async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
-    """Run the usual single prompt without streaming."""
-    item = await engine.complete(
-        job.prompts[0],
-        job.sampling,
-        request_id=f"{job.reply_id}-0",
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-        stop_when=job.stop_when,
-        prompt_field=job.prompt_field,
-    )
-    if job.prompt_alone:
-        _clear_answers(item)
-    return item
 
 
 def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
