@@ -35,6 +35,7 @@ SAMPLING = """
 """
 SERVE = """
     --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
+    --allowed-hosts
     --allowed-origins
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
     --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser

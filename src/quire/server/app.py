@@ -82,6 +82,7 @@ def build_server(
         enveloped = Envelope(
             DrainGate(inner, drain, OPEN_PATHS),
             keys=settings.keys,
+            hosts=settings.hosts,
             open_paths=OPEN_PATHS | page.paths,
             on_end=observer.note_end,
         )

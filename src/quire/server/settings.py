@@ -7,6 +7,7 @@ from typing import Literal
 
 from quire.errors import ConfigError
 from quire.options import MOST, MOST_BYTES, check_ranges, setting
+from quire.server.http.allowed_hosts import AllowedHosts, parse_hosts
 from quire.server.http.api_keys import ApiKeys, all_keys, listed
 from quire.server.http.cors import parse_origins
 
@@ -37,6 +38,12 @@ class ServerSettings:
     allowed_origins: str | None = setting(
         None,
         "origins whose pages may call this from a browser, with commas between; * for all",
+        is_list=True,
+    )
+    allowed_hosts: str | None = setting(
+        None,
+        "names that requests may have in their Host header, with commas between; * for all; "
+        "default without an API key: addresses, and names of this machine and private networks",
         is_list=True,
     )
     max_queued_requests: int = setting(
@@ -152,6 +159,8 @@ class ServerSettings:
             )
         if self.allowed_origins is not None:
             parse_origins(self.allowed_origins)
+        if self.allowed_hosts is not None:
+            parse_hosts(self.allowed_hosts)
         _check_url(self.otlp_traces_endpoint)
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
@@ -169,6 +178,12 @@ class ServerSettings:
     def origins(self) -> list[str]:
         """The origins that may call it from a browser."""
         return [] if self.allowed_origins is None else parse_origins(self.allowed_origins)
+
+    @property
+    def hosts(self) -> AllowedHosts:
+        """The names of hosts that requests may be sent to. Reads the key file."""
+        listed = [] if self.allowed_hosts is None else parse_hosts(self.allowed_hosts)
+        return AllowedHosts(listed, bound=self.host, needs_key=self.keys.are_required)
 
     @property
     def keys(self) -> ApiKeys:

@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from quire.server.http.unknown_path import UnknownPath
+
 
 class Application(Starlette):
     """A starlette application. middleware: wraps the routes and answers whatever fails inside."""
@@ -24,6 +26,7 @@ class Application(Starlette):
     ) -> None:
         super().__init__(routes=routes, lifespan=lifespan)
         self.router.redirect_slashes = False  # it would be built from the client's Host header
+        self.router.default = UnknownPath([route.path for route in routes])
         self._posts = {route.path: route.app for route in routes if route.methods == {"POST"}}
         self._middleware = middleware(self._route)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.http.allowed_hosts import AllowedHosts
 from quire.server.http.api_keys import ApiKeys
 from quire.server.http.http_errors import (
     SINGLE_MESSAGE,
@@ -32,7 +33,8 @@ class Envelope:
     client's own if it consists of plain characters, else a new one. Access is decided on the path
     that the router uses, never on one rebuilt from headers.
 
-    open_paths: need no API key; all others do, whether they exist or not. on_end: called with the
+    open_paths: need no API key; all others do, whether they exist or not. hosts: the names that the
+    server is known by, on any path; None: any. on_end: called with the
     record of each request that has ended.
     """
 
@@ -42,11 +44,13 @@ class Envelope:
         keys: ApiKeys,
         open_paths: frozenset[str] = frozenset(),
         on_end: Callable[[RequestRecord], None] = lambda _: None,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self._app = app
         self._open_paths = open_paths
         self._on_end = on_end
         self._keys = keys
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -74,6 +78,8 @@ class Envelope:
             return send(message)
 
         try:
+            if self._hosts is not None:
+                self._hosts.check(headers)
             if scope["path"] not in self._open_paths:
                 state["tenant"] = self._keys.admit(scope)
             await self._app(scope, receive, send_with_id)

@@ -36,6 +36,7 @@ ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
 _SHARED_PATHS = "/v1/models"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",

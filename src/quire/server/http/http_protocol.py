@@ -77,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._on_refusal = on_refusal
         self._phase = Phase.NONE
-        self._num_headers = 0
+        self._num_headers = self._num_hosts = 0
         self._num_bytes = 0  # of this phase; of a body, only those of its framing
         self._num_body_bytes = 0
         self._watches: deque[DisconnectWatch] = deque()  # of the unanswered requests
@@ -224,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The first byte of a request has come."""
         super().on_message_begin()
         self._phase = Phase.HEADERS
-        self._num_headers = self._num_bytes = self._num_body_bytes = 0
+        self._num_headers = self._num_hosts = self._num_bytes = self._num_body_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header or trailer has come."""
@@ -235,7 +235,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = _headers_too_large()
             raise self._refusal
         name = name.lower()
-        if name == b"expect":
+        if name == b"host":
+            self._num_hosts += 1
+        elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
         elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             self._refusal = _unknown_coding()
@@ -249,10 +251,20 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         if self._ignores_upgrade:
             return
+        self._check_hosts()
         super().on_headers_complete()
         self._phase, self._num_bytes = Phase.BODY, 0
         watch = self.scope["state"][DISCONNECT] = DisconnectWatch()
         self._watches.append(watch)
+
+    def _check_hosts(self) -> None:
+        """Refuse a request whose host is not given, or given twice; clients of HTTP/1.0 may."""
+        if self._num_hosts == 1:
+            return
+        if self._num_hosts == 0 and self.parser.get_http_version() != "1.1":
+            return
+        self._refusal = _wrong_hosts()
+        raise self._refusal
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
@@ -383,6 +395,11 @@ def _malformed() -> HttpError:
 def _headers_too_large() -> HttpError:
     text = "the headers are too long or too many; send fewer and shorter ones"
     return HttpError(431, text, code="headers_too_large")
+
+
+def _wrong_hosts() -> HttpError:
+    text = "the header Host is missing or given twice; send it once"
+    return HttpError(400, text, code="bad_request")
 
 
 def _unknown_coding() -> HttpError:

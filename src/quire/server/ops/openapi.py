@@ -29,6 +29,7 @@ _ABOUT = (
 _ERRORS = {
     400: "A field or the body is wrong.",
     401: "The API key is missing or wrong.",
+    403: "The server is not known by the name in the header Host.",
     404: "The path or the model does not exist.",
     405: "The path has no such method.",
     408: "The request came too slowly, or did not end in the time that it gave itself.",
@@ -41,7 +42,7 @@ _ERRORS = {
     503: "The server cannot answer now; see Retry-After.",
     504: "The request did not end within the server's time limit.",
 }
-_EVERYWHERE = (405, 431, 500)
+_EVERYWHERE = (403, 405, 431, 500)
 
 _REQUEST_ID = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 128},

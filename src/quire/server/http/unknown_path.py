@@ -1,0 +1,43 @@
+"""The refusal of a path that does not exist, which names the nearest one that does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+from starlette.types import Receive, Scope, Send
+
+from quire.server.http.http_errors import HttpError
+
+MAX_CHARS = 128  # of a path that is compared
+CUTOFF = 0.75  # of difflib's ratio, below which two paths are not alike
+_PREFIXES = frozenset({"", "v1", "api", "openai"})  # segments that clients double or leave out
+_ELSEWHERE = "the API is under /v1, such as /v1/chat/completions"
+
+
+class UnknownPath:
+    """An ASGI application that answers 404. paths: those that exist."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        self._paths = {_core(path): path for path in paths if _core(path)}
+
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        """Raises HttpError."""
+        near = self._nearest(scope["path"])
+        fix = _ELSEWHERE if near is None else f"did you mean {near}?"
+        raise HttpError(404, f"no such path; {fix}", code="not_found")
+
+    def _nearest(self, path: str) -> str | None:
+        core = _core(path[:MAX_CHARS])
+        beginnings = [known for known in self._paths if core and known.startswith(f"{core}/")]
+        close = difflib.get_close_matches(core, self._paths, n=1, cutoff=CUTOFF)
+        found = close or beginnings
+        return self._paths[found[0]] if found else None
+
+
+def _core(path: str) -> str:
+    """A path without what clients get wrong: slashes, letters' case, and the segments before."""
+    segments = [segment for segment in path.lower().split("/") if segment]
+    while segments and segments[0] in _PREFIXES:
+        segments.pop(0)
+    return "/".join(segments)

@@ -1,0 +1,113 @@
+"""The names under which a server is reached: those of web pages of the internet are refused."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from asgi_client import JSON, Reply, call
+from fake_engine import FakeEngine
+from hypothesis import example, given
+from hypothesis import strategies as st
+from live_server import Running, read_all
+
+from quire.errors import ConfigError
+from quire.server.app import build_app
+from quire.server.http.allowed_hosts import AllowedHosts
+from quire.server.http.http_errors import HttpError
+from quire.server.settings import ServerSettings
+
+
+def ask(name: str, path: str = "/v1/models", **options: Any) -> Reply:
+    app = build_app(FakeEngine(), ServerSettings(**options))
+    return call(app, path, headers=JSON | {"host": name})
+
+
+OWN = [
+    *("localhost", "localhost:8000", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]"),
+    *("10.1.2.3:8000", "8.8.8.8", "app.localhost:3000", "localhost.", "quire:8000", "localhost:"),
+    socket.gethostname(),
+]
+FOREIGN = [
+    *("evil.com", "evil.com:8000", "127.0.0.1.evil.com", "localhost.evil.com:8000", "", ":8000"),
+    *("evil.com.", "127.0.0.1@evil.com", "evil.com/127.0.0.1", "a b.com", "[evil.com]", "::1.com"),
+    *("evil.localhost.com", "notlocalhost.evil", "\xe4.com", "evil.com:99999999", "x" * 300 + ".a"),
+]
+
+
+@pytest.mark.parametrize("host", OWN)
+def test_own_names_are_served(host: str) -> None:
+    assert ask(host).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/nowhere", "/metrics"])
+@pytest.mark.parametrize("host", FOREIGN)
+def test_foreign_names_are_refused_on_every_path(host: str, path: str) -> None:
+    reply = ask(host, path)
+    assert (reply.status, reply.error["code"]) == (403, "unknown_host")
+    assert "--allowed-hosts" in reply.error["message"]
+
+
+@pytest.mark.parametrize("name", ["node.local", "quire.default.svc.cluster.local", "a.internal"])
+def test_names_of_private_networks_are_served_where_such_networks_reach(name: str) -> None:
+    assert ask(name).status == 403
+    assert ask(name, host="0.0.0.0").status == 200
+
+
+def test_names_can_be_added() -> None:
+    options = {"allowed_hosts": "api.example.com, *.Example.org"}
+    for host in ("api.example.com", "API.example.com:80", "a.b.example.org", "localhost"):
+        assert ask(host, **options).status == 200
+    for host in ("example.com", "b.api.example.com", "example.org", "xexample.org"):
+        assert ask(host, **options).status == 403
+    assert ask("evil.com", allowed_hosts="*").status == 200
+    assert ask("my.example.com", host="my.example.com").status == 200
+
+
+def test_a_key_needs_no_names_unless_they_are_given() -> None:
+    assert ask("evil.com", api_key="k").status == 401
+    assert ask("evil.com", api_key="k", allowed_hosts="a.b").status == 403
+
+
+@pytest.mark.parametrize("wrong", ["", "a.b,", "http://a.b", "a.b:80", "a b", "*.", "*a.b", "a/b"])
+def test_what_is_no_name_is_refused_at_the_start(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="allowed_hosts"):
+        ServerSettings(allowed_hosts=wrong)
+
+
+@given(st.one_of(st.binary(max_size=40), st.text(".:[]@/a0 ", max_size=20).map(str.encode)))
+@example(b"[::1")
+def test_any_bytes_are_judged(host: bytes) -> None:
+    hosts = AllowedHosts([], bound="127.0.0.1", needs_key=False)
+    for _ in range(2):  # also what is remembered
+        with suppress(HttpError):
+            hosts.check({b"host": host})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    running = Running(FakeEngine(), ServerSettings(shutdown_timeout=1), keep_alive=0.2)
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nx: y\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nHost: evil.com\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nhost: evil.com\r\n\r\n", b"403"),
+        (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.0\r\nhost: a\r\nhost: a\r\n\r\n", b"400"),
+    ],
+)
+def test_one_host_is_needed(server: Running, head: bytes, status: bytes) -> None:
+    with server.connect() as sock:
+        sock.sendall(head)
+        assert read_all(sock).split()[1] == status
