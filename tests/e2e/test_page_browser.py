@@ -544,3 +544,16 @@ def test_a_model_can_be_picked_and_stays_picked(browser: Chromium) -> None:
         assert browser.run(NAMES_OF.format("#live-model")) == ["chat", "small"]
         browser.run("location.hash = 'chat'")
     browser.problems.clear()
+
+
+def test_the_api_is_shown_at_docs(browser: Chromium, url: str) -> None:
+    browser.problems.clear()
+    for width in (320, 390, 1280):
+        browser.resize(width, 800, phone=width < 700)
+        browser.open(f"{url}/docs")
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.run("document.querySelector('.contents').offsetHeight") > 200
+    browser.run("document.querySelector('a[href=\"#post_v1_embeddings\"]').click()")
+    assert browser.run("document.querySelector(':target h2').innerText") == "POST /v1/embeddings"
+    assert browser.run(FAINT_TEXTS) == []
+    assert browser.problems == []

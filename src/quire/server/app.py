@@ -20,7 +20,9 @@ from quire.server.http.cors import with_cors
 from quire.server.http.envelope import OPEN_PATHS, Envelope
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
+from quire.server.ops import api_page
 from quire.server.ops.admin import build_admin_app
+from quire.server.ops.api_page import ApiPage
 from quire.server.ops.health import Health
 from quire.server.ops.live_view import LiveView
 from quire.server.ops.openapi import with_openapi
@@ -74,6 +76,7 @@ def build_server(
             LiveView(models, observer.metrics).route,
             MetricsPage(observer.metrics, models, settings.gpu_hour_cost).route,
             *page.routes,
+            ApiPage(page.assets).route,
         ]
     )
     observer.set_routes(routes)
@@ -83,7 +86,7 @@ def build_server(
             DrainGate(inner, drain, OPEN_PATHS),
             keys=settings.keys,
             hosts=settings.hosts,
-            open_paths=OPEN_PATHS | page.paths,
+            open_paths=OPEN_PATHS | page.paths | {api_page.PATH},
             on_end=observer.note_end,
         )
         return with_cors(enveloped, settings.origins) if settings.origins else enveloped

@@ -55,16 +55,20 @@ HEADERS = {
 
 
 class WebPage:
-    """The files and their routes. paths: of all files; they need no API key."""
+    """The files and their routes.
+
+    paths: of all files; they need no API key. assets: the folder of all but the index, relative to
+    `/`.
+    """
 
     def __init__(self, folder: Path = FOLDER) -> None:
         files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
         self.version = _version(files)
-        base = f"page/{self.version}"
+        self.assets = base = f"page/{self.version}"
         index = files.pop(INDEX).replace(PLACEHOLDER, base.encode())
-        self._index = _Asset(index, INDEX, "no-cache")
+        self._index = PageFile(index, INDEX, "no-cache")
         self._assets = {
-            f"/{base}/{name}": _Asset(content, name, "public, max-age=31536000, immutable")
+            f"/{base}/{name}": PageFile(content, name, "public, max-age=31536000, immutable")
             for name, content in files.items()
         }
         self.paths = frozenset({"/", *self._assets})
@@ -89,7 +93,7 @@ class WebPage:
         return await asset.answer(request)
 
 
-class _Asset:
+class PageFile:
     """A static file of the page with its response headers."""
 
     def __init__(self, content: bytes, name: str, cache_control: str) -> None:
