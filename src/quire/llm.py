@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,8 +24,10 @@ from quire.engine.frontend.input_processor import (
     errors_name_field,
 )
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.prompt_encoding import encode_conversation
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
+    Message,
     Prompts,
     expand_sampling_params,
     read_conversations,
@@ -130,7 +131,11 @@ class LLM:
         template_kwargs: add_generation_prompt, tools, and variables that the template reads.
         Raises as `generate` does.
         """
-        encode = partial(self.tokenizer.encode_chat, **template_kwargs)
+
+        def encode(conversation: list[Message]) -> list[int]:
+            rendered = self.tokenizer.chat_prompt(conversation, **template_kwargs)
+            return encode_conversation(self.tokenizer, rendered, self.info.limits)
+
         with self._lock:
             return self._answer(
                 "messages",

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.request_limits import RequestLimits
-from quire.engine.frontend.prompt_encoding import CUT_TOKENS, USUAL_CHARS_PER_TOKEN, encode_prompt
+from quire.engine.frontend.prompt_encoding import (
+    CUT_TOKENS,
+    USUAL_CHARS_PER_TOKEN,
+    encode_conversation,
+    encode_prompt,
+    encode_text,
+)
 from quire.errors import ContextLengthError
 from quire.hub import resolve_model
 from quire.tokenizer.tokenizer import Tokenizer
@@ -64,3 +70,16 @@ def test_only_what_cannot_fit_is_refused(tokenizer: Tokenizer, parts: list[str])
     except ContextLengthError:
         assert len(whole) > limits.max_model_len
         assert len(text) > min(USUAL_CHARS_PER_TOKEN * limits.max_model_len, CUT_TOKENS)
+
+
+def test_control_tokens_count_in_a_text_with_and_without_limits(tokenizer: Tokenizer) -> None:
+    ids = [encode_text(tokenizer, "hi<|end|>", limits) for limits in (None, _limits(40))]
+    assert ids[0] == ids[1] == tokenizer.encode("hi<|end|>", parse_special=True)
+    assert ids[0][-1] == tokenizer.control_token_id("<|end|>")
+
+
+def test_a_conversation_is_bounded_where_there_are_limits(tokenizer: Tokenizer) -> None:
+    rendered = tokenizer.chat_prompt([{"role": "user", "content": "a b " * 2000}])
+    assert len(encode_conversation(tokenizer, rendered, None)) > 2000
+    with pytest.raises(ContextLengthError, match="messages: "):
+        encode_conversation(tokenizer, rendered, _limits(40))

@@ -9,7 +9,6 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TypedDict
 
 import msgspec
@@ -20,7 +19,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.prompt_encoding import encode_prompt
+from quire.engine.frontend.prompt_encoding import encode_text
 from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.grammar_checker import CHECK_SECONDS, GrammarChecker, InProcessValidator
 from quire.grammar.grammar_compiler import GrammarCompiler
@@ -181,9 +180,7 @@ class InputProcessor:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        # the caller writes the complete prompt, and may write out a chat template
-        encode = partial(self._tokenizer.encode, parse_special=True)
-        return encode_prompt(self._limits, encode, prompt)
+        return encode_text(self._tokenizer, prompt, self._limits)
 
     def _bad_words_ids(self, words: list[str]) -> list[list[int]]:
         """Bad words as token ids, without those that hold an id that the model does not have."""

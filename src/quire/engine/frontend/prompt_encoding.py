@@ -1,12 +1,15 @@
-"""Prompt encoding with a bound on its cost: text that is far too long is refused half-way.
+"""Prompt encoding: the one place where a text or a conversation becomes token ids.
 
-The one function that encodes prompts, for the input processor and for routes that need the token
-ids before. Refusing a text costs at most a few times the encoding of the longest one that fits.
+Used by the input processor, `LLM.chat` and the routes that need token ids. Where limits are given,
+text that is far too long is refused half-way: that costs at most a few times the encoding of the
+longest one that fits. Without limits, as for token counts, text of any length is encoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from quire.core.request_limits import RequestLimits
 from quire.errors import ContextLengthError
@@ -14,6 +17,45 @@ from quire.errors import ContextLengthError
 USUAL_CHARS_PER_TOKEN = 4
 # Cutting a text may add this many tokens to its first part.
 CUT_TOKENS = 64
+
+
+class PromptTokenizer(Protocol):
+    """The part of a tokenizer that encodes prompts."""
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Text to token ids; parse_special: also names of control tokens."""
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """The token ids of what the tokenizer's chat_prompt has made."""
+
+
+def encode_text(
+    tokenizer: PromptTokenizer,
+    text: str,
+    limits: RequestLimits | None,
+    *,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """Token ids of a complete prompt. It may write out a chat template, control tokens included.
+
+    Raises InvalidRequestError, or ContextLengthError for text that is far too long.
+    """
+    encode = partial(tokenizer.encode, parse_special=True, add_special_tokens=add_special_tokens)
+    return encode(text) if limits is None else encode_prompt(limits, encode, text)
+
+
+def encode_conversation(
+    tokenizer: PromptTokenizer, rendered: str, limits: RequestLimits | None
+) -> list[int]:
+    """Token ids of a conversation, from the text that the tokenizer's chat_prompt has made.
+
+    Raises ContextLengthError for text that is far too long.
+    """
+    if limits is None:
+        return tokenizer.encode_prompt(rendered)
+    return encode_prompt(limits, tokenizer.encode_prompt, rendered, param="messages")
 
 
 def encode_prompt(

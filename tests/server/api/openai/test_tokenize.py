@@ -41,7 +41,8 @@ def test_special_tokens_are_the_tokenizers_sampling_param_unless_told(
 ) -> None:
     asked: list[bool] = []
 
-    def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(text: str, *, add_special_tokens: bool = True, parse_special: bool) -> list[int]:
+        assert parse_special  # as in /v1/completions
         asked.append(add_special_tokens)
         return [len(text)]
 
@@ -105,7 +106,7 @@ def test_long_text_is_encoded_beside_the_loop(
 ) -> None:
     on_loop = []
 
-    def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG001
+    def encode(text: str, **_: bool) -> list[int]:  # noqa: ARG001
         on_loop.append(threading.current_thread() is threading.main_thread())
         return []
 

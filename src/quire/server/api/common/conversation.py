@@ -14,7 +14,7 @@ import msgspec
 
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
-from quire.engine.frontend.prompt_encoding import encode_prompt
+from quire.engine.frontend.prompt_encoding import encode_conversation
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
@@ -103,9 +103,7 @@ def prepare(
         yield
         prompt = _rendered(request, use, model)
         yield
-        token_ids = encode_prompt(
-            engine.info.limits, engine.tokenizer.encode_prompt, prompt, param="messages"
-        )
+        token_ids = encode_conversation(engine.tokenizer, prompt, engine.info.limits)
         yield
         config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
         if not config.is_plain:
@@ -130,7 +128,7 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
     """
     with names:
         prompt = _rendered(request, _checked_use(request, model), model)
-        return model.engine.tokenizer.encode_prompt(prompt)
+        return encode_conversation(model.engine.tokenizer, prompt, None)
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:

@@ -12,7 +12,6 @@ import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import msgspec
@@ -22,7 +21,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.input_processor import Prompt, errors_name_field
-from quire.engine.frontend.prompt_encoding import encode_prompt
+from quire.engine.frontend.prompt_encoding import encode_text
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
@@ -125,11 +124,10 @@ def _token_ids(
 ) -> list[list[int]]:
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, []
-    encode = partial(engine.tokenizer.encode, parse_special=True)
     for index, given in enumerate(inputs):
         with errors_name_field("input", index, len(inputs)):
             if isinstance(given, str):
-                ids = encode_prompt(limits, encode, given)
+                ids = encode_text(engine.tokenizer, given, limits)
             else:
                 ids = cast(list[int], given)
             limits.check_embedding(ids, pooling)

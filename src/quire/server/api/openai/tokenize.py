@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.frontend.prompt_encoding import encode_text
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
@@ -127,7 +128,7 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
             if getattr(request, name) is not None:
                 raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
         tokenizer = model.engine.tokenizer
-        return tokenizer.encode(request.prompt, add_special_tokens=special is not False)
+        return encode_text(tokenizer, request.prompt, None, add_special_tokens=special is not False)
     if special:
         raise invalid_value("add_special_tokens", "the chat template writes them; leave it out")
     chat = chat_request.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
