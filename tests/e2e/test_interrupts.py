@@ -57,6 +57,7 @@ seconds = time.monotonic() - begin
 rng = random.Random(seed)
 
 def send(delays):
+    go.wait()
     for delay in delays:
         time.sleep(delay)
         os.kill(os.getpid(), signal.SIGINT)
@@ -79,6 +80,7 @@ async def in_loop():
     return answers()
 
 def attempt():
+    go.set()
     if way == "script":
         answers()
     else:
@@ -96,7 +98,8 @@ def settle_for_sure():
 interrupts = 0
 for round in range(25):
     delays = [rng.uniform(0, seconds)] + [rng.uniform(0, seconds / 50)] * rng.randrange(3)
-    counts, sender = [], threading.Thread(target=send, args=(delays,))
+    counts, go = [], threading.Event()
+    sender = threading.Thread(target=send, args=(delays,))
     sender.start()
     catching(attempt_and_settle)
     catching(settle_for_sure)
