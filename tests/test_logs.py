@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import json
 import logging
 import subprocess
 import sys
+import threading
+import time
 
+from quire.line_writer import MAX_QUEUED_BYTES, LineWriter
 from quire.logs import JsonFormatter, LineHandler, TextFormatter
 
 
@@ -38,58 +39,103 @@ def test_levels_and_format_are_set_for_the_process() -> None:
     assert json.loads(done.stderr)["message"] == "loud"
 
 
-class Stream(io.StringIO):
-    """Counts what is written, piece by piece."""
+class Reader:
+    """Takes what is written once it is open, and blocks the writer before."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
+        self.pieces: list[bytes] = []
+        self.is_open = threading.Event()
+        self.has_come = threading.Event()
 
-    def write(self, text: str) -> int:
-        self.pieces.append(text)
-        return len(text)
+    def write(self, data: bytes) -> int:
+        self.has_come.set()
+        self.is_open.wait()
+        piece = data[: 1 << 14]  # a pipe may take a part
+        self.pieces.append(piece)
+        return len(piece)
+
+    @property
+    def text(self) -> str:
+        return b"".join(self.pieces).decode()
+
+
+def handler_of(reader: Reader) -> LineHandler:
+    return LineHandler(LineWriter(reader.write, "{} dropped\n".format))
 
 
 def line(level: int, text: str) -> logging.LogRecord:
     return logging.LogRecord("quire.x", level, "f.py", 1, text, None, None)
 
 
-def test_lines_of_one_turn_are_written_together_and_a_warning_at_once() -> None:
-    stream = Stream()
-    handler = LineHandler(stream)
-
-    async def turns() -> None:
-        for text in "ab":
-            handler.handle(line(logging.INFO, text))
-        assert stream.pieces == []
-        await asyncio.sleep(0)
-        assert stream.pieces == ["a\nb\n"]
-        handler.handle(line(logging.INFO, "c"))
-        handler.handle(line(logging.WARNING, "d"))
-        assert stream.pieces[1:] == ["c\nd\n"]
-        handler.handle(line(logging.INFO, "e"))
-
-    asyncio.run(turns())
-    handler.handle(line(logging.INFO, "f"))  # outside a loop
-    assert "".join(stream.pieces) == "a\nb\nc\nd\ne\nf\n"
+def test_lines_come_in_their_order_and_whole() -> None:
+    reader = Reader()
+    reader.is_open.set()
+    handler = handler_of(reader)
+    texts = [f"{number} {'ü' * (number % 700)}" for number in range(1000)]
+    for text in texts:
+        handler.handle(line(logging.INFO, text))
+    handler.flush()
+    assert reader.text == "".join(f"{text}\n" for text in texts)
 
 
-def test_lines_of_a_loop_that_was_closed_hold_up_no_others() -> None:
-    stream = Stream()
-    handler = LineHandler(stream)
+def test_a_reader_that_stops_costs_lines_and_no_time() -> None:
+    reader = Reader()
+    handler, text = handler_of(reader), "a" * 999
+    begin = time.monotonic()
+    for _ in range(3000):
+        handler.handle(line(logging.WARNING, text))
+    assert time.monotonic() - begin < 2
+    kept = MAX_QUEUED_BYTES // 1000
+    assert handler.writer.num_dropped == 3000 - kept
+    begin = time.monotonic()
+    handler.flush()
+    assert 0.9 < time.monotonic() - begin < 3  # it waits, and not for long
+    reader.is_open.set()
+    handler.flush()
+    handler.handle(line(logging.INFO, "later"))
+    handler.flush()
+    assert reader.text == f"{text}\n" * kept + f"{3000 - kept} dropped\nlater\n"
 
-    async def later() -> None:
-        handler.handle(line(logging.INFO, "b"))
-        await asyncio.sleep(0)
-        assert stream.pieces == ["a\nb\n"]
 
-    loop = asyncio.new_event_loop()
-    loop.call_soon(handler.handle, line(logging.INFO, "a"))
-    loop.call_soon(loop.stop)
-    loop.run_forever()
-    loop.close()
-    assert stream.pieces == []
-    asyncio.run(later())
+def test_lines_are_written_together_and_warnings_at_once() -> None:
+    reader = Reader()
+    reader.is_open.set()
+    handler = handler_of(reader)
+    for _ in range(20):
+        handler.handle(line(logging.INFO, "a"))
+        time.sleep(0.001)
+    handler.handle(line(logging.WARNING, "b"))
+    deadline = time.monotonic() + 5
+    while not reader.text.endswith("b\n") and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert reader.text == "a\n" * 20 + "b\n"
+    assert len(reader.pieces) < 15
+
+
+def test_a_forked_process_has_a_writer_of_its_own() -> None:
+    code = (
+        "import logging, os; from quire.logs import LogOptions, configure_logging\n"
+        "configure_logging(LogOptions('info', 'text')); log = logging.getLogger('a')\n"
+        "log.info('parent')\n"
+        "if os.fork() == 0: log.info('child'); logging.shutdown(); os._exit(0)\n"
+        "os.wait()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(line.split()[-1] for line in done.stderr.splitlines()) == ["child", "parent"]
+
+
+def test_what_python_prints_takes_the_same_way() -> None:
+    code = (
+        "import sys, warnings; from quire.logs import LogOptions, configure_logging\n"
+        "configure_logging(LogOptions('info', 'json'))\n"
+        "warnings.warn('old', stacklevel=1); print('plain', file=sys.stderr); sys.stderr.flush()\n"
+        "raise ValueError('last')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second, *others = done.stderr.splitlines()
+    assert "old" in json.loads(first)["message"]
+    assert second == "plain"
+    assert others[-1] == "ValueError: last"
 
 
 def test_a_line_for_people() -> None:

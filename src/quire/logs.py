@@ -1,25 +1,31 @@
 """Logging, the same in all processes: lines as text or JSON.
 
-A line never holds a prompt, an answer or a key; fields beyond the message come with `extra`, under
-the names in FIELDS.
+No process waits for whoever reads its lines (line_writer.py). A line never holds a prompt, an
+answer or a key; fields beyond the message come with `extra`, under the names in FIELDS.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
+import os
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TextIO
+from functools import partial
 
 import msgspec
+
+from quire.line_writer import LineWriter, QueuedStream
+
+logger = logging.getLogger(__name__)
 
 FIELDS = (
     *("request_id", "method", "path", "status", "seconds", "model"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "error_code"),
 )
+
+FLUSH_SECONDS = 1.0  # at the end of a process, for lines that are not written yet
+DROPPED = "%d log lines dropped: the reader of stderr is too slow"
 
 
 class LogOptions(msgspec.Struct, frozen=True):
@@ -29,54 +35,58 @@ class LogOptions(msgspec.Struct, frozen=True):
     format: str
 
 
+_writer: LineWriter | None = None
+
+
 def configure_logging(options: LogOptions) -> None:
-    """Configure logging of this process: to stderr, as text or JSON."""
-    handler = LineHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if options.format == "json" else TextFormatter())
+    """Log to stderr like this, in this process; nothing that is written there waits any more."""
+    global _writer
+    is_json = options.format == "json"
+    write = partial(os.write, sys.stderr.fileno())
+    writer = _writer = LineWriter(write, partial(_dropped, _formatter(is_json)))
+    handler = LineHandler(writer)
+    handler.setFormatter(_formatter(is_json))
+    sys.stderr = QueuedStream(writer, sys.stderr)  # tracebacks, and what libraries print
     logging.logThreads = logging.logMultiprocessing = False  # slow, and unused
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
     logging.getLogger("uvicorn").setLevel("WARNING")  # its start and end messages are our own
     if options.level != "debug":
         logging.getLogger("asyncio").setLevel("WARNING")
 
 
-class LineHandler(logging.Handler):
-    """Writes log lines to a stream; those of one turn of an event loop in one write."""
+def num_dropped_lines() -> int:
+    """Log lines of this process that were dropped, as nobody read the earlier ones."""
+    return 0 if _writer is None else _writer.num_dropped
 
-    def __init__(self, stream: TextIO) -> None:
+
+def _formatter(is_json: bool) -> logging.Formatter:
+    return JsonFormatter() if is_json else TextFormatter()
+
+
+def _dropped(formatter: logging.Formatter, count: int) -> str:
+    """The line that says how many were dropped."""
+    args = (logger.name, logging.WARNING, __file__, 0, DROPPED, (count,), None)
+    return f"{formatter.format(logging.LogRecord(*args))}\n"
+
+
+class LineHandler(logging.Handler):
+    """Passes log lines to a writer, which drops and counts those that it has no room for."""
+
+    def __init__(self, writer: LineWriter) -> None:
         super().__init__()
-        self._stream = stream
-        self._lines: list[str] = []
-        self._turn: asyncio.AbstractEventLoop | None = (
-            None  # that will write them at the end of its turn
-        )
+        self.writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line: a warning at once, others when the loop that runs here ends its turn."""
+        """Queue a line; warnings are written at once, others some milliseconds later."""
         try:
-            self._lines.append(f"{self.format(record)}\n")
-            if record.levelno >= logging.WARNING:
-                self.flush()
-            elif self._turn is None or not self._turn.is_running():  # it may have been closed
-                self._turn = _running_loop()
-                if self._turn is None:
-                    self.flush()
-                else:
-                    self._turn.call_soon(self.flush)
+            self.writer.put(f"{self.format(record)}\n", hurry=record.levelno >= logging.WARNING)
         except Exception:  # as in all handlers: logging must not raise
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write the log lines that have been collected."""
-        self.acquire()
-        try:
-            lines, self._lines, self._turn = self._lines, [], None
-            if lines:
-                with contextlib.suppress(OSError, ValueError):  # nobody is left to read them
-                    self._stream.write("".join(lines))
-                    self._stream.flush()
-        finally:
-            self.release()
+        """Wait until all lines are written, but not for long."""
+        self.writer.wait(FLUSH_SECONDS)
 
 
 class TextFormatter(logging.Formatter):
@@ -114,10 +124,3 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info is not None:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

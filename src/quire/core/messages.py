@@ -163,6 +163,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     step_tokens: HistogramData = HistogramData()
     step_seconds: HistogramData = HistogramData()
     num_bad_frames: int = 0  # invalid frames in either direction, which were dropped
+    num_dropped_log_lines: int = 0  # of the engine process, as its log is not read
 
 
 class StepSummary(msgspec.Struct, frozen=True, array_like=True):

@@ -38,7 +38,7 @@ from quire.engine.processes.outbox import ClientOutboxes
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.torch_import import dedicated_start
 from quire.errors import EngineError, UserError
-from quire.logs import configure_logging
+from quire.logs import configure_logging, num_dropped_lines
 
 if TYPE_CHECKING:
     from quire.engine.core.engine_core import EngineCore
@@ -137,8 +137,9 @@ class EngineProcess:
         self._send_outputs()
 
     def _with_epoch(self, stats: EngineStats) -> EngineStats:
-        """Add which process they are of: each process of a model counts from zero."""
+        """Add what is of the process: its number, as each of a model counts from zero; its log."""
         stats.epoch, stats.num_restarts = self._epoch, self._num_restarts
+        stats.num_dropped_log_lines = num_dropped_lines()
         return stats
 
     def _handle(self, client: bytes, message: EngineMessage) -> None:

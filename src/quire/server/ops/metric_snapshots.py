@@ -33,7 +33,7 @@ MAX_EPOCHS = 16  # of an engine that are stored one by one; older ones are final
 COUNTERS = (
     *("num_steps", "num_graph_steps", "num_preemptions", "num_recomputed_tokens"),
     *("num_prompt_tokens", "num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
-    *("num_corrupted_requests", "num_bad_frames"),
+    *("num_corrupted_requests", "num_bad_frames", "num_dropped_log_lines"),
 )  # of EngineStats, that are plain numbers
 
 
@@ -80,13 +80,15 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """The metrics of one process, or of several. started: Unix seconds of the first one.
 
     engines: by model name. http_requests: by path, method and status. errors: by the code of the
-    error body. folded: names of the files that are included; such a file no longer counts.
+    error body. dropped_log_lines: see `num_dropped_lines`. folded: names of the files that are
+    included; such a file no longer counts.
     """
 
     started: float = 0.0
     engines: dict[str, EngineFigures] = {}
     http_requests: dict[tuple[str, str, int], int] = {}
     errors: dict[str, int] = {}
+    dropped_log_lines: int = 0
     folded: list[str] = []
 
     @classmethod
@@ -106,6 +108,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
             engines={model: EngineFigures.joined(found) for model, found in engines.items()},
             http_requests=dict(http_requests),
             errors=dict(errors),
+            dropped_log_lines=sum(part.dropped_log_lines for part in parts),
         )
 
 

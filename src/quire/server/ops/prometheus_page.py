@@ -260,6 +260,7 @@ def _http(total: Total) -> Iterator[Metric]:
         errors.add_metric([reason], count)
     yield errors
     yield _admission_rejections(total)
+    yield _dropped_log_lines(total)
     build = GaugeMetricFamily("quire:build_info", "The version of Quire.", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
@@ -272,6 +273,16 @@ def _admission_rejections(total: Total) -> Metric:
     )
     refused.add_metric(["queue_full"], total.errors.get("queue_full", 0))
     return refused
+
+
+def _dropped_log_lines(total: Total) -> Metric:
+    family = CounterMetricFamily(
+        "quire:log_lines_dropped", "Log lines dropped as nobody reads them.", labels=["process"]
+    )
+    engines = sum(e.counted.num_dropped_log_lines for e in total.engines.values())
+    for process, count in (("api", total.dropped_log_lines), ("engine", engines)):
+        family.add_metric([process], count)
+    return family
 
 
 def _cost(total: Total, per_hour: float) -> Iterator[Metric]:

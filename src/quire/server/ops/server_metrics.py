@@ -18,6 +18,7 @@ from pathlib import Path
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats
 from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.logs import num_dropped_lines
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.request_record import RequestRecord
 from quire.server.ops.metric_snapshots import (
@@ -58,13 +59,15 @@ class Total:
     engines: dict[str, EngineTotal]
     http_requests: dict[tuple[str, str, int], int]
     errors: dict[str, int]
+    dropped_log_lines: int = 0
 
     @classmethod
     def of(cls, snapshots: Iterable[Snapshot]) -> Total:
         """The sum of one or more snapshots."""
         total = Snapshot.joined(snapshots)
         engines = {model: EngineTotal(figures) for model, figures in total.engines.items()}
-        return cls(total.started, engines, total.http_requests, total.errors)
+        dropped = total.dropped_log_lines
+        return cls(total.started, engines, total.http_requests, total.errors, dropped)
 
 
 class Metrics:
@@ -107,6 +110,7 @@ class Metrics:
             engines={name: self._figures(name, e) for name, e in self._engines.items()},
             http_requests=dict(self._http_requests),
             errors=dict(self._errors),
+            dropped_log_lines=num_dropped_lines(),
         )
 
     async def share_forever(self) -> None:

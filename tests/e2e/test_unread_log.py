@@ -1,0 +1,101 @@
+"""A server whose stderr is a pipe that nobody reads: it serves, restarts an engine, and ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+REQUESTS = 2_000
+COMMAND = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format", "null"]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process, whose log nobody reads, and its port."""
+    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = re.search(r"ready at http://\S+:(\d+) ", process.stdout.readline())
+        assert ready is not None
+        yield process, int(ready[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children(pid: int) -> dict[int, str]:
+    """Ids and command lines."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(i): Path(f"/proc/{i}/cmdline").read_text() for i in pids}
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    link.request("GET", path)
+    reply = link.getresponse()
+    status, body = reply.status, reply.read()
+    link.close()
+    return status, body
+
+
+def complete(port: int, count: int) -> list[int]:
+    """The statuses of that many requests, on one connection."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    body, statuses = json.dumps({"prompt": "a", "max_tokens": 2}), []
+    for _ in range(count):
+        link.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        reply = link.getresponse()
+        reply.read()
+        statuses.append(reply.status)
+    link.close()
+    return statuses
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_log_that_nobody_reads_stops_nothing(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    with ThreadPoolExecutor(8) as pool:
+        found = [s for part in pool.map(complete, [port] * 8, [REQUESTS // 8] * 8) for s in part]
+    assert found == [200] * REQUESTS
+    assert get(port, "/health")[0] == get(port, "/live")[0] == 200
+    (engine,) = (pid for pid, name in children(process.pid).items() if "engine_process" in name)
+    subprocess.run(["kill", "-9", str(engine)], check=True)
+    deadline = time.monotonic() + 30
+    while get(port, "/ready")[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    while get(port, "/ready")[0] != 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert complete(port, 3) == [200] * 3
+    assert b'quire:log_lines_dropped_total{process="api"} 0' in get(port, "/metrics")[1]  # 1 MiB
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_dropped_lines_are_told_when_somebody_reads_again(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, port = server
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    for _ in range(5_500):  # lines of more than 256 bytes
+        link.request("GET", f"/{'x' * 250}")
+        link.getresponse().read()
+    link.close()
+    counted = re.search(rb'log_lines_dropped_total{process="api"} (\d+)', get(port, "/metrics")[1])
+    assert counted is not None
+    assert int(counted[1]) > 100
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=20)
+    told = re.search(r"WARNING quire.logs: (\d+) log lines dropped: the reader", log)
+    assert told is not None
+    assert int(told[1]) == int(counted[1])
