@@ -1,4 +1,4 @@
-// One answer while it arrives: its text, how fast it came, and how it ended.
+// Answer: the state of one streamed answer: text, reasoning, timing, usage, finish reason.
 
 export class Answer {
   text = "";

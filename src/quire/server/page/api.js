@@ -1,4 +1,4 @@
-// Requests to this server: the key, and failures in words that say what to do.
+// HTTP requests to this server: API key, errors, streamed events.
 
 import { askForKey, savedKey } from "./key.js";
 import { EventReader } from "./sse.js";

@@ -3,7 +3,7 @@
 import { Chart, roundUp } from "./chart.js";
 import { count } from "./format.js";
 
-const LEFT = 40; // room for the axis
+const LEFT = 40; // width of the axis
 const TOP = 8;
 const BOTTOM = 18;
 
@@ -35,9 +35,9 @@ export class StackedBars extends Chart {
     context.textAlign = "right";
     context.fillText(this.ends[1], width, height - 4);
     const colours = this.parts.map(colour);
-    for (const [place, bar] of this.#bars.entries()) {
-      const x = this.#x(place);
-      if (place === this.cursor) {
+    for (const [index, bar] of this.#bars.entries()) {
+      const x = this.#x(index);
+      if (index === this.cursor) {
         context.fillStyle = colour("line");
         context.fillRect(x - 1, TOP, this.pitch, base - TOP);
       }
@@ -50,17 +50,17 @@ export class StackedBars extends Chart {
   }
 
   indexAt(x) {
-    const place = Math.floor((x - LEFT) / this.pitch) - (this.slots - this.size);
-    return place >= 0 && place < this.size ? place : null;
+    const index = Math.floor((x - LEFT) / this.pitch) - (this.slots - this.size);
+    return index >= 0 && index < this.size ? index : null;
   }
 
-  describe = (place) => this.describeBar(this.#bars[place], place - this.size + 1);
+  describe = (index) => this.describeBar(this.#bars[index], index - this.size + 1);
 
-  #x(place) {
-    return LEFT + (this.slots - this.size + place) * this.pitch;
+  #x(index) {
+    return LEFT + (this.slots - this.size + index) * this.pitch;
   }
 
-  /** Whatever is not nothing is at least two pixels high, or a few decodes would not be seen. */
+  /** Height of a part: at least two pixels unless it is 0, so that a few decodes are visible. */
   #stack(context, bar, x, base, unit, colours) {
     let y = base;
     const thickness = Math.max(1, this.pitch - (this.pitch > 3 ? 1.5 : 0));

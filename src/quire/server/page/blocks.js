@@ -7,7 +7,7 @@ import { count } from "./format.js";
 export const STATES = ["free", "cached", "used", "shared"]; // by the number the server gives
 const NAMES = ["free", "cached, not in use", "in use", "in use by several requests"];
 
-const GATHERING = 8; // cells between two wider gaps: a quire of them
+const GATHERING = 8; // cells per group; groups have wider gaps between them
 const MAX_SIDE = 20;
 const GAP = 4;
 
@@ -62,11 +62,11 @@ export class BlockMap extends Chart {
       : `Blocks ${count(first)} to ${count(last)}: ${name}`;
   }
 
-  /** The largest cells with which all fit, in as many quires side by side as fill the width. */
+  /** Choose the largest cells with which all fit, in as many groups side by side as fit. */
   #layOut(width, height) {
-    for (let quires = 1; ; quires++) {
-      const side = (width - (quires - 1) * GAP) / (quires * GATHERING);
-      this.columns = quires * GATHERING;
+    for (let groups = 1; ; groups++) {
+      const side = (width - (groups - 1) * GAP) / (groups * GATHERING);
+      this.columns = groups * GATHERING;
       this.#side = Math.min(side, MAX_SIDE);
       const rows = Math.ceil(this.size / this.columns);
       if (side <= MAX_SIDE && rows * this.#side <= height) return;

@@ -1,12 +1,12 @@
-// What every chart shares: a sharp canvas that follows its size and the theme, and a way to read it
-// item by item, with a pointer or the arrow keys.
+// Chart: base class of the charts: a canvas that follows its size and the theme, whose items can be
+// read one by one with the pointer or the arrow keys.
 
 import { el } from "./dom.js";
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 export class Chart {
-  /** label: for those who do not see it. empty: what stands there while there is nothing to draw. */
+  /** label: for screen readers. empty: the text while there is nothing to draw. */
   constructor({ label, height, readout = null, empty = "" }) {
     this.readout = readout;
     this.empty = empty;
@@ -24,8 +24,8 @@ export class Chart {
     if (readout) this.#listen();
   }
 
-  // A subclass says: draw(context, width, height, colour), size, indexAt(x, y), describe(index),
-  // and, where items stand in rows, columns.
+  // A subclass defines draw(context, width, height, colour), size, indexAt(x, y), describe(index),
+  // and, if items are in rows, columns.
   size = 0;
   columns = 1;
 
@@ -47,7 +47,7 @@ export class Chart {
     context.font = `11px ${style.fontFamily}`;
     this.draw(context, width, this.height, colour);
     if (this.isEmpty) this.#sayEmpty(context, width, colour);
-    this.#tell();
+    this.#notify();
   }
 
   #sayEmpty(context, width, colour) {
@@ -71,12 +71,12 @@ export class Chart {
         ArrowDown: this.columns,
         ArrowUp: -this.columns,
       }[event.key];
-      const place =
+      const index =
         { Home: 0, End: this.size - 1 }[event.key] ?? (step && (this.cursor ?? -1) + step);
-      if (place === undefined || this.size === 0) return;
+      if (index === undefined || this.size === 0) return;
       event.preventDefault();
-      this.readout.setAttribute("aria-live", "polite"); // a pointer's way is not read out
-      this.#goTo(Math.min(Math.max(place, 0), this.size - 1));
+      this.readout.setAttribute("aria-live", "polite"); // pointer moves are not read out
+      this.#goTo(Math.min(Math.max(index, 0), this.size - 1));
     });
   }
 
@@ -87,7 +87,7 @@ export class Chart {
     this.redraw();
   }
 
-  #tell() {
+  #notify() {
     if (!this.readout) return;
     const known = this.cursor !== null && this.cursor < this.size;
     const text = known ? this.describe(this.cursor) : "";

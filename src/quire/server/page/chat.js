@@ -1,11 +1,11 @@
-// The conversation: what was said, sending, stopping, answering again.
+// The conversation: its turns, sending a message, stopping and regenerating an answer.
 
 import { Answer } from "./answer.js";
 import { curlFor, streamAnswer, streamOptions, swapButtons } from "./answering.js";
 import { byId, copy, el } from "./dom.js";
 import { examplesFor } from "./examples.js";
 import { chosenModel, fields, setSystemPrompt, systemMessages } from "./settings.js";
-import { TurnView } from "./turn.js";
+import { TurnView } from "./turn_view.js";
 
 const PATH = "v1/chat/completions";
 
@@ -33,7 +33,7 @@ export function startChat() {
   byId("copy-curl").addEventListener("click", (event) => copy(curl(), event.currentTarget));
 }
 
-/** Offer a beginning that suits the model. */
+/** Show example messages that suit the model. */
 export function showExamples() {
   byId("blank-model").textContent = chosenModel() || "the model";
   const take = ({ text, system }) => {
@@ -60,11 +60,11 @@ async function ask(question) {
   await answer(turn);
 }
 
-/** Ask a turn's question once more; what followed it is dropped. */
+/** Regenerate the answer of a turn; later turns are removed. */
 async function answerAgain(turn) {
   if (running) return;
-  const place = turns.indexOf(turn) + 1;
-  for (const later of turns.splice(place)) later.view.element.remove();
+  const index = turns.indexOf(turn) + 1;
+  for (const later of turns.splice(index)) later.view.element.remove();
   await answer(turn);
 }
 
@@ -78,11 +78,11 @@ async function answer(turn) {
   setRunning(null);
 }
 
-/** The request for the conversation so far; its last turn is the one to be answered. */
+/** The request body for the conversation so far; its last turn has no answer yet. */
 function body() {
-  const said = turns.flatMap(({ question, answer }, place) => {
+  const messages = turns.flatMap(({ question, answer }, index) => {
     const user = { role: "user", content: question };
-    const isLast = place === turns.length - 1;
+    const isLast = index === turns.length - 1;
     return !isLast && answer?.text
       ? [user, { role: "assistant", content: answer.text }]
       : isLast
@@ -90,7 +90,7 @@ function body() {
         : [];
   });
   const model = chosenModel();
-  return { ...(model && { model }), messages: [...systemMessages(), ...said], ...fields() };
+  return { ...(model && { model }), messages: [...systemMessages(), ...messages], ...fields() };
 }
 
 /** The request that would be sent next, for a terminal. */
@@ -115,7 +115,7 @@ function setRunning(controller) {
   swapButtons(byId("send"), byId("stop"), controller !== null, byId("prompt"));
 }
 
-/** Change the conversation, and keep its end in sight if it was. */
+/** Change the conversation and stay scrolled to its end if it was in view. */
 function follow(change) {
   const box = byId("turns");
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80;

@@ -18,12 +18,12 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Tell those who listen rather than look. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-/** Copy a text and say so on the button for a moment. */
+/** Copy a text to the clipboard; the button says so for a moment. */
 export async function copy(text, button) {
   const label = button.textContent;
   try {
@@ -36,7 +36,7 @@ export async function copy(text, button) {
   setTimeout(() => (button.textContent = label), 1500);
 }
 
-/** The older way, which also works without TLS. */
+/** Copy by selecting text, which also works without TLS. */
 function copyBySelection(text) {
   const field = el("textarea", { class: "hidden", "aria-hidden": "true" });
   field.value = text;

@@ -1,4 +1,4 @@
-// The live view: which panels there are, the facts above them, and what to do when there are none.
+// The live view of an engine: its panels, the facts above them, and notices.
 
 import { askForKey } from "./key.js";
 import { byId, el, setText } from "./dom.js";
@@ -28,7 +28,7 @@ export function startEngine(live) {
   });
 }
 
-/** Offer the models whose engines can be looked at, if there are several. */
+/** List the models whose engines can be shown, if there are several. */
 export function showLiveModels(names) {
   const select = byId("live-model");
   byId("live-model-label").hidden = names.length < 2;
@@ -52,7 +52,7 @@ function showFacts({ model, blocks }) {
   setText(byId("engine-facts"), facts.join(" · "));
 }
 
-/** What to do when there is nothing to show. */
+/** Show a notice with what to do when there is nothing to show. */
 function showNotice(error) {
   const notice = byId("engine-notice");
   notice.hidden = !error;

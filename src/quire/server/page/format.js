@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for display: counts, rates, durations, bytes.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 

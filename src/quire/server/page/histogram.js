@@ -11,10 +11,10 @@ export function quantile(bounds, counts, share) {
   const total = sum(counts);
   if (total === 0) return null;
   let below = 0;
-  for (const [place, number] of counts.entries()) {
+  for (const [index, number] of counts.entries()) {
     if (number > 0 && below + number >= share * total) {
-      const low = place === 0 ? 0 : bounds[place - 1];
-      const high = bounds[place] ?? low;
+      const low = index === 0 ? 0 : bounds[index - 1];
+      const high = bounds[index] ?? low;
       return low + ((share * total - below) / number) * (high - low);
     }
     below += number;
@@ -32,7 +32,7 @@ export class Histogram extends Chart {
     this.#bounds = bounds;
     this.#all = all;
     this.#recent = recent;
-    const filled = all.flatMap((number, place) => (number ? [place] : []));
+    const filled = all.flatMap((number, index) => (number ? [index] : []));
     this.#first = Math.max(0, (filled[0] ?? 0) - 1);
     this.size = filled.length ? Math.min(filled.at(-1) + 2, all.length) - this.#first : 0;
     this.redraw();
@@ -46,10 +46,10 @@ export class Histogram extends Chart {
     this.pitch = width / this.size;
     const [all, recent] = [shares(this.#all), shares(this.#recent)];
     const unit = (base - TOP) / Math.max(...all, ...recent);
-    for (let place = 0; place < this.size; place++) {
-      const bucket = place + this.#first;
-      const x = place * this.pitch;
-      if (place === this.cursor) box(context, colour("line"), x, base, this.pitch, base - TOP);
+    for (let index = 0; index < this.size; index++) {
+      const bucket = index + this.#first;
+      const x = index * this.pitch;
+      if (index === this.cursor) box(context, colour("line"), x, base, this.pitch, base - TOP);
       box(context, colour("cached"), x + 1, base, this.pitch - 2, all[bucket] * unit);
       const inset = this.pitch * 0.25;
       box(context, colour("used"), x + inset, base, this.pitch - 2 * inset, recent[bucket] * unit);
@@ -61,8 +61,8 @@ export class Histogram extends Chart {
     return this.size ? Math.min(Math.floor(x / this.pitch), this.size - 1) : null;
   }
 
-  describe(place) {
-    const bucket = place + this.#first;
+  describe(index) {
+    const bucket = index + this.#first;
     const low = bucket === 0 ? 0 : this.#bounds[bucket - 1];
     const high = this.#bounds[bucket];
     const range =
@@ -76,10 +76,10 @@ export class Histogram extends Chart {
     context.fillStyle = colour("muted");
     context.textAlign = "center";
     let free = 0;
-    for (let place = 1; place < this.size; place++) {
-      const text = duration(this.#bounds[place + this.#first - 1]);
+    for (let index = 1; index < this.size; index++) {
+      const text = duration(this.#bounds[index + this.#first - 1]);
       const half = context.measureText(text).width / 2;
-      const x = place * this.pitch;
+      const x = index * this.pitch;
       if (x - half < free) continue;
       context.fillText(text, x, height - 4);
       free = x + half + 12;

@@ -1,4 +1,4 @@
-// The last minute of snapshots, and what can be told from the difference of two.
+// History: the snapshots of the last minute, and rates from their differences.
 
 export const SECONDS = 60;
 const RATE_SECONDS = 2; // over which a rate is taken
@@ -18,17 +18,17 @@ export class History {
     this.#rates.clear();
   }
 
-  /** How much a counter grew a second, lately. */
+  /** A counter's current rate per second. */
   rate(name) {
     return this.rates(name).at(-1) ?? 0;
   }
 
-  /** The same at each sample. */
+  /** A counter's rate per second at each sample. */
   rates(name) {
     if (!this.#rates.has(name)) {
       let from = 0;
-      const values = this.samples.map((sample, place) => {
-        while (from < place - 1 && this.samples[from].time < sample.time - RATE_SECONDS) from += 1;
+      const values = this.samples.map((sample, index) => {
+        while (from < index - 1 && this.samples[from].time < sample.time - RATE_SECONDS) from += 1;
         const before = this.samples[from];
         const seconds = sample.time - before.time;
         return seconds > 0 ? (sample.counters[name] - before.counters[name]) / seconds : 0;
@@ -38,7 +38,7 @@ export class History {
     return this.#rates.get(name);
   }
 
-  /** How long ago each sample was, in shares of the minute. */
+  /** Age of each sample as a fraction of the minute. */
   ages() {
     const now = this.samples.at(-1).time;
     return this.samples.map(({ time }) => (now - time) / SECONDS);
@@ -48,26 +48,26 @@ export class History {
   slots(number) {
     const now = this.samples.at(-1).time;
     const found = [];
-    let place = this.samples.length - 1;
-    for (let slot = 0; slot < number && place >= 0; slot++) {
+    let index = this.samples.length - 1;
+    for (let slot = 0; slot < number && index >= 0; slot++) {
       const end = now - (slot * SECONDS) / number;
-      while (place >= 0 && this.samples[place].time > end + 1e-3) place -= 1;
-      if (place >= 0) found.push(this.samples[place]);
+      while (index >= 0 && this.samples[index].time > end + 1e-3) index -= 1;
+      if (index >= 0) found.push(this.samples[index]);
     }
     return found.reverse();
   }
 
   gauge = (name) => this.samples.map((sample) => sample[name]);
 
-  /** How much a counter grew over the whole minute. */
+  /** Increase of a counter over the whole minute. */
   growth(name) {
     if (this.samples.length < 2) return 0;
     return this.samples.at(-1).counters[name] - this.samples[0].counters[name];
   }
 
-  /** What a histogram gained over the whole minute. */
+  /** Increase of each bucket of a histogram over the whole minute. */
   gain(name) {
     const [first, last] = [this.samples[0][name], this.samples.at(-1)[name]];
-    return last.counts.map((number, place) => Math.max(0, number - (first.counts[place] ?? 0)));
+    return last.counts.map((number, index) => Math.max(0, number - (first.counts[index] ?? 0)));
   }
 }

@@ -1,4 +1,4 @@
-// The API key: asked for when the server wants one, kept for this tab only.
+// The API key: requested when the server wants one, stored for this tab only.
 
 import { byId } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The panels of latencies, each a histogram.
+// The panels of latencies, each a histogram over the last minute and before.
 
 import { count, duration } from "./format.js";
 import { Histogram, quantile } from "./histogram.js";
@@ -38,7 +38,7 @@ export function latency(name) {
     panel.setNumber("used", summary(bounds, recent));
     panel.setNumber("past", summary(bounds, counts));
     panel.fill(["Up to", "Last minute", "In all"], () =>
-      counts.map((n, place) => [duration(bounds[place]), count(recent[place]), count(n)]),
+      counts.map((n, index) => [duration(bounds[index]), count(recent[index]), count(n)]),
     );
   }
   return { panel, show };

@@ -1,4 +1,4 @@
-// Asks the server how the engine is, again and again, and tells those who show it.
+// Live: polls GET /live and passes each snapshot to its listeners.
 
 import { getJson } from "./api.js";
 import { byId, setText } from "./dom.js";
@@ -6,7 +6,7 @@ import { count, rate } from "./format.js";
 import { History } from "./history.js";
 import { snapshotOf } from "./snapshot.js";
 
-const QUICK = 500; // ms between two looks while the live view is open
+const QUICK = 500; // ms between two polls while the live view is open
 const SLOW = 2000;
 
 export class Live {
@@ -17,7 +17,7 @@ export class Live {
   #isQuick = false;
   #path = "live";
 
-  /** Call listener(snapshot, history) after each look, or (null, history, error) where it failed. */
+  /** Call listener(snapshot, history) after each poll, or (null, history, error) if it failed. */
   subscribe(listener) {
     this.#listeners.push(listener);
   }
@@ -29,13 +29,13 @@ export class Live {
     look();
   }
 
-  /** Look often, with all details, or now and then at the figures only. */
+  /** Poll often with all details, or seldom with the figures only. */
   setQuick(isQuick) {
     this.#isQuick = isQuick;
     this.#soon(0);
   }
 
-  /** Look at this model from now on; its history begins anew. */
+  /** Poll this model's engine; its history starts empty. */
   setModel(name) {
     const path = `live?model=${encodeURIComponent(name)}`;
     if (path === this.#path) return;
@@ -60,21 +60,21 @@ export class Live {
       const snapshot = snapshotOf(await getJson(path, { ask: false }));
       if (path !== this.#path) return; // another model was chosen meanwhile, and is asked for
       this.history.add(snapshot);
-      this.#tell(snapshot, null);
+      this.#notify(snapshot, null);
     } catch (error) {
-      if (path === this.#path) this.#tell(null, error);
+      if (path === this.#path) this.#notify(null, error);
     }
     this.#soon(this.#isQuick ? QUICK : SLOW);
   }
 
-  #tell(snapshot, error) {
+  #notify(snapshot, error) {
     if (this.paused) return;
     showPulse(snapshot, this.history, error);
     for (const listener of this.#listeners) listener(snapshot, this.history, error);
   }
 }
 
-/** The line in the bar: how the engine is, on every view. */
+/** The status line in the top bar, on every view. */
 function showPulse(snapshot, history, error) {
   const pulse = byId("pulse");
   setText(byId("pulse-rate"), "");

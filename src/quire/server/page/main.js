@@ -1,4 +1,4 @@
-// Where the page begins: which view is shown, and what the server has.
+// Entry point of the page: which view is shown, and which models the server has.
 
 import { getJson } from "./api.js";
 import { showExamples, startChat } from "./chat.js";
@@ -13,7 +13,7 @@ const live = new Live();
 
 function showView() {
   const asked = location.hash.slice(1);
-  if (asked && !VIEWS.includes(asked)) return; // a place in the page, not a view
+  if (asked && !VIEWS.includes(asked)) return; // an anchor in the page, not a view
   const shown = asked || VIEWS[0];
   for (const name of VIEWS) {
     byId(`${name}-view`).hidden = name !== shown;

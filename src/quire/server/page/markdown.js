@@ -31,7 +31,7 @@ export class MarkdownText {
   }
 }
 
-/** Make an element's children from a place on equal to some nodes, with as few changes as may be. */
+/** Make an element's children from a index on equal to some nodes, with as few changes as may be. */
 export function patch(element, nodes, from = 0) {
   let old = element.childNodes[from];
   for (const node of nodes) {
@@ -100,7 +100,7 @@ function table({ head, alignments, rows }) {
   const row = (tag) => (cells) =>
     filled(
       el("tr"),
-      cells.map((text, place) => filled(el(tag, { class: alignments[place] }), inlineNodes(text))),
+      cells.map((text, index) => filled(el(tag, { class: alignments[index] }), inlineNodes(text))),
     );
   const body = filled(el("tbody"), rows.map(row("td")));
   return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, row("th")(head)), body));

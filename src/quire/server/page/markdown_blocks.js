@@ -43,7 +43,7 @@ function readerOf(lines, at) {
   const line = lines[at];
   if (fenceOf(line)) return fenced;
   if (HEADING.test(line)) return heading;
-  if (RULE.test(line)) return (_, place) => [{ type: "rule" }, place + 1];
+  if (RULE.test(line)) return (_, index) => [{ type: "rule" }, index + 1];
   if (QUOTE.test(line)) return quote;
   if (ITEM.test(line)) return list;
   if (tableHead(lines, at)) return table;
@@ -167,7 +167,7 @@ function table(lines, at) {
   const rows = [];
   for (; end < lines.length && lines[end].includes("|"); end++) {
     const cells = cellsOf(lines[end]);
-    rows.push(head.map((_, place) => cells[place] ?? ""));
+    rows.push(head.map((_, index) => cells[index] ?? ""));
   }
   return [{ type: "table", head, alignments, rows }, end];
 }

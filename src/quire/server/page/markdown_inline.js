@@ -11,14 +11,14 @@ const ESCAPED = /[!-/:-@[-`{-~]/; // ASCII punctuation
 const WORD = /[\p{L}\p{N}]/u;
 const TAGS = { 1: "em", 2: "strong", "~": "del" };
 
-/** The nodes of a text, with line ends kept as they are. */
+/** The nodes of a text, with line ends saved as they are. */
 export function inlineNodes(text, { links = true } = {}) {
   return new InlineReader(text, links).read();
 }
 
 class InlineReader {
   #nodes = []; // finished nodes, and openers { mark, size } that may still find their end
-  #open = new Map(); // mark and size of an opener → its place in the nodes
+  #open = new Map(); // mark and size of an opener → its index in the nodes
   #missing = new Set(); // lengths of runs of backticks that no later run has
   #plain = ""; // text that is not in a node yet
 
@@ -39,7 +39,7 @@ class InlineReader {
     return this.#nodes.map(asNode);
   }
 
-  /** Read what begins with a special character; returns the place after it. */
+  /** Read what begins with a special character; returns the index after it. */
   #special(at) {
     const char = this.text[at];
     if (char === "\\") return this.#escape(at);
@@ -135,10 +135,10 @@ class InlineReader {
   /** Put everything since the opener into an element; openers in between become text. */
   #close(mark, size) {
     this.#flush();
-    const place = this.#open.get(mark + size);
+    const index = this.#open.get(mark + size);
     const element = el(TAGS[mark] ?? TAGS[size]);
-    for (const node of this.#nodes.splice(place).slice(1)) element.append(asNode(node));
-    for (const [key, other] of this.#open) if (other >= place) this.#open.delete(key);
+    for (const node of this.#nodes.splice(index).slice(1)) element.append(asNode(node));
+    for (const [key, other] of this.#open) if (other >= index) this.#open.delete(key);
     this.#nodes.push(element);
   }
 

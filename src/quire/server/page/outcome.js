@@ -21,7 +21,7 @@ export function figures({ ttft, tokensPerSecond, numTokens, isExact, usage, stat
   if (cached) add(count(cached), `of ${count(usage.prompt_tokens)} prompt tokens cached`);
   const end = state === "stopped" ? "stopped by you" : ENDS[finishReason];
   if (end) parts.push(el("span", {}, end));
-  return parts.flatMap((part, place) => (place ? [" · ", part] : [part]));
+  return parts.flatMap((part, index) => (index ? [" · ", part] : [part]));
 }
 
 /** What went wrong, in the server's words. */

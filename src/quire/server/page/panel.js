@@ -1,4 +1,4 @@
-// A panel of the live view: heading, what it answers, legend, chart, and the same as a table.
+// Panel: a panel of the live view: heading, explanation, legend, chart, and its data as a table.
 
 import { el, setText } from "./dom.js";
 
@@ -34,7 +34,7 @@ export class Panel {
     if (legend.length) this.element.append(this.#legend);
   }
 
-  /** Put the chart in, and below it what the pointer is at, and the table. */
+  /** Add the chart; below it the value under the pointer, and the table. */
   hold(chart) {
     this.element.append(chart.canvas, el("div", { class: "foot" }, this.#fold, this.readout));
     return chart;

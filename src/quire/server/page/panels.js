@@ -31,9 +31,9 @@ export function blocks() {
         ? "Each cell is a block"
         : `Each cell stands for ${perCell} blocks and shows the busiest`;
     setText(panel.about, `${cell}; a block holds the keys and values of ${size} tokens.`);
-    for (const [place, name] of STATES.entries()) panel.setNumber(name, count(counts[place]));
+    for (const [index, name] of STATES.entries()) panel.setNumber(name, count(counts[index]));
     panel.fill(["State", "Blocks", "Share"], () =>
-      STATES.map((name, place) => [name, count(counts[place]), percent(counts[place] / total)]),
+      STATES.map((name, index) => [name, count(counts[index]), percent(counts[index] / total)]),
     );
   }
   return { panel, show };

@@ -1,4 +1,4 @@
-// The panel of the prefix cache: what was found, and why the rest was not.
+// The panel of the prefix cache: hit rate, and the reasons for misses.
 
 import { el } from "./dom.js";
 import { percent, plural } from "./format.js";

@@ -1,6 +1,6 @@
-// What goes into a request besides the conversation. Empty fields are left to the server.
+// The settings form: sampling params and other fields of a request. Empty fields are not sent.
 
-import { FORMS, problemOf, responseFormat } from "./answer_form.js";
+import { RESPONSE_FORMATS, problemOf, responseFormat } from "./response_format.js";
 import { byId, el, setText } from "./dom.js";
 
 const NAME = "quire-settings";
@@ -26,7 +26,7 @@ const FIELDS = [
     kind: "textarea",
     placeholder: "How the model should behave, and what it should know",
   },
-  { name: "form", label: "Answer as", kind: "select", options: FORMS, param: "response_format" },
+  { name: "response_format", label: "Answer as", kind: "select", options: RESPONSE_FORMATS },
   {
     name: "schema",
     label: "JSON schema",
@@ -95,11 +95,11 @@ const input = (name) => byId(`set-${name}`);
 
 let cards = []; // the server's models, as it describes them
 
-const keptValues = () => JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
+const savedValues = () => JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
 
-/** Build the form and fill it with what this tab last had. */
+/** Build the form and fill it with the values that this tab saved. */
 export function showSettings() {
-  const kept = keptValues();
+  const saved = savedValues();
   const form = byId("settings");
   form.append(
     ...FIELDS.map((f) =>
@@ -108,7 +108,7 @@ export function showSettings() {
     el("button", { type: "reset", class: "quiet" }, "Back to the defaults"),
   );
   for (const { name, value = "" } of ALL)
-    if (name !== "model") input(name).value = kept[name] ?? value;
+    if (name !== "model") input(name).value = saved[name] ?? value;
   form.addEventListener("input", changed);
   form.addEventListener("reset", reset);
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -116,13 +116,13 @@ export function showSettings() {
   byId("settings-fold").open = matchMedia("(min-width: 901px)").matches;
 }
 
-/** Offer the models that the server has. */
+/** List the server's models for selection. */
 export function showModels(modelCards) {
   cards = modelCards;
   const names = cards.map(({ id }) => id);
-  const kept = keptValues().model;
+  const saved = savedValues().model;
   input("model").replaceChildren(...names.map((name) => el("option", {}, name)));
-  if (names.includes(kept)) input("model").value = kept;
+  if (names.includes(saved)) input("model").value = saved;
   changed();
 }
 
@@ -141,8 +141,8 @@ export function fields() {
     const text = input(name).value;
     if (read && text.trim() !== "") given[name] = read(text);
   }
-  const form = responseFormat(input("form").value, input("schema").value.trim());
-  return form ? { ...given, response_format: form } : given;
+  const format = responseFormat(input("response_format").value, input("schema").value.trim());
+  return format ? { ...given, response_format: format } : given;
 }
 
 export function setSystemPrompt(text) {
@@ -155,7 +155,7 @@ export function systemMessages() {
   return content.trim() ? [{ role: "system", content }] : [];
 }
 
-/** Mark the field that the server refused, by the closest name that there is for it. */
+/** Mark the field that the server refused: the one with the longest matching name. */
 export function markRefused(refusedParam) {
   for (const { name } of ALL) input(name).toggleAttribute("aria-invalid", false);
   const refused = ALL.findLast(({ name, param = name }) =>
@@ -192,7 +192,7 @@ const option = ([value, text]) => el("option", { value }, text);
 function limitMode() {
   const select = input("mode");
   const canChat = chosenCard()?.has_chat_template !== false;
-  if (canChat && select.disabled) select.value = keptValues().mode ?? "chat";
+  if (canChat && select.disabled) select.value = savedValues().mode ?? "chat";
   if (!canChat) select.value = "completion";
   select.disabled = !canChat;
   setText(byId("set-mode-note"), canChat ? "" : "This model has no chat template");
@@ -207,10 +207,10 @@ function changed() {
   shown.value = Number(input("temperature").value).toFixed(1);
   const problem = problemOf(input("schema").value.trim());
   setText(byId("set-schema-note"), problem ? `This is not JSON yet: ${problem}` : SCHEMA_NOTE);
-  input("schema").parentElement.hidden = input("form").value !== "json_schema";
+  input("schema").parentElement.hidden = input("response_format").value !== "json_schema";
   const values = Object.fromEntries(ALL.map(({ name }) => [name, input(name).value]));
-  values.model ||= keptValues().model; // before the models are known there is none to choose
-  if (input("mode").disabled) values.mode = keptValues().mode;
+  values.model ||= savedValues().model; // before the models are known there is none to choose
+  if (input("mode").disabled) values.mode = savedValues().mode;
   sessionStorage.setItem(NAME, JSON.stringify(values));
 }
 

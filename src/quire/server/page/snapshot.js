@@ -1,4 +1,4 @@
-// From the server's words for its state (GET /live) to the page's.
+// Converts the reply of GET /live to the snapshot that the live view shows.
 
 export function snapshotOf(state) {
   const { blocks, prefix_cache: prefix } = state;

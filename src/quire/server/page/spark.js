@@ -1,4 +1,4 @@
-// A small line of the last minute, under a figure.
+// Spark: a small line chart (sparkline) of the last minute, under a figure.
 
 import { Chart } from "./chart.js";
 
@@ -20,10 +20,10 @@ export class Spark extends Chart {
 
   draw(context, width, height, colour) {
     const top = Math.max(...this.#values, 0) || 1;
-    const x = (place) => width * (1 - this.#ages[place]);
+    const x = (index) => width * (1 - this.#ages[index]);
     const y = (value) => height - 2 - (value / top) * (height - 5);
     context.beginPath();
-    for (const [place, value] of this.#values.entries()) context.lineTo(x(place), y(value));
+    for (const [index, value] of this.#values.entries()) context.lineTo(x(index), y(value));
     context.strokeStyle = colour("accent");
     context.lineWidth = 1.6;
     context.lineJoin = "round";

@@ -1,4 +1,4 @@
-// Server-sent events, as far as an answer needs them: the data of each event, however it is cut.
+// EventReader: a parser of server-sent events that arrive in arbitrary pieces; data fields only.
 
 export class EventReader {
   #rest = "";

@@ -1,18 +1,18 @@
-// The form that an answer is given: any text, a JSON object, or JSON that keeps to a schema.
+// Structured output: the field response_format, and the choices that the settings offer.
 
-export const FORMS = [
+export const RESPONSE_FORMATS = [
   ["", "Any text"],
   ["json_object", "A JSON object"],
-  ["json_schema", "JSON that keeps to a schema"],
+  ["json_schema", "JSON that matches a schema"],
 ];
 
-/** The request's response_format, or undefined. What is no JSON is sent as it is. */
+/** The request's response_format, or undefined. Text that is not JSON is sent unchanged. */
 export function responseFormat(type, schema) {
   if (type !== "json_schema") return type ? { type } : undefined;
   return { type, json_schema: { name: "answer", schema: parsed(schema) } };
 }
 
-/** What keeps a schema's text from being one, or nothing. */
+/** Why a schema's text is not valid JSON; empty if it is. */
 export function problemOf(schema) {
   try {
     JSON.parse(schema || "{}");

@@ -1,4 +1,4 @@
-// How one turn looks: what was asked, the answer, its figures, and what can be done with it.
+// TurnView: one turn of the conversation: question, answer, its figures and its buttons.
 
 import { copy, el, setText } from "./dom.js";
 import { MarkdownText } from "./markdown.js";
