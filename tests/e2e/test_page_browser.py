@@ -314,12 +314,12 @@ def test_a_refused_field_is_named_and_marked(page: Chromium) -> None:
 def test_an_answer_can_be_given_a_form(page: Chromium) -> None:
     assert page.run("document.querySelector('#set-schema').checkVisibility()") is False
     set_field(page, "temperature", "0")
-    set_field(page, "form", "json_object")
+    set_field(page, "response_format", "json_object")
     say(page, "hello")
     page.wait(answered(1))
     assert isinstance(json.loads(page.text(".answer .text")), dict)
     schema = {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}
-    set_field(page, "form", "json_schema")
+    set_field(page, "response_format", "json_schema")
     assert page.run("document.querySelector('#set-schema').checkVisibility()") is True
     set_field(page, "schema", json.dumps(schema | {"additionalProperties": False}))
     page.run("document.querySelector('.again').click()")
@@ -330,14 +330,14 @@ def test_an_answer_can_be_given_a_form(page: Chromium) -> None:
 def test_a_schema_that_is_none_is_told_while_it_is_written_and_when_it_is_sent(
     page: Chromium,
 ) -> None:
-    set_field(page, "form", "json_schema")
+    set_field(page, "response_format", "json_schema")
     set_field(page, "schema", '{"type": ')
     assert "not JSON yet" in page.text("#set-schema-note")
     say(page, "hello")
     page.wait("document.querySelector('.failure')")
     assert "response_format.json_schema.schema" in page.text(".failure")
     assert page.run("document.querySelector('#set-schema').ariaInvalid") == "true"
-    assert page.run("document.querySelector('#set-form').ariaInvalid") is None
+    assert page.run("document.querySelector('#set-response_format').ariaInvalid") is None
     set_field(page, "schema", "{}")
     assert "not JSON yet" not in page.text("#set-schema-note")
 
