@@ -86,7 +86,7 @@ class ModelSettings:
         check_ranges(self)
         require(
             self.served_model_name is None or self.served_model_name.strip() != "",
-            "served_model_name is empty; give a name, or leave it out",
+            "served_model_name must not be empty; set a name, or leave it out",
         )
 
 
@@ -115,11 +115,11 @@ class CacheConfig:
         check_ranges(self)
         require(
             self.block_size & (self.block_size - 1) == 0,
-            f"block_size is {self.block_size}; give a power of two, such as 16",
+            f"block_size must be a power of two, not {self.block_size}",
         )
         require(
             self.num_blocks is None or self.kv_cache_memory_bytes is None,
-            "num_blocks and kv_cache_memory_bytes both set the size of the KV cache; give one",
+            "num_blocks and kv_cache_memory_bytes both set the KV cache's size; set one of them",
         )
 
 
@@ -245,8 +245,7 @@ class EngineConfig:
         )
         require(
             self.cache.kv_cache_dtype != "int8" or device_type == "cpu",
-            "kv_cache_dtype is 'int8', which only a CPU's kernels read; give 'fp8', or "
-            "device='cpu'",
+            "kv_cache_dtype 'int8' is for CPUs, but device is 'cuda'; use 'fp8', or device='cpu'",
         )
         device = dataclasses.replace(self.device, device="cuda" if device_type == "cuda" else "cpu")
         scheduler = self.scheduler.resolved(device_type)

@@ -47,11 +47,11 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         _refuse_revision(name, revision, "is a local folder")
         return folder
     if folder.is_file():
-        raise CheckpointError(f"{name} is a file; give the folder of a model, or a hub name")
+        raise CheckpointError(f"{name} is a file; use the folder of a model, or a hub name")
     if near := difflib.get_close_matches(name, BUNDLED, n=1, cutoff=0.8):
         raise CheckpointError(f"there is no model {name!r}; did you mean {near[0]!r}?")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
-        raise CheckpointError(f"there is no folder {name!r}; give a folder or a hub name")
+        raise CheckpointError(f"there is no folder {name!r}; use a folder or a hub name")
     return _download(name, revision)
 
 
@@ -96,7 +96,7 @@ def _download(name: str, revision: str | None) -> Path:
     except HFValidationError as error:
         raise CheckpointError(
             f"{name!r} is neither a folder nor a name that the hub could have; "
-            "give a folder, or a name such as 'meta-llama/Llama-3.2-1B-Instruct'"
+            "use a folder, or a hub name such as 'meta-llama/Llama-3.2-1B-Instruct'"
         ) from error
     except GatedRepoError as error:
         raise CheckpointError(
@@ -114,7 +114,7 @@ def _download(name: str, revision: str | None) -> Path:
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
             f"{name} is not a folder here, was not downloaded before, and the hub cannot be "
-            "reached; check the network (and HF_HUB_OFFLINE), or give a folder"
+            "reached; check the network (and HF_HUB_OFFLINE), or use a folder"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(f"{name} cannot be downloaded ({error}); try again") from error

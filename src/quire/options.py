@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 MOST = 2**31 - 1  # of whatever is counted: kernels count in 32 bits
 MOST_BYTES = 2**63 - 1
 COUNT = (1, MOST)
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 Range = tuple[float, float]
 
@@ -49,7 +50,7 @@ def check_ranges(settings: Any) -> None:
         within, value = field.metadata["within"], getattr(settings, field.name)
         if within is not None and value is not None:
             least, most = within
-            message = f"{field.name} is {value}; give {least} to {most}"
+            message = f"{field.name} must be between {least} and {most}, not {value}"
             require(least <= value <= most, message)  # also refuses NaN
 
 
@@ -72,11 +73,11 @@ class Option:
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
         if self.choices is not None and value not in self.choices:
-            raise ConfigError(f"{self.name} is {value!r}; give one of {', '.join(self.choices)}")
+            known = ", ".join(self.choices)
+            raise ConfigError(f"{self.name} must be one of {known}, not {value!r}")
         accepted: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
         if not isinstance(value, accepted) or (self.kind is not bool and isinstance(value, bool)):
-            kind = self.kind.__name__
-            raise ConfigError(f"{self.name} is {value!r}; give a value of type {kind}")
+            raise ConfigError(f"{self.name} must be {_KINDS[self.kind]}, not {value!r}")
         return value
 
 

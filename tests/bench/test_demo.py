@@ -93,7 +93,7 @@ def test_failures_are_shown() -> None:
 
 def test_a_missing_key_is_one_error() -> None:
     refuse = raw(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\n{}")
-    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:\d+ asks for another key; give"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:\d+ needs another API key; set"):
         run(refuse)
 
 

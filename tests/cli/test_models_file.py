@@ -39,11 +39,11 @@ def test_several_share_the_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("quire-tiny", "--model", "b"), "give one of them"),
-        (("--config", "x", "--model", "b"), "give one of them"),
+        (("quire-tiny", "--model", "b"), "use one of them"),
+        (("--config", "x", "--model", "b"), "use one of them"),
         (("--model", "a=x", "--model", "a=y"), "two models have the name 'a'"),
-        (("--model", "=x"), "give NAME=MODEL"),
-        (("--model", "a="), "give NAME=MODEL"),
+        (("--model", "=x"), "MODEL or NAME=MODEL"),
+        (("--model", "a="), "MODEL or NAME=MODEL"),
         (("--model", "a=x", "--served-model-name", "b"), "--model NAME=MODEL"),
         (("--config", "/nowhere.yaml"), "cannot be read"),
     ],
@@ -83,8 +83,8 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ("", None, "begin it with the line `models:`"),
-        ("- a\n", None, "begin it with the line `models:`"),
+        ("", None, "start it with the line `models:`"),
+        ("- a\n", None, "start it with the line `models:`"),
         ("models:\n", 1, "models must be a list"),
         ("models: []\n", 1, "models must be a list"),
         ("model: x\n", 1, "unknown field model; did you mean models?"),
@@ -95,18 +95,18 @@ def test_a_file(tmp_path: Path) -> None:
         (
             "models:\n  - model: a\n    num_blocks: many\n",
             3,
-            "num_blocks: 'many' is not an integer",
+            "num_blocks: must be an integer such as",
         ),
-        ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks is 0; give 1 to"),
+        ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks must be between 1 and"),
         ("models:\n  - model: a\n    num_blocks: [1]\n", 3, "num_blocks must be one value"),
-        ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype is 'int3'; give one of"),
-        ("models:\n  - model: a\n\n    load: later\n", 4, "load is 'later'; give one of at_start"),
-        ("models:\n  - model: a\n    model: b\n", 3, "model stands here twice"),
+        ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype must be one of"),
+        ("models:\n  - model: a\n\n    load: later\n", 4, "load must be one of at_start"),
+        ("models:\n  - model: a\n    model: b\n", 3, "model is set twice"),
         ("models:\n  - model: a\n  - model: b\n    name: a\n", 3, "two models have the name 'a'"),
         ("models:\n  - model: a\n    max_num_seqs: 3\n    max_num_batched_tokens: 2\n", 4, "below"),
-        ("models:\n  - model: a\n   name: [\n", 3, "it is no YAML"),
-        ("models: &x\n  - {model: *y}\n", 2, "it is no YAML"),
-        ("models: \x00", None, "it is no YAML"),
+        ("models:\n  - model: a\n   name: [\n", 3, "it must be YAML"),
+        ("models: &x\n  - {model: *y}\n", 2, "it must be YAML"),
+        ("models: \x00", None, "it must be YAML"),
     ],
 )
 def test_mistakes_are_told_with_their_line(
@@ -123,11 +123,11 @@ def test_mistakes_are_told_with_their_line(
 def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("models:\n  - model: a\n    num_blocks: 3\n")
-    with pytest.raises(ConfigError, match=r"^max_num_seqs is 0") as caught:
+    with pytest.raises(ConfigError, match=r"^max_num_seqs must be between 1 and") as caught:
         read_models(str(file), {"max_num_seqs": 0}, "at_start")
     assert not isinstance(caught.value, FileError)
     file.write_text("models:\n  - model: a\n    num_blocks: 0\n")
-    with pytest.raises(FileError, match=r"line 3: .*num_blocks is 0"):
+    with pytest.raises(FileError, match=r"line 3: .*num_blocks must be between"):
         read_models(str(file), {"num_blocks": 5}, "at_start")
 
 
@@ -149,10 +149,12 @@ def test_the_command_tells_the_files_own_names(
     err = capsys.readouterr().err
     assert err.endswith(
         f"error: {file}, line 2: models[0]: there is no folder './missing'; "
-        "give a folder or a hub name\n"
+        "use a folder or a hub name\n"
     )
     assert main(["serve", "--config", str(file), "--port", "0", "--num-blocks", "0"]) == 2
-    assert capsys.readouterr().err == "error: --num-blocks is 0; give 1 to 2147483647\n"
+    assert (
+        capsys.readouterr().err == "error: --num-blocks must be between 1 and 2147483647, not 0\n"
+    )
     file.write_text("models:\n  - model: quire-tiny\n    scheduling_policy: x\n")
     assert main(["serve", "--config", str(file)]) == 2
-    assert "models[0]: scheduling_policy is 'x'" in capsys.readouterr().err
+    assert "models[0]: scheduling_policy must be one of" in capsys.readouterr().err

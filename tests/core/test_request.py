@@ -61,7 +61,7 @@ def test_an_answer_begun_elsewhere_counts_as_an_answer() -> None:
 
 @pytest.mark.parametrize(
     ("begun", "max_tokens", "words"),
-    [([1] * 5, 5, "5 tokens"), ([1] * 14, None, "14 tokens"), ([50], 5, "0 to 49")],
+    [([1] * 5, 5, "5 tokens"), ([1] * 14, None, "14 tokens"), ([50], 5, "between 0 and 49")],
 )
 def test_an_answer_that_cannot_have_been_begun_is_refused(
     begun: list[int], max_tokens: int | None, words: str
@@ -162,18 +162,26 @@ def check(prompt: list[int], limits: RequestLimits = LIMITS, **sampling: Any) ->
 @pytest.mark.parametrize(
     ("prompt", "sampling", "message"),
     [
-        ([], {}, "prompt: it is empty; give at least one token"),
-        ([1, 10], {"max_tokens": 1}, "prompt: 10 is no token of this model; give ids from 0 to 9"),
-        ([-1, 3], {"max_tokens": 1}, "prompt: -1 is no token of this model; give ids from 0 to 9"),
+        ([], {}, "prompt: must have at least one token"),
+        (
+            [1, 10],
+            {"max_tokens": 1},
+            "prompt: token ids of this model must be between 0 and 9, not 10",
+        ),
+        (
+            [-1, 3],
+            {"max_tokens": 1},
+            "prompt: token ids of this model must be between 0 and 9, not -1",
+        ),
         (
             [1],
             {"stop_token_ids": [10]},
-            "stop_token_ids: 10 is no token of this model; give ids from 0 to 9",
+            "stop_token_ids: token ids of this model must be between 0 and 9, not 10",
         ),
         (
             [1],
             {"logit_bias": {12: 1.0}},
-            "logit_bias: 12 is no token of this model; give ids from 0 to 9",
+            "logit_bias: token ids of this model must be between 0 and 9, not 12",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(llm: LLM) -> None:
         ("a", {"dimensions": 49}, "dimensions: 49 is more than the 48"),
         ("a", {"pooling": "max"}, "pooling: it is 'max'"),
         ("", {}, "prompt: it is empty"),
-        ([600], {}, "prompt: 600 is no token of this model; give ids from 0 to 511"),
+        ([600], {}, "prompt: token ids of this model must be between 0 and 511, not 600"),
     ],
 )
 def test_what_can_never_be_is_refused(llm: LLM, prompt, options, problem: str) -> None:

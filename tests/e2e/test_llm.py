@@ -178,7 +178,7 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     [
         ("", GREEDY, InvalidRequestError, "empty"),
         ([5000], GREEDY, InvalidRequestError, "511"),
-        ([-1], GREEDY, InvalidRequestError, "is no token of"),
+        ([-1], GREEDY, InvalidRequestError, "token ids of this model must be"),
         ([5] * 3000, GREEDY, ContextLengthError, "2048"),
         ("x" * 200_000, GREEDY, InvalidRequestError, "2048"),
         ("\ud800", GREEDY, InvalidRequestError, "prompt"),
@@ -237,7 +237,7 @@ def test_bad_settings_name_the_fix(tiny_model: Path, tmp_path: Path) -> None:
         LLM(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="nowhere"):
         LLM(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="served_model_name is empty; give a name"):
+    with pytest.raises(ConfigError, match="served_model_name must not be empty; set a name"):
         LLM(tiny_model, served_model_name=" ")
 
 
@@ -246,18 +246,18 @@ def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
     for conversations, words in (
         (
             [[user], [{"role": "me", "content": "hi"}]],
-            r"^messages\[1\]\[0\]\.role: 'me'; give one of",
+            r"^messages\[1\]\[0\]\.role: must be one of .*, not 'me'",
         ),
         (
             [[user], [user | {"content": "hi " * 3000}]],
             r"^messages\[1\]: \d+ tokens and .* shorten",
         ),
-        ([{"role": "me"}], r"^messages\[0\]\.role: 'me'; give one of"),
+        ([{"role": "me"}], r"^messages\[0\]\.role: must be one of .*, not 'me'"),
     ):
         with pytest.raises(InvalidRequestError, match=words) as caught:
             llm.chat(conversations, use_tqdm=False)
         assert caught.value.param == "messages"
-    with pytest.raises(InvalidRequestError, match=r"^prompt\[1\]: .* give ids from 0 to"):
+    with pytest.raises(InvalidRequestError, match=r"^prompt\[1\]: .* must be between 0 and"):
         llm.generate([[5], [-1]], GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="tools: this model's chat template has no place"):
         llm.chat([user], tools=[{"type": "function"}], use_tqdm=False)

@@ -269,7 +269,7 @@ def test_a_form_that_does_not_compile_reaches_its_caller_from_the_core(tiny_mode
     add(core, "bad", StructuredOutputs(regex="("))
     add(core, "good", StructuredOutputs(regex="a"))
     deltas = run(core)
-    assert deltas["bad"][0].error == "structured_outputs.regex: unclosed group; mend it"
+    assert deltas["bad"][0].error == "structured_outputs.regex: unclosed group; correct it"
     assert deltas["good"][-1].finish_reason == "stop"
 
 

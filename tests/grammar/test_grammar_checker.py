@@ -46,7 +46,7 @@ def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None
         checker.check(StructuredOutputs(regex="ab"))
         with pytest.raises(InvalidRequestError) as caught:
             checker.check(StructuredOutputs(regex="(", field="guided_regex"))
-        assert str(caught.value) == "guided_regex: unclosed group; mend it"
+        assert str(caught.value) == "guided_regex: unclosed group; correct it"
         assert caught.value.param == "guided_regex"
     with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.regex: unclosed"):
         checker.check(StructuredOutputs(regex="("))

@@ -44,9 +44,9 @@ REFUSED = [
     ({"multipleOf": 1e300}, "multipleOf"),
     ({"multipleOf": 1e-300}, "multipleOf"),
     ({"allOf": [{"multipleOf": MAX_MULTIPLES}, {"multipleOf": 1}]}, "multipleOf"),
-    ([], "not an object"),
-    (True, "not an object"),
-    (None, "not an object"),
+    ([], "must be a JSON schema: an object"),
+    (True, "must be a JSON schema: an object"),
+    (None, "must be a JSON schema: an object"),
 ]
 
 

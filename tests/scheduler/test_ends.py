@@ -93,7 +93,7 @@ def test_an_id_may_not_run_twice_but_may_come_again() -> None:
     sim.add(4, max_tokens=1)
     message = sim.messages["r0"]
     twin = Request(message, arrival=1, max_model_len=sim.max_model_len)
-    with pytest.raises(InvalidRequestError, match="give each request its own"):
+    with pytest.raises(InvalidRequestError, match="use a new id for each request"):
         sim.scheduler.add(twin)
     sim.drain()
     sim.scheduler.add(twin)

@@ -170,7 +170,7 @@ def test_options_that_the_template_does_not_read(chatml: dict[str, Tokenizer], n
 
 
 def test_options_are_plain_values(chatml: dict[str, Tokenizer]) -> None:
-    with pytest.raises(InvalidRequestError, match="no JSON type") as caught:
+    with pytest.raises(InvalidRequestError, match="must be a JSON value") as caught:
         chatml["gpt2"].render_chat([USER], enable_thinking=print)
     assert caught.value.param == "chat_template_kwargs"
 
@@ -269,7 +269,9 @@ def test_refuses_what_the_template_would_drop() -> None:
         render([USER | {"tone": "calm"}], tools=None)
     with pytest.raises(InvalidRequestError, match="tools: this model's chat template has no place"):
         render([USER], tools=[{"name": "f"}])
-    with pytest.raises(InvalidRequestError, match="add_generation_prompt: str is not a bool; give"):
+    with pytest.raises(
+        InvalidRequestError, match="add_generation_prompt: must be True or False, not str"
+    ):
         template.render([USER], tools=None, add_generation_prompt="no", options={})  # type: ignore[arg-type]
 
 

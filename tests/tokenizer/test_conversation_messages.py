@@ -18,26 +18,38 @@ def prepare(message: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
-        ([], "messages: give a list"),
-        (None, "messages: give a list"),
-        ("hi", "messages: give a list"),
-        (["hi"], r"messages\[0\]: give an object"),
-        ([{"content": "hi"}], r"messages\[0\]\.role: None; give one of system, developer"),
-        ([{"role": "im_end", "content": "hi"}], r"messages\[0\]\.role: 'im_end'; give one of"),
-        ([{"role": ["user"], "content": "hi"}], r"messages\[0\]\.role: \['user'\]; give"),
-        ([{"role": "user"}], r"messages\[0\]\.content: it is missing; give a string"),
+        ([], "messages: must be a list"),
+        (None, "messages: must be a list"),
+        ("hi", "messages: must be a list"),
+        (["hi"], r"messages\[0\]: must be an object"),
+        ([{"content": "hi"}], r"messages\[0\]\.role: must be one of .*, not None"),
+        (
+            [{"role": "im_end", "content": "hi"}],
+            r"messages\[0\]\.role: must be one of .*, not 'im_end'",
+        ),
+        (
+            [{"role": ["user"], "content": "hi"}],
+            r"messages\[0\]\.role: must be one of .*, not \['user'\]",
+        ),
+        ([{"role": "user"}], r"messages\[0\]\.content: it is missing; it must be a string"),
         ([{"role": "user", "content": None}], r"messages\[0\]\.content: it is missing"),
-        ([{"role": "user", "content": 5}], r"messages\[0\]\.content: give a string or a list"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content: must be a string or a list"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            r"messages\[0\]\.content\[0\]: the type 'image_url' is not supported; only text is",
+            r"messages\[0\]\.content\[0\]: content parts must have the type text, not 'image_url'",
         ),
-        ([{"role": "user", "content": ["hi"]}], r"content\[0\]: the type None is not supported"),
-        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text: give a string"),
+        (
+            [{"role": "user", "content": ["hi"]}],
+            r"content\[0\]: content parts must have the type text, not None",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            r"content\[0\]\.text: must be a string",
+        ),
         ([{"role": "user", "content": "\ud800"}], r"half of a surrogate pair, U\+D800"),
         ([{"role": "user", "content": BREAK}], r"U\+FDD0, which is reserved"),
-        ([{"role": "user", "content": "hi", "name": object()}], "object is no JSON type"),
-        ([{"role": "assistant", "tool_calls": {}}], r"tool_calls: give a list of objects"),
+        ([{"role": "user", "content": "hi", "name": object()}], "must be a JSON value, not object"),
+        ([{"role": "assistant", "tool_calls": {}}], r"tool_calls: must be a list of objects"),
         (
             [{"role": "user", "contnt": "hi", "content": "hi"}],
             r"messages\[0\]\.contnt: unknown field; did you mean 'content'\?",
@@ -109,7 +121,7 @@ def test_tools() -> None:
     assert prepare_tools(None, str) is None
     assert prepare_tools([{"type": "function", "n": 1.5}], str) == [{"type": "function", "n": 1.5}]
     for tools in ({}, "f", [1]):
-        with pytest.raises(InvalidRequestError, match="tools: give a list of objects") as caught:
+        with pytest.raises(InvalidRequestError, match="tools: must be a list of objects") as caught:
             prepare_tools(tools, str)
         assert caught.value.param == "tools"
 

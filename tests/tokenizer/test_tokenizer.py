@@ -185,7 +185,7 @@ def test_refuses_what_is_no_text(gpt2: Tokenizer, text: str) -> None:
 
 
 def test_refuses_bytes(gpt2: Tokenizer) -> None:
-    with pytest.raises(InvalidRequestError, match="prompt: bytes is not text"):
+    with pytest.raises(InvalidRequestError, match="prompt: must be a string, not bytes"):
         gpt2.encode(b"abc")  # type: ignore[arg-type]
 
 

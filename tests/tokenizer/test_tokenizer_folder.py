@@ -15,7 +15,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such folder; give one"):
+    with pytest.raises(CheckpointError, match="there is no such folder; name one"):
         Tokenizer.from_folder(tmp_path / "nothing")
 
 

@@ -123,7 +123,7 @@ async def run_demo(
         with _Progress(console, len(bodies)) as progress:
             exchanges = await closed_loop(endpoint, bodies, concurrency, progress.count, api_key)
         if all((exchange.error or "").startswith("HTTP 401:") for exchange in exchanges):
-            raise ConfigError(f"{url} asks for another key; give --api-key, or set $QUIRE_API_KEY")
+            raise ConfigError(f"{url} needs another API key; set --api-key or $QUIRE_API_KEY")
     return DemoResult(examples, exchanges, summarize(exchanges))
 
 

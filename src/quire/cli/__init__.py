@@ -95,7 +95,7 @@ def _run(argv: list[str]) -> int:
         return 0
     if word not in COMMANDS:
         near = nearest_name(word, [*COMMANDS, "--version", "--help"])
-        hint = f"did you mean {near!r}?" if near else f"give one of {', '.join(COMMANDS)}"
+        hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(COMMANDS)}"
         kind = "option" if word.startswith("-") else "command"
         raise ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")

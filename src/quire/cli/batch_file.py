@@ -94,16 +94,16 @@ async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> Bat
 def _check(line: BatchLine, seen: set[str]) -> None:
     """Raise ValueError for a line that cannot be answered."""
     if line.method != "POST":
-        raise ValueError(f"method: {line.method[:16]!r} is not supported; give POST")
+        raise ValueError(f"method: must be POST, not {line.method[:16]!r}")
     if line.url not in URLS:
-        raise ValueError(f"url: {line.url[:64]!r} is not supported; give {' or '.join(URLS)}")
+        raise ValueError(f"url: must be {' or '.join(URLS)}, not {line.url[:64]!r}")
     if not 1 <= len(line.custom_id) <= MAX_ID_CHARS:
-        raise ValueError(f"custom_id: give 1 to {MAX_ID_CHARS} characters")
+        raise ValueError(f"custom_id: must have 1 to {MAX_ID_CHARS} characters")
     if line.custom_id in seen:
-        raise ValueError("custom_id: another line has the same; give each its own")
+        raise ValueError("custom_id: another line has the same; each must be unique")
     body: Any = msgspec.json.decode(line.body)
     if isinstance(body, dict) and body.get("stream"):
-        raise ValueError("body.stream: a file cannot be streamed into; leave it out")
+        raise ValueError("body.stream: streaming is not possible in a batch file; leave it out")
 
 
 async def _post(app: ASGIApp, url: str, body: bytes) -> BatchReply:

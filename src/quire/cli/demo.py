@@ -42,9 +42,9 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     url = vars(args).get("url")
     if args.concurrency < 1:
-        raise ConfigError(f"concurrency is {args.concurrency}; give at least 1")
+        raise ConfigError(f"concurrency must be at least 1, not {args.concurrency}")
     if url is not None and not url.startswith("http://"):
-        raise ConfigError(f"url {url!r} is not an address; give one, such as http://127.0.0.1:8000")
+        raise ConfigError(f"url must be an address such as http://127.0.0.1:8000, not {url!r}")
     url = url and url.rstrip("/").removesuffix("/v1")
     from rich.console import Console
 

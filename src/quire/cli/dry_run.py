@@ -44,9 +44,9 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
     wanted = config.device.device
     if gpu_memory_gib is not None:
         if wanted == "cpu":
-            raise ConfigError("device is 'cpu', so gpu_memory_gib has no meaning; give one of them")
+            raise ConfigError("gpu_memory_gib is for GPUs, but device is 'cpu'; set one of them")
         if not 0.0 < gpu_memory_gib < 2**20:
-            raise ConfigError(f"gpu_memory_gib is {gpu_memory_gib}; give a positive number")
+            raise ConfigError(f"gpu_memory_gib must be > 0, not {gpu_memory_gib}")
         total = int(gpu_memory_gib * _GIB)
         return DeviceMemory("cuda", total, total, CONTEXT_BYTES)
     if device_type(config) == "cuda":
@@ -57,7 +57,7 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
             return DeviceMemory("cuda", total, free)
         if wanted == "cuda":
             raise ConfigError(
-                "device is 'cuda', but torch sees no GPU; give gpu_memory_gib to plan for one"
+                "device is 'cuda', but PyTorch finds no GPU; set gpu_memory_gib to plan for one"
             )
     available = available_bytes()
     return DeviceMemory("cpu", available, available, BASE_BYTES)

@@ -99,7 +99,7 @@ def read_prompts(args: Namespace) -> list[Given]:
             if line.strip():
                 found.append(Given(line, f"{name}, line {number}"))
     if not found:
-        raise ConfigError("there is no prompt; give --prompt TEXT, or --file with one per line")
+        raise ConfigError("there is no prompt; set --prompt TEXT, or --file with one per line")
     return found
 
 

@@ -47,11 +47,11 @@ def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelSp
         root = yaml.compose(file.read(), Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise file.wrong(mark, f"it is no YAML ({error.problem})") from None
+        raise file.wrong(mark, f"it must be YAML ({error.problem})") from None
     except yaml.YAMLError:
-        raise file.wrong(None, "it is no YAML; write it as the documentation shows") from None
+        raise file.wrong(None, "it must be YAML; see docs/several-models.md") from None
     if not isinstance(root, yaml.MappingNode):
-        raise file.wrong(None, "it has no models; begin it with the line `models:`")
+        raise file.wrong(None, "it has no models; start it with the line `models:`")
     found = file.fields(root, ("models",), "")
     listed = found.get("models")
     if not isinstance(listed, yaml.SequenceNode) or not listed.value:
@@ -93,7 +93,7 @@ class _File:
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
                 raise self.wrong(key.start_mark, f"unknown field {where}{name[:64]}; {hint}")
             if name in found:
-                raise self.wrong(key.start_mark, f"{where}{name} stands here twice; remove one")
+                raise self.wrong(key.start_mark, f"{where}{name} is set twice; remove one")
             found[name] = value
         return found
 
@@ -104,11 +104,11 @@ class _File:
             raise self.wrong(node.start_mark, f"{where} must have fields, such as `model: NAME`")
         fields = self.fields(node, _FIELDS, f"{where}.")
         if "model" not in fields:
-            raise self.wrong(node.start_mark, f"{where} has no model; give a folder or a name")
+            raise self.wrong(node.start_mark, f"{where} has no model; set a folder or a hub name")
         values = {name: self.value(name, fields[name], where) for name in fields}
         load, name = values.pop("load", load), values.pop("name", values["model"])
         if load not in LOADS:
-            text = f"{where}.load is {load!r}; give one of {', '.join(LOADS)}"
+            text = f"{where}.load must be one of {', '.join(LOADS)}, not {load!r}"
             raise self.wrong(fields["load"].start_mark, text)
 
         def explain(error: UserError) -> UserError:
@@ -145,6 +145,6 @@ class _File:
         seen: set[str] = set()
         for plan, node in zip(plans, nodes, strict=True):
             if plan.name in seen:
-                text = f"two models have the name {plan.name!r}; give each a name of its own"
+                text = f"two models have the name {plan.name!r}; names must be unique"
                 raise self.wrong(node.start_mark, text)
             seen.add(plan.name)

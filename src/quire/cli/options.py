@@ -20,7 +20,8 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 2
 
 # as messages name settings: with an underscore, or at their beginning, or with a value
 _SETTING = re.compile(
-    r"(?<![\w'\"$./-])(?:[a-z]+(?:_[a-z]+)+|(?:(?<=\A)[a-z]+(?=: | is ))|[a-z]+(?=='))(?![\w/.-])"
+    r"(?<![\w'\"$./-])"
+    r"(?:[a-z]+(?:_[a-z]+)+|(?:(?<=\A)[a-z]+(?=: | is | must be ))|[a-z]+(?=='))(?![\w/.-])"
     r"(?:='(?P<value>[\w.-]+)')?"
 )
 
@@ -87,14 +88,14 @@ def human_int(text: str) -> int:
     """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g."""
     match = re.fullmatch(r"(-?\d+(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""), re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer such as 4096, 4K or 4k")
+        raise argparse.ArgumentTypeError(f"must be an integer such as 4096, 4K or 4k, not {text!r}")
     number, unit = match.groups()
     is_exact = "." not in number and len(number) <= 20  # Python reads no integer of any length
     value = (int(number) if is_exact else float(number)) * _FACTORS[unit]
     if not -(2**63) <= value < 2**63:  # messages between processes have no more
-        raise argparse.ArgumentTypeError(f"{text[:64]!r} does not fit in 64 bits; give less")
+        raise argparse.ArgumentTypeError(f"must fit in 64 bits, not {text[:64]!r}")
     if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"must be an integer, not {text!r}")
     return int(value)
 
 

@@ -79,10 +79,10 @@ def step_shape(args: Namespace) -> StepShape:
 
     given = vars(args)
     if "prefill" in given and "context" in given:
-        raise ConfigError("context is for decode steps and prefill for prompts; give one of them")
+        raise ConfigError("context is for decode steps and prefill for prompts; set one of them")
     for name in ("batch_size", "context", "prefill"):
         if given.get(name, 1) < 1:
-            raise ConfigError(f"{name} is {given[name]}; give at least 1")
+            raise ConfigError(f"{name} must be at least 1, not {given[name]}")
     num_requests = given.get("batch_size", 1)
     if "prefill" in given:
         return StepShape(num_requests, args.prefill, args.prefill)

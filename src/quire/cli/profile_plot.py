@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def check_plot(path: Path) -> None:
     """Raises ConfigError if no picture could be written there, before anything is measured."""
     if path.suffix != ".png" or not path.parent.is_dir():
-        raise ConfigError(f"plot is {str(path)!r}; give a .png in a folder that is there")
+        raise ConfigError(f"plot must be a .png file in an existing folder, not {str(path)!r}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; pip install matplotlib, or leave it out")
 

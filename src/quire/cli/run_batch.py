@@ -40,14 +40,14 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     for name in ("input_file", "output_file"):
         if name not in args:
-            raise ConfigError(f"there is no {name}; give --{name.replace('_', '-')} PATH")
+            raise ConfigError(f"{name} is missing; set --{name.replace('_', '-')} PATH")
     config = engine_config(args)
     with ExitStack() as stack:
         source = stack.enter_context(_open(args.input_file, "rb"))
         if Path(args.output_file).exists() and Path(args.output_file).samefile(args.input_file):
-            raise ConfigError("input_file and output_file are the same; give another output_file")
+            raise ConfigError("input_file and output_file are the same; use another output_file")
         if not source.seekable():  # it is read twice
-            raise ConfigError(f"input_file {args.input_file!r} is a stream; give a file")
+            raise ConfigError(f"input_file {args.input_file!r} is a stream; use a file")
         total = sum(1 for line in source if line.strip())
         source.seek(0)
         target = stack.enter_context(_open(args.output_file, "ab"))

@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
     plans = model_plans(args, settings)
     only_dry = [name for name in ("gpu_memory_gib", "json") if vars(args).get(name)]
     if only_dry and not args.dry_run:
-        raise ConfigError(f"{only_dry[0]} is for --dry-run; give both or none")
+        raise ConfigError(f"{only_dry[0]} is for --dry-run; use both or none")
     if args.dry_run:
         from quire.cli.dry_run import dry_run  # which reads models
 
@@ -119,14 +119,14 @@ def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[Mode
     given = vars(args)
     sources = [name for name in ("model", "models", "config") if name in given]
     if len(sources) > 1:
-        raise ConfigError("MODEL, --model and --config all say what to serve; give one of them")
+        raise ConfigError("MODEL, --model and --config all name models; use one of them")
     if sources == ["models"] and len(args.models) == 1 and "=" not in args.models[0]:
         args.model, sources = args.models[0], ["model"]  # as other engines write one model
     if not {"models", "config"} & set(sources):
         config = engine_config(args)
         return [_plan(config, settings)]
     if "served_model_name" in given:
-        text = "served_model_name is for one model; give names as --model NAME=MODEL"
+        text = "served_model_name is for one model; set names with --model NAME=MODEL"
         raise ConfigError(f"{text} or in the file")
     options = engine_options(args)
     if "config" in given:
@@ -137,7 +137,9 @@ def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[Mode
         options |= {"model": model, "served_model_name": name}
         plans.append(_plan(EngineConfig.from_options(**options), settings))
         if name in (plan.name for plan in plans[:-1]):
-            raise ConfigError(f"two models have the name {name!r}; give --model NAME=MODEL")
+            raise ConfigError(
+                f"two models have the name {name!r}; set names with --model NAME=MODEL"
+            )
     return plans
 
 
@@ -152,7 +154,7 @@ def _named(text: str) -> tuple[str, str]:
     if not sign or Path(text).exists():
         return text, text
     if not name.strip() or not model.strip():
-        raise ConfigError(f"model {text!r} has a part missing; give NAME=MODEL")
+        raise ConfigError(f"model must be MODEL or NAME=MODEL, not {text!r}")
     return name, model
 
 

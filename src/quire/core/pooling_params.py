@@ -35,15 +35,15 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise invalid_value(
-                "pooling", f"it is {reprlib.repr(self.pooling)}; give 'mean' or 'last'"
+                "pooling", f"must be 'mean' or 'last', not {reprlib.repr(self.pooling)}"
             )
         if not isinstance(self.normalize, bool):
             raise invalid_value(
-                "normalize", f"it is {reprlib.repr(self.normalize)}; give true or false"
+                "normalize", f"must be true or false, not {reprlib.repr(self.normalize)}"
             )
         if self.dimensions is not None and not _is_count(self.dimensions):
             raise invalid_value(
-                "dimensions", f"it is {reprlib.repr(self.dimensions)}; give 1 or more, or none"
+                "dimensions", f"must be an integer >= 1, not {reprlib.repr(self.dimensions)}"
             )
 
 

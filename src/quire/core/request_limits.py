@@ -55,7 +55,7 @@ class RequestLimits:
         if not self.generates:
             raise invalid_value(
                 "model",
-                "this one has no head to draw tokens with; ask it for embeddings, or serve a model "
+                "it has no head to generate tokens with; request embeddings, or serve a model "
                 "for text generation",
             )
         self._check_prompt(prompt_token_ids)
@@ -132,7 +132,7 @@ class RequestLimits:
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
-            raise invalid_value("prompt", "it is empty; give at least one token")
+            raise invalid_value("prompt", "must have at least one token")
         self._check_token_ids("prompt", token_ids)
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
@@ -142,12 +142,12 @@ class RequestLimits:
         except msgspec.ValidationError:
             pass
         if set(map(type, token_ids)) != {int}:
-            raise invalid_value(field, "token ids are integers; give text, or a list of integers")
+            raise invalid_value(field, "must be text or a list of integers (token ids)")
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
-            known = f"give ids from 0 to {self.vocab_size - 1}"
-            raise invalid_value(field, f"{wrong} is no token of this model; {known}")
+            known = f"between 0 and {self.vocab_size - 1}"
+            raise invalid_value(field, f"token ids of this model must be {known}, not {wrong}")
 
 
 @cache

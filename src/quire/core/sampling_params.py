@@ -186,11 +186,11 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
         if value is None and field in _OPTIONAL:
             continue
         if field in INT_RANGES and not _is_int(value):
-            raise invalid_value(field, f"{_shown(value)} is not an integer; give an integer")
+            raise invalid_value(field, f"must be an integer, not {_shown(value)}")
         if field in FLOAT_RANGES and not _is_number(value):
-            raise invalid_value(field, f"{_shown(value)} is not a number; give a number")
+            raise invalid_value(field, f"must be a number, not {_shown(value)}")
         if field in _BOOLS and not isinstance(value, bool):
-            raise invalid_value(field, f"{_shown(value)} is not a boolean; give true or false")
+            raise invalid_value(field, f"must be true or false, not {_shown(value)}")
     _check_words("stop", params.stop, MAX_STOP_STRINGS)
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_token_ids("stop_token_ids", params.stop_token_ids)
@@ -198,7 +198,7 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
     if params.allowed_token_ids is not None:
         _check_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         if not params.allowed_token_ids:
-            raise invalid_value("allowed_token_ids", "it is empty; give ids, or leave it out")
+            raise invalid_value("allowed_token_ids", "must have at least one id, or be left out")
 
 
 def _shown(value: Any) -> str:
@@ -210,22 +210,22 @@ def _shown(value: Any) -> str:
 
 def _check_words(field: str, words: Any, most: int) -> None:
     if not isinstance(words, list):
-        raise invalid_value(field, "give a list of strings")
+        raise invalid_value(field, "must be a list of strings")
     if len(words) > most:
-        raise invalid_value(field, f"{len(words)} strings; give at most {most}")
+        raise invalid_value(field, f"must have at most {most} strings, not {len(words)}")
     for word in words:
         if not isinstance(word, str):
-            raise invalid_value(field, f"{_shown(word)} is not a string; give strings")
+            raise invalid_value(field, f"must be a list of strings, but has {_shown(word)}")
         if not 1 <= len(word) <= MAX_WORD_CHARS:
-            problem = f"a string of {len(word)} characters; give strings of 1 to {MAX_WORD_CHARS}"
+            problem = f"strings must have 1 to {MAX_WORD_CHARS} characters, not {len(word)}"
             raise invalid_value(field, problem)
 
 
 def _check_token_ids(field: str, token_ids: Any, most: int = MAX_TOKEN_IDS) -> None:
     if not isinstance(token_ids, list) or len(token_ids) > most:
-        raise invalid_value(field, f"give a list of at most {most} token ids")
+        raise invalid_value(field, f"must be a list of at most {most} token ids")
     if not _are_token_ids(token_ids):
-        raise invalid_value(field, "give token ids, 0 or above")
+        raise invalid_value(field, "token ids must be integers >= 0")
 
 
 def _check_ranges(params: SamplingParams, given: list[str]) -> None:
@@ -233,13 +233,11 @@ def _check_ranges(params: SamplingParams, given: list[str]) -> None:
         low, high = _RANGES.get(field, (False, True))
         value = getattr(params, field)
         if value is not None and not low <= value <= high:  # also refuses NaN
-            raise invalid_value(field, f"{_shown(value)} is out of range; give {low} to {high}")
+            raise invalid_value(field, f"must be between {low} and {high}, not {_shown(value)}")
     if params.top_p == 0.0:
-        raise invalid_value("top_p", "0 keeps no token; give a number above 0 and up to 1")
+        raise invalid_value("top_p", "must be > 0 and <= 1, not 0")
     if params.repetition_penalty == 0.0:
-        raise invalid_value(
-            "repetition_penalty", "0 is out of range; give a number above 0 and up to 100 (1: off)"
-        )
+        raise invalid_value("repetition_penalty", "must be > 0 and <= 100, not 0 (1: off)")
     _check_logit_bias(params.logit_bias)
 
 
@@ -248,11 +246,11 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
         return
     if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:
         raise invalid_value(
-            "logit_bias", f"give a map of at most {MAX_LOGIT_BIAS} token ids to numbers"
+            "logit_bias", f"must be a map of at most {MAX_LOGIT_BIAS} token ids to numbers"
         )
     for token_id, value in bias.items():
         if not _is_token_id(token_id):
-            problem = f"{_shown(token_id)} is not a token id; give ids of 0 or above"
+            problem = f"token ids must be integers >= 0, not {_shown(token_id)}"
             raise invalid_value("logit_bias", problem)
         if not _is_number(value) or not -100 <= value <= 100:  # also refuses NaN
-            raise invalid_value("logit_bias", f"{_shown(value)} is out of range; give -100 to 100")
+            raise invalid_value("logit_bias", f"must be between -100 and 100, not {_shown(value)}")

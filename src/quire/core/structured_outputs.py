@@ -63,13 +63,13 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if isinstance(self.choice, tuple):
             msgspec.structs.force_setattr(self, "choice", list(self.choice))
         if len(given) != 1:
-            raise self.invalid(f"{' and '.join(given) or 'nothing'} given; give one of {_LISTED}")
+            raise self.invalid(f"must have one of {_LISTED}, not {' and '.join(given) or 'none'}")
         match self.kind:
             case "choice":
                 self._check_choice()
             case "json_object":
                 if self.json_object is not True:
-                    raise self.invalid("it is not true; give true, or leave it out")
+                    raise self.invalid("must be true, or left out")
             case _:
                 self._check_text()
         self._check_style()
@@ -116,35 +116,35 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         text, limit = getattr(self, self.kind), _MAX_BYTES[self.kind]
         if not isinstance(text, str):
             kinds = "a string or an object" if self.kind == "json" else "a string"
-            raise self.invalid(f"{type(text).__name__} is not {kinds}; give one")
+            raise self.invalid(f"must be {kinds}, not {type(text).__name__}")
         self._check_size([text], limit)
 
     def _as_text(self, schema: dict[str, Any]) -> str:
         try:
             return msgspec.json.encode(schema).decode()
         except (TypeError, ValueError, RecursionError):
-            raise self.invalid("it cannot be encoded as JSON; give a plain JSON schema") from None
+            raise self.invalid(
+                "must be a plain JSON schema: it cannot be encoded as JSON"
+            ) from None
 
     def _check_style(self) -> None:
         for name in ("disable_any_whitespace", "whitespace_pattern"):
             if getattr(self, name) and self.kind not in ("json", "json_object"):
-                raise self._invalid_option(name, "only JSON has such white space; leave it out")
+                raise self._invalid_option(name, "applies to JSON only; leave it out")
         if self.disable_any_whitespace not in (None, False, True):
-            raise self._invalid_option(
-                "disable_any_whitespace", "it is not a boolean; give true or false"
-            )
+            raise self._invalid_option("disable_any_whitespace", "must be true or false")
         pattern = self.whitespace_pattern
         if pattern is None:
             return
         if self.disable_any_whitespace:
-            problem = "disable_any_whitespace leaves no white space; give one of them"
+            problem = "excludes disable_any_whitespace; set one of them"
             raise self._invalid_option("whitespace_pattern", problem)
         if not (
             isinstance(pattern, str)
             and len(pattern) <= MAX_WHITESPACE_CHARS
             and re.match(WHITESPACE_PATTERN, pattern)
         ):
-            problem = r"not an expression of white space alone; give one such as [ \n]{0,20}"
+            problem = r"must be an expression of white space only, such as [ \n]{0,20}"
             raise self._invalid_option("whitespace_pattern", problem)
 
     def _invalid_option(self, name: str, problem: str) -> InvalidRequestError:
@@ -154,20 +154,20 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def _check_choice(self) -> None:
         choice = self.choice
         if not isinstance(choice, list) or not all(isinstance(text, str) for text in choice):
-            raise self.invalid("it is not a list of strings; give one")
+            raise self.invalid("must be a list of strings")
         if not 1 <= len(choice) <= MAX_CHOICES:
-            raise self.invalid(f"{len(choice)} choices; give 1 to {MAX_CHOICES}")
+            raise self.invalid(f"must have 1 to {MAX_CHOICES} choices, not {len(choice)}")
         if not all(choice):
-            raise self.invalid("an empty string cannot be chosen; leave it out")
+            raise self.invalid("must not have an empty string; remove it")
         self._check_size(choice, MAX_CHOICES_BYTES)
 
     def _check_size(self, texts: list[str], limit: int) -> None:
         try:
             size = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
-            raise self.invalid("half a surrogate pair is in it; give Unicode text") from None
+            raise self.invalid("must be Unicode text: it has half of a surrogate pair") from None
         if not 1 <= size <= limit:
-            raise self.invalid(f"{size} bytes; give 1 to {limit}")
+            raise self.invalid(f"must have 1 to {limit} bytes, not {size}")
 
 
 _LISTED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"

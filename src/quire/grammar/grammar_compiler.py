@@ -169,7 +169,7 @@ def _from_gbnf(text: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if len(text) > MAX_GBNF_CHARS:
-        problem = f"a GBNF grammar of {len(text)} characters; give at most {MAX_GBNF_CHARS}"
+        problem = f"GBNF must have at most {MAX_GBNF_CHARS} characters, not {len(text)}; shorten it"
         raise OverBoundsError(f"{problem}, or write it in Lark")
     try:
         return gbnf_to_lark(text)
@@ -177,7 +177,7 @@ def _from_gbnf(text: str) -> str:
         raise OverBoundsError("nested too deeply; flatten it") from None
     except Exception as error:  # llguidance raises plain Exception
         reason = str(error)[:MAX_REASON_CHARS]
-        raise OverBoundsError(f"not a GBNF grammar ({reason}); mend it") from None
+        raise OverBoundsError(f"must be a GBNF grammar ({reason})") from None
 
 
 def _literally(text: str) -> str:
@@ -195,4 +195,4 @@ def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequ
         return structured_outputs.invalid(f"{where}oneOf: {_ONE_OF}")
     if len(reason) > MAX_REASON_CHARS:
         reason = reason[: MAX_REASON_CHARS - 1] + "…"
-    return structured_outputs.invalid(f"{reason}; mend it")
+    return structured_outputs.invalid(f"{reason}; correct it")

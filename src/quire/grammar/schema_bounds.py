@@ -53,13 +53,13 @@ def _as_over_bounds(error: Exception) -> OverBoundsError:
         case RecursionError():
             return OverBoundsError(f"nested more than {MAX_DEPTH} deep; flatten it")
         case json.JSONDecodeError():
-            return OverBoundsError(f"not valid JSON ({error}); mend it")
-    return OverBoundsError("a number in it is too long; shorten it")
+            return OverBoundsError(f"must be valid JSON ({error})")
+    return OverBoundsError("it has a number that is too long; shorten it")
 
 
 def _check(schema: Any) -> None:
     if not isinstance(schema, _Pairs):
-        raise OverBoundsError("it is not an object; give a JSON schema")
+        raise OverBoundsError("must be a JSON schema: an object")
     multiples = 0
     for index, (name, value, depth) in enumerate(_walk(schema)):
         if depth > MAX_DEPTH:

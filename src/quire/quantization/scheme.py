@@ -62,7 +62,7 @@ def scheme_of(name: str) -> Scheme | None:
     if name == "none":
         return None
     if name not in SCHEMES:
-        raise ConfigError(f"quantization is {name!r}; give one of none, {', '.join(SCHEMES)}")
+        raise ConfigError(f"quantization must be one of none, {', '.join(SCHEMES)}, not {name!r}")
     return SCHEMES[name]
 
 
@@ -73,5 +73,5 @@ def check_device(name: str, device: str) -> None:
         others = [s.name for s in SCHEMES.values() if device in s.devices]
         raise ConfigError(
             f"quantization is {name!r}, which runs on {' and '.join(scheme.devices)} alone, but "
-            f"device is {device!r}; give quantization {' or '.join(others)}, or device='cpu'"
+            f"device is {device!r}; use quantization {' or '.join(others)}, or device='cpu'"
         )

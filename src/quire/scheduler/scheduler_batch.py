@@ -46,7 +46,7 @@ class Batch:
         if request.request_id in self.requests:
             raise invalid_value(
                 "request_id",
-                f"{request.request_id!r} is running already; give each request its own",
+                f"{request.request_id!r} is running already; use a new id for each request",
             )
         self.requests[request.request_id] = request
         self.waiting.push(request)

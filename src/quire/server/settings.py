@@ -154,8 +154,8 @@ class ServerSettings:
         check_ranges(self)
         if self.held_body_bytes < self.max_body_bytes:
             raise ConfigError(
-                f"max_held_body_bytes is {self.held_body_bytes}, less than one body may have; "
-                f"give {self.max_body_bytes} or more, or lower max_body_bytes"
+                f"max_held_body_bytes is {self.held_body_bytes}, less than max_body_bytes; "
+                f"set {self.max_body_bytes} or more, or lower max_body_bytes"
             )
         if self.allowed_origins is not None:
             parse_origins(self.allowed_origins)
@@ -197,15 +197,15 @@ class ServerSettings:
 
     def _check_admin(self) -> None:
         if self.admin_uds == "":
-            raise ConfigError("admin_uds is empty; give a path, or leave it out")
+            raise ConfigError("admin_uds must not be empty; set a path, or leave it out")
         if self.admin_port is not None and self.admin_uds is not None:
-            raise ConfigError("admin_port and admin_uds exclude each other; give one")
+            raise ConfigError("admin_port and admin_uds exclude each other; set one of them")
         if self.admin_port is not None and self.admin_api_key is None:
-            text = "admin_port needs a key, as every user of this machine can reach it; give "
+            text = "admin_port needs a key, as every user of this machine can reach it; set "
             raise ConfigError(text + "admin_api_key (or $QUIRE_ADMIN_API_KEY), or use admin_uds")
 
 
 def _check_url(url: str | None) -> None:
     if url is not None and not url.startswith(("http://", "https://")):
-        text = f"otlp_traces_endpoint is {url!r}; give a URL, such as "
-        raise ConfigError(text + "http://127.0.0.1:4318/v1/traces")
+        example = "http://127.0.0.1:4318/v1/traces"
+        raise ConfigError(f"otlp_traces_endpoint must be a URL such as {example}, not {url!r}")

@@ -42,8 +42,8 @@ class ChatTemplate:
             variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(
-                f"{origin}: the chat template is damaged ({error}); mend it, or remove it to serve "
-                "the model without chat"
+                f"{origin}: the chat template is damaged ({error}); correct it, or remove it to "
+                "serve the model without chat"
             ) from error
         # Phi-4-mini's template has the tools, as text, in the system's message
         self._has_tools_in_message = (
@@ -76,9 +76,7 @@ class ChatTemplate:
             self._check_option_names(options)
         if type(add_generation_prompt) is not bool:
             kind = type(add_generation_prompt).__name__
-            raise invalid_value(
-                "add_generation_prompt", f"{kind} is not a bool; give True or False"
-            )
+            raise invalid_value("add_generation_prompt", f"must be True or False, not {kind}")
         if tools and "tools" not in self.variables:
             problem = "this model's chat template has no place for them; remove them"
             raise invalid_value("tools", problem)
@@ -130,7 +128,7 @@ def _refuse_calls(messages: list[dict[str, Any]]) -> None:
         if message.get("tool_calls"):
             problem = (
                 "this model's chat template does not show earlier calls; describe them in the "
-                "content, or give the model a template that reads tool_calls"
+                "content, or use a chat template that reads tool_calls"
             )
             raise invalid_value("messages", problem, where=f"messages[{index}].tool_calls")
 

@@ -30,12 +30,12 @@ TextMap = Callable[[str], str]
 def check_text(text: str, param: str) -> None:
     """Refuse what is no Unicode text. Raises InvalidRequestError that names `param`."""
     if not isinstance(text, str):
-        raise invalid_value(param, f"{type(text).__name__} is not text; give a string")
+        raise invalid_value(param, f"must be a string, not {type(text).__name__}")
     if text.isascii():
         return
     if BREAK in text:
         raise invalid_value(
-            param, "it holds U+FDD0, which is reserved for use inside programs; remove it"
+            param, "it has U+FDD0, which is reserved for use inside programs; remove it"
         )
     try:
         text.encode()
@@ -60,13 +60,13 @@ def prepare_messages(
     Raises InvalidRequestError (param "messages").
     """
     if not isinstance(messages, list | tuple) or not messages:
-        raise invalid_value("messages", "give a list with at least one message")
+        raise invalid_value("messages", "must be a list with at least one message")
     return [_prepare(m, f"messages[{i}]", map_text, names) for i, m in enumerate(messages)]
 
 
 def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise invalid_value("messages", "give an object with role and content", where=where)
+        raise invalid_value("messages", "must be an object with role and content", where=where)
     if message.keys() == _PLAIN_KEYS and type(message["content"]) is str:  # as most are
         check_text(message["content"], "messages")
         return {
@@ -85,7 +85,9 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     if "content" in message:
         message["content"] = _joined(message["content"], f"{where}.content")
     elif role != "assistant":  # whose message may be tool calls alone
-        raise invalid_value("messages", "it is missing; give a string", where=f"{where}.content")
+        raise invalid_value(
+            "messages", "it is missing; it must be a string", where=f"{where}.content"
+        )
     if "tool_calls" in message:
         message["tool_calls"] = _with_parsed_arguments(message["tool_calls"], f"{where}.tool_calls")
     if not message.keys().isdisjoint(_REASONING_NAMES):
@@ -100,7 +102,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
 def _checked_role(role: Any, where: str) -> Any:
     if role not in ROLES:
         raise invalid_value(
-            "messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role"
+            "messages", f"must be one of {', '.join(ROLES)}, not {role!r}", where=f"{where}.role"
         )
     return role
 
@@ -117,7 +119,7 @@ def _joined(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid_value("messages", "give a string or a list of text parts", where=where)
+        raise invalid_value("messages", "must be a string or a list of text parts", where=where)
     return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
@@ -125,17 +127,17 @@ def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
         raise invalid_value(
-            "messages", f"the type {kind!r} is not supported; only text is", where=where
+            "messages", f"content parts must have the type text, not {kind!r}", where=where
         )
     if not isinstance(part.get("text"), str):
-        raise invalid_value("messages", "give a string", where=f"{where}.text")
+        raise invalid_value("messages", "must be a string", where=f"{where}.text")
     text: str = part["text"]
     return text
 
 
 def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise invalid_value("messages", "give a list of objects", where=where)
+        raise invalid_value("messages", "must be a list of objects", where=where)
     return [_with_parsed(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
@@ -162,7 +164,7 @@ def prepare_tools(tools: Any, map_text: TextMap) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise invalid_value("tools", "give a list of objects")
+        raise invalid_value("tools", "must be a list of objects")
     prepared: list[dict[str, Any]] = plain(tools, map_text, "tools", "tools")
     return prepared
 
@@ -191,6 +193,4 @@ def _plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
         }
     if isinstance(value, (list, tuple)):
         return [_plain(item, map_text, param, where) for item in value]
-    raise invalid_value(
-        param, f"{type(value).__name__} is no JSON type; give plain values", where=where
-    )
+    raise invalid_value(param, f"must be a JSON value, not {type(value).__name__}", where=where)

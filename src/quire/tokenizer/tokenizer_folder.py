@@ -51,7 +51,7 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
 
 def _how_to_get_one(folder: Path) -> str:
     if not folder.is_dir():
-        return "no such folder; give one that holds a model's tokenizer files"
+        return "there is no such folder; name one with a model's tokenizer files"
     if (folder / "tokenizer.model").is_file():
         return (
             "convert tokenizer.model once: pip install transformers sentencepiece, then python -c "
@@ -174,6 +174,6 @@ def _entries(path: Path, value: Any) -> list[tuple[str, str]]:
     named = [(n, t) for n, t in pairs if isinstance(n, str) and isinstance(t, str)]
     if not named or len(named) != len(entries):
         raise CheckpointError(
-            f"{path}: chat_template must be a string or a list of names with templates; mend it"
+            f"{path}: chat_template must be a string or a list of names with templates"
         )
     return named

@@ -147,7 +147,7 @@ def test_cut_then_scaled() -> None:
     ],
 )
 def test_wrong_sampling_params_are_named(fields: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"^{field}: it is .*; give ") as caught:
+    with pytest.raises(InvalidRequestError, match=rf"^{field}: must be .*, not ") as caught:
         PoolingParams(**fields)  # type: ignore[arg-type]
     assert caught.value.param == field
 

@@ -43,10 +43,10 @@ def test_prompts(given: Any, read: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (None, "prompt: NoneType is not text, token ids or a list of them; give one"),
-        ({"a": 1}, "prompt: dict is not text"),
-        (["a", 1.5], r"prompt\[1\]: float is not text or a list of token ids; give either"),
-        ([1, "a"], r"prompt\[0\]: int is not text"),
+        (None, "prompt: must be text, token ids or a list of them, not NoneType"),
+        ({"a": 1}, "prompt: must be text, .*, not dict"),
+        (["a", 1.5], r"prompt\[1\]: must be text or a list of token ids, not float"),
+        ([1, "a"], r"prompt\[0\]: must be text .*, not int"),
     ],
 )
 def test_wrong_prompts(given: Any, problem: str) -> None:
@@ -71,11 +71,11 @@ def test_conversations(given: Any, read: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (USER, r"messages: one message is not a list; give \[message\]"),
-        ("hello", r"messages: text is not a conversation; give a list of messages, such as"),
-        (None, "messages: NoneType is not a conversation; give a list of messages, such as"),
-        (5, "messages: int is not a conversation; give a list"),
-        ([[USER], "hi"], r"messages\[1\]: str is neither a message nor a list of messages; give"),
+        (USER, r"messages: must be a list of messages, not one message; put it in a list"),
+        ("hello", r"messages: must be a list of messages, such as .*, not text"),
+        (None, "messages: must be a list of messages, such as .*, not NoneType"),
+        (5, "messages: must be a list of messages, .*, not int"),
+        ([[USER], "hi"], r"messages\[1\]: must be a list of messages, .*, not str"),
     ],
 )
 def test_wrong_conversations(given: Any, problem: str) -> None:
@@ -87,9 +87,15 @@ def test_wrong_conversations(given: Any, problem: str) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"n": 1}, r"sampling_params: dict is not a SamplingParams; give SamplingParams\(\.\.\.\)"),
-        ([SamplingParams(), None], r"sampling_params\[1\]: NoneType is not a SamplingParams; give"),
-        ([SamplingParams()], "sampling_params: 1 given for 2 prompts; give one, or one each"),
+        ({"n": 1}, r"sampling_params: must be SamplingParams\(\.\.\.\), or a list .*, not dict"),
+        (
+            [SamplingParams(), None],
+            r"sampling_params\[1\]: must be SamplingParams\(\.\.\.\), not NoneType",
+        ),
+        (
+            [SamplingParams()],
+            "sampling_params: must be one, or one for each of the 2 prompts, not 1",
+        ),
     ],
 )
 def test_wrong_sampling_params(given: Any, problem: str) -> None:

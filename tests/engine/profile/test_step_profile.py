@@ -212,11 +212,11 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--prefill", "8", "--context", "9"], "give one of them"),
-        (["--batch-size", "0"], "--batch-size is 0; give at least 1"),
+        (["--prefill", "8", "--context", "9"], "set one of them"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
         (["--batch-size", "1g"], "does not fit in memory; lower --batch-size, --context or"),
-        (["--plot", "nowhere/x.png"], "give a .png in a folder that is there"),
-        (["--plot", "x.pdf"], "give a .png in a folder that is there"),
+        (["--plot", "nowhere/x.png"], "must be a .png file in an existing folder"),
+        (["--plot", "x.pdf"], "must be a .png file in an existing folder"),
         (["--context", "1000000"], "--context is 1000000, but the model knows positions up to"),
     ],
 )

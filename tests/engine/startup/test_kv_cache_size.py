@@ -120,7 +120,7 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("torch_start.load_unsaved", "free memory, take a smaller model, or give quantization"),
+        ("torch_start.load_unsaved", "free memory, use a smaller model, or set quantization"),
         (
             "start_engine.choose_num_blocks",
             "lower max_num_batched_tokens, max_num_seqs or kv_cache_mem",

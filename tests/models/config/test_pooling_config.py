@@ -72,8 +72,8 @@ def test_what_the_files_say(
         (MODULES[:1], None, "no Pooling module"),
         ([*MODULES, {"path": "3_Dense", "type": KIND + "Dense"}], LAST, "type is Dense, which is"),
         ([MODULES[0], MODULES[1] | {"path": "../x"}], LAST, "leads out of the checkpoint"),
-        ({"a": 1}, LAST, "a list of objects"),
-        ([1], LAST, "a list of objects"),
+        ({"a": 1}, LAST, "a JSON list of objects"),
+        ([1], LAST, "a JSON list of objects"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, modules: Any, pooling: Any, problem: str) -> None:

@@ -51,12 +51,12 @@ class GrammarMatchers(Mapping[str, Matcher]):
         """Start to compile a request's grammar. Raises InvalidRequestError."""
         if self._compiler is None:
             raise structured_outputs.invalid(
-                "this engine has no tokenizer, which it needs; leave it out"
+                "it needs a tokenizer, which this engine does not have; leave it out"
             )
         if request.request_id in self._pending or request.request_id in self._ready:
             raise invalid_value(
                 "request_id",
-                f"{request.request_id!r} is running already; give each request its own",
+                f"{request.request_id!r} is running already; use a new id for each request",
             )
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, "quire-grammar")

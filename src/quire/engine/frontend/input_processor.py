@@ -198,9 +198,9 @@ class InputProcessor:
 
     def _check_options(self, priority: int, cache_salt: str) -> None:
         if not isinstance(cache_salt, str):
-            raise invalid_value("cache_salt", "it is not text; give a string")
+            raise invalid_value("cache_salt", f"must be a string, not {type(cache_salt).__name__}")
         if type(priority) is not int:
-            raise invalid_value("priority", f"{priority!r} is not an integer; give one")
+            raise invalid_value("priority", f"must be an integer, not {priority!r}")
         if priority != 0 and not self._limits.honours_priority:
             raise invalid_value(
                 "priority",

@@ -19,7 +19,7 @@ Message = dict[str, Any]  # {"role": ..., "content": ...}
 Prompts = Prompt | tuple[int, ...] | np.ndarray | Sequence[Prompt | tuple[int, ...] | np.ndarray]
 Conversation = Sequence[Message]
 
-_MESSAGES_FIX = "give a list of messages, such as [{'role': 'user', 'content': 'hello'}]"
+_MESSAGES = "must be a list of messages, such as [{'role': 'user', 'content': 'hello'}]"
 
 
 def read_prompts(prompts: Prompts) -> list[Prompt]:
@@ -29,12 +29,12 @@ def read_prompts(prompts: Prompts) -> list[Prompt]:
         return [found]
     if not isinstance(found, list):
         kind = type(prompts).__name__
-        raise invalid_value("prompt", f"{kind} is not text, token ids or a list of them; give one")
+        raise invalid_value("prompt", f"must be text, token ids or a list of them, not {kind}")
     if found and all(isinstance(item, int) for item in found):
         return [found]
     for index, item in enumerate(found):
         if not isinstance(item, str | list):
-            problem = f"{type(item).__name__} is not text or a list of token ids; give either"
+            problem = f"must be text or a list of token ids, not {type(item).__name__}"
             raise invalid_value("prompt", problem, where=f"prompt[{index}]")
     return found
 
@@ -42,20 +42,20 @@ def read_prompts(prompts: Prompts) -> list[Prompt]:
 def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[list[Message]]:
     """Each conversation as a list of messages. Raises InvalidRequestError."""
     if isinstance(messages, str):
-        raise invalid_value(
-            "messages", f"text is not a conversation; {_MESSAGES_FIX}, or use generate"
-        )
+        raise invalid_value("messages", f"{_MESSAGES}, not text; for text use generate")
     if isinstance(messages, dict):
-        raise invalid_value("messages", "one message is not a list; give [message]")
+        raise invalid_value(
+            "messages", "must be a list of messages, not one message; put it in a list"
+        )
     if not isinstance(messages, list | tuple):
         kind = type(messages).__name__
-        raise invalid_value("messages", f"{kind} is not a conversation; {_MESSAGES_FIX}")
+        raise invalid_value("messages", f"{_MESSAGES}, not {kind}")
     if any(isinstance(item, dict) for item in messages):
         return [list(messages)]
     for index, item in enumerate(messages):
         if not isinstance(item, list | tuple):
-            problem = f"{type(item).__name__} is neither a message nor a list of messages; "
-            raise invalid_value("messages", problem + _MESSAGES_FIX, where=f"messages[{index}]")
+            problem = f"{_MESSAGES}, not {type(item).__name__}"
+            raise invalid_value("messages", problem, where=f"messages[{index}]")
     return [list(conversation) for conversation in messages]
 
 
@@ -69,16 +69,14 @@ def expand_sampling_params(
         return [sampling] * count
     if not isinstance(sampling, list | tuple):
         kind = type(sampling).__name__
-        problem = (
-            f"{kind} is not a SamplingParams; give SamplingParams(...), or one for each prompt"
-        )
+        problem = f"must be SamplingParams(...), or a list with one for each prompt, not {kind}"
         raise invalid_value("sampling_params", problem)
     for index, params in enumerate(sampling):
         if not isinstance(params, SamplingParams):
-            problem = f"{type(params).__name__} is not a SamplingParams; give SamplingParams(...)"
+            problem = f"must be SamplingParams(...), not {type(params).__name__}"
             raise invalid_value("sampling_params", problem, where=f"sampling_params[{index}]")
     if len(sampling) != count:
-        problem = f"{len(sampling)} given for {count} prompts; give one, or one each"
+        problem = f"must be one, or one for each of the {count} prompts, not {len(sampling)}"
         raise invalid_value("sampling_params", problem)
     return list(sampling)
 

@@ -73,4 +73,4 @@ def _larger_cache(config: EngineConfig) -> str:
             "raise gpu_memory_utilization, lower max_num_batched_tokens or max_num_seqs, or free "
             "memory"
         )
-    return "give kv_cache_memory_bytes, or free memory"
+    return "set kv_cache_memory_bytes, or free memory"

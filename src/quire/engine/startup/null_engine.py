@@ -44,7 +44,7 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     num_blocks = config.cache.num_blocks or min(usable, DEFAULT_BLOCKS)
     if num_blocks > MOST_BLOCKS:
         raise ConfigError(
-            f"num_blocks is {num_blocks}; without a model, give at most {MOST_BLOCKS}"
+            f"num_blocks must be at most {MOST_BLOCKS} without a model, not {num_blocks}"
         )
     num_slots = num_blocks * block_size
     limits = request_limits(config, model_config, min(max_model_len, num_slots), num_slots)

@@ -21,7 +21,7 @@ def fitting_weights(model_config: ModelConfig, dtype: str) -> AbstractContextMan
     num_bytes = model_config.num_parameters * DTYPES[dtype].num_bytes
     return _fitting(
         f"the model, {num_bytes:,} bytes in {dtype},",
-        "free memory, take a smaller model, or give quantization",
+        "free memory, use a smaller model, or set quantization",
     )
 
 
@@ -48,7 +48,7 @@ def fitting_profile(num_requests: int, context: int) -> AbstractContextManager[N
     """A context in which running out of memory is an error about loading and profiling."""
     return _fitting(
         f"the model with a step of {num_requests:,} requests of {context:,} tokens each",
-        "lower --batch-size, --context or --prefill, take a smaller model, or free memory",
+        "lower --batch-size, --context or --prefill, use a smaller model, or free memory",
     )
 
 

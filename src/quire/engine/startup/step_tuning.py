@@ -91,7 +91,9 @@ def thread_candidates(config: EngineConfig, model_config: ModelConfig) -> list[i
     if (asked := config.device.threads) is not None:
         most = MOST_THREADS * (os.cpu_count() or 1)
         if asked > most:
-            raise ConfigError(f"threads is {asked}; give at most {most}, {MOST_THREADS} for a core")
+            raise ConfigError(
+                f"threads must be at most {most} ({MOST_THREADS} per core), not {asked}"
+            )
         return [asked]
     usable = usable_cores()
     return [1] if is_tiny(model_config) else sorted({usable, -(-usable // 2), 1}, reverse=True)

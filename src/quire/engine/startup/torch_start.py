@@ -88,7 +88,7 @@ def torch_device(config: EngineConfig) -> torch.device:
         return torch.device("cpu")
     found = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and found == "cpu":
-        raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
+        raise ConfigError("device is 'cuda', but PyTorch finds no GPU; use device='cpu'")
     if found != expected:
         text = "device is %s and not %s, as the system's files have it: PyTorch sees %s GPU"
         logger.warning(text, found, expected, "no" if found == "cpu" else "a")

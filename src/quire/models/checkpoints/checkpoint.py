@@ -96,7 +96,7 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
             "when it is opened, so it is not; take a checkpoint with safetensors files"
         )
     raise CheckpointError(
-        f"{folder} has no safetensors files; give a folder with a whole checkpoint"
+        f"{folder} has no safetensors files; name a folder with a complete checkpoint"
     )
 
 
@@ -108,7 +108,9 @@ def _read_index(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     promised = {}
     for name, file in names.items():
         if not isinstance(file, str) or Path(file).name != file or "\0" in file:
-            raise index.wrong("weight_map", f"gives {name} the file {file!r}; it must be a name")
+            raise index.wrong(
+                "weight_map", f"gives {name} the file {file!r}, which must be a file name"
+            )
         promised[name] = folder / file
     files = sorted(set(promised.values()))
     for path in files:

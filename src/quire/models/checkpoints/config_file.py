@@ -27,7 +27,7 @@ class ConfigFile:
         """Parse a file. Raises CheckpointError where it is missing or is not a JSON object."""
         values = _parse(path)
         if not isinstance(values, dict):
-            raise CheckpointError(f"{path} does not hold a JSON object; download it again")
+            raise CheckpointError(f"{path} must be a JSON object; download it again")
         return cls(path, values)
 
     @classmethod
@@ -35,7 +35,7 @@ class ConfigFile:
         """The objects of a file that lists them. Raises CheckpointError."""
         values = _parse(path)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            raise CheckpointError(f"{path} does not hold a list of objects; download it again")
+            raise CheckpointError(f"{path} must be a JSON list of objects; download it again")
         return [cls(path, value, f"[{index}].") for index, value in enumerate(values)]
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
@@ -52,7 +52,7 @@ class ConfigFile:
         if value is None or value == {}:
             return None
         if not isinstance(value, dict):
-            raise self.wrong(key, f"is {value!r}; it must be an object")
+            raise self.wrong(key, f"must be an object, not {value!r}")
         return ConfigFile(self.path, value, f"{self.where}{key}.")
 
     def integer(
@@ -63,7 +63,7 @@ class ConfigFile:
         if value is None:
             value = self._required(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.wrong(key, f"is {value!r}; it must be a whole number from {low} to {high}")
+            raise self.wrong(key, f"must be an integer between {low} and {high}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -72,9 +72,9 @@ class ConfigFile:
         if value is None:
             value = self._required(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.wrong(key, f"is {value!r}; it must be a number")
+            raise self.wrong(key, f"must be a number, not {value!r}")
         if not 0 < value < 1e30:  # also refuses NaN
-            raise self.wrong(key, f"is {value!r}; it must be a finite number above 0")
+            raise self.wrong(key, f"must be a finite number > 0, not {value!r}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -83,7 +83,7 @@ class ConfigFile:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.wrong(key, f"is {value!r}; it must be true or false")
+            raise self.wrong(key, f"must be true or false, not {value!r}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -92,7 +92,7 @@ class ConfigFile:
         if value is None:
             value = self._required(key, default)
         if not isinstance(value, str):
-            raise self.wrong(key, f"is {value!r}; it must be a string")
+            raise self.wrong(key, f"must be a string, not {value!r}")
         return value
 
     def token_ids(self, key: str) -> list[int]:
@@ -100,22 +100,22 @@ class ConfigFile:
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise self.wrong(key, f"is {value!r}; it must be a token id or a list of them")
+            raise self.wrong(key, f"must be a token id or a list of token ids, not {value!r}")
         return ids
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         """A list of `length` finite numbers above 0."""
         value = self.get(key)
         if not isinstance(value, list) or len(value) != length:
-            raise self.wrong(key, f"is not a list of {length} numbers; correct it")
+            raise self.wrong(key, f"must be a list of {length} numbers")
         for item in value:
             if not isinstance(item, int | float) or isinstance(item, bool) or not 0 < item < 1e30:
-                raise self.wrong(key, f"holds {item!r}; it must hold numbers above 0")
+                raise self.wrong(key, f"must have numbers > 0, not {item!r}")
         return tuple(float(item) for item in value)
 
     def _required(self, key: str, default: Any) -> Any:
         if default is None:
-            raise self.wrong(key, "is missing; take the config file of the original checkpoint")
+            raise self.wrong(key, "is missing; use the config file of the original checkpoint")
         return default
 
 
@@ -123,11 +123,13 @@ def _parse(path: Path) -> Any:
     """The value that a JSON file holds. Raises CheckpointError."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise CheckpointError(f"{path} is larger than 64 MiB; this is no config file")
+            raise CheckpointError(
+                f"{path} is larger than 64 MiB, too large for a config file; download it again"
+            )
         return json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}); give a folder with a whole checkpoint"
+            f"{path} cannot be read ({error.strerror}); name a folder with a complete checkpoint"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+        raise CheckpointError(f"{path} must be valid JSON ({error}); download it again") from error

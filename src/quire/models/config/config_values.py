@@ -59,7 +59,7 @@ def read_optional(config: ConfigFile, key: str | None) -> float | None:
     if key is None:
         return None
     if key not in config.values:  # no default is safe: a null means that there is none
-        raise config.wrong(key, "is missing; give a number, or null for none")
+        raise config.wrong(key, "is missing; set a number, or null for none")
     return None if config.get(key) is None else config.number(key)
 
 
@@ -75,7 +75,7 @@ def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise config.wrong(
             "num_attention_heads",
-            f"is {num_heads}, which does not divide hidden_size ({hidden_size}); give head_dim",
+            f"is {num_heads}, which does not divide hidden_size ({hidden_size}); set head_dim",
         )
     head_dim = config.integer("head_dim", hidden_size // num_heads, high=2**14)
     return num_heads, num_kv_heads, head_dim

@@ -22,7 +22,7 @@ def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
     rotary_dim = int(head_dim * share)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.wrong(
-            "partial_rotary_factor", f"turns {rotary_dim} of {head_dim} dimensions; give a share "
+            "partial_rotary_factor", f"rotates {rotary_dim} of {head_dim} dimensions; set a factor "
             "that makes an even number of them"
         )  # fmt: skip
     max_position = config.integer("max_position_embeddings", 2048)

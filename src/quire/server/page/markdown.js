@@ -31,7 +31,7 @@ export class MarkdownText {
   }
 }
 
-/** Make an element's children from a index on equal to some nodes, with as few changes as may be. */
+/** Make an element's children from an index on equal to some nodes, with few changes. */
 export function patch(element, nodes, from = 0) {
   let old = element.childNodes[from];
   for (const node of nodes) {

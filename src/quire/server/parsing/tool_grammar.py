@@ -129,7 +129,7 @@ class _Writer:
         """Arguments as tags around bare values; optional ones may be missing."""
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
-            raise NoGrammarError("properties has to be an object and required a list; correct them")
+            raise NoGrammarError("properties must be an object and required a list")
         tags = []
         for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
@@ -173,7 +173,7 @@ def _text_rule(outputs: StructuredOutputs) -> str:
             except (ValueError, RecursionError):
                 schema = None
             if not isinstance(schema, dict):
-                raise NoGrammarError("not a JSON schema; give an object")
+                raise NoGrammarError("must be a JSON schema: an object")
             return _json(schema, json_style(outputs))
         case "json_object":
             return _json({"type": "object"}, json_style(outputs))
@@ -182,7 +182,7 @@ def _text_rule(outputs: StructuredOutputs) -> str:
         case "regex":
             return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], outputs.text)}/"
     if "::=" in outputs.text:
-        raise NoGrammarError("a grammar beside reasoning or tools has to be Lark; rewrite it")
+        raise NoGrammarError("a grammar beside reasoning or tools must be Lark; rewrite it")
     return f"%lark {{\n{outputs.text}\n}}"
 
 

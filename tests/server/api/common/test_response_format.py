@@ -91,7 +91,7 @@ def test_two_forms_are_one_too_many(
         reply = post(**fields)
         assert reply.status == 400
         assert reply.error["param"].startswith(named)
-        assert "give one of them" in reply.error["message"]
+        assert "set one of them" in reply.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
 
 def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[str]) -> None:
     if thinking.type == "enabled" or thinking.budget_tokens is not None:
-        problem = "a token budget is not supported; leave it out, and give the type adaptive"
+        problem = "a token budget is not supported; leave it out, and set the type adaptive"
         raise invalid_value("thinking.budget_tokens", problem)
     if thinking.type not in ("adaptive", "disabled"):
-        problem = f"{thinking.type[:64]!r} is not supported; give adaptive or disabled"
+        problem = f"must be adaptive or disabled, not {thinking.type[:64]!r}"
         raise invalid_value("thinking.type", problem)
     if thinking.type == "disabled" or thinking.display == "omitted":
         chat.include_reasoning = False

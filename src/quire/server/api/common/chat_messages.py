@@ -121,9 +121,9 @@ def check_message(message: Message, path: str) -> None:
     """Refuse messages that no chat template can render. Raises InvalidRequestError."""
     role = message.role
     if role not in ROLES:
-        raise invalid_value(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
+        raise invalid_value(f"{path}role", f"must be one of {_LISTED}, not {role[:64]!r}")
     if message.content is None and role != "assistant":
-        raise invalid_value(f"{path}content", "it is missing; give a string")
+        raise invalid_value(f"{path}content", "it is missing; it must be a string")
     if role != "assistant":
         for name in ("tool_calls", "reasoning_content", "reasoning"):
             if getattr(message, name):
@@ -131,7 +131,9 @@ def check_message(message: Message, path: str) -> None:
                     f"{path}{name}", f"a message of the role {role} has none; remove it"
                 )
     if (message.tool_call_id is not None) != (role == "tool"):
-        problem = "it is missing; give the call's id" if role == "tool" else "only tools have one"
+        problem = (
+            "it is missing; it must be the call's id" if role == "tool" else "only tools have one"
+        )
         raise invalid_value(f"{path}tool_call_id", problem)
     for index, call in enumerate(message.tool_calls or ()):
         _check_type(call.type, "function", f"{path}tool_calls[{index}].type")
@@ -165,7 +167,7 @@ _LISTED = ", ".join(ROLES)
 
 def _check_type(kind: str, known: str, where: str) -> None:
     if kind != known:
-        raise invalid_value(where, f"{kind[:64]!r} is not supported; give {known}")
+        raise invalid_value(where, f"must be {known}, not {kind[:64]!r}")
 
 
 MESSAGE_RULES = StructRules(struct=Message, neutral=MESSAGE_UNSUPPORTED, variants=MESSAGE_VARIANTS)

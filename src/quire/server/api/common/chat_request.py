@@ -118,7 +118,7 @@ def sampling(request: ChatRequest) -> SamplingParams:
         raise invalid_value("top_logprobs", "it needs logprobs; set logprobs to true")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
-        problem = "it differs from max_tokens; give one of them"
+        problem = "it differs from max_tokens; set one of them"
         raise invalid_value("max_completion_tokens", problem)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = limits.pop() if limits else None

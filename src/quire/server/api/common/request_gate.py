@@ -260,6 +260,6 @@ def _timeout_of(scope: Scope) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0.0 < seconds < math.inf:
-        problem = "not a positive number of seconds; give one, such as 30"
+        problem = "must be a number of seconds > 0, such as 30"
         raise invalid_value(TIMEOUT_HEADER, problem)
     return seconds

@@ -117,7 +117,7 @@ def structured_outputs_of(request: ResponseFormatFields) -> StructuredOutputs | 
         return None
     if len(requested) > 1:
         first, second = list(requested)[:2]
-        raise invalid_value(second, f"{first} asks for structured output, too; give one of them")
+        raise invalid_value(second, f"{first} asks for structured output, too; set one of them")
     ((field, fields),) = requested.items()
     return StructuredOutputs(**fields, field=field)
 

@@ -110,10 +110,10 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse
         return _named(tools, choice)
     if choice not in (None, "none", "auto", "required"):
         raise invalid_value(
-            "tool_choice", f"{choice[:64]!r}; give none, auto, required or a function"
+            "tool_choice", f"must be none, auto, required or a function, not {choice[:64]!r}"
         )
     if choice == "required" and not tools:
-        raise invalid_value("tool_choice", "a call is required, but there are no tools; give tools")
+        raise invalid_value("tool_choice", "required needs tools, but there are none; send tools")
     if choice == "none":
         return NO_TOOLS
     return ToolUse(tools, tools, must_call=choice == "required")
@@ -144,7 +144,9 @@ def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
     name = choice.function.name
     allowed = [tool for tool in tools if tool.function.name == name]
     if not allowed:
-        raise invalid_value("tool_choice.function.name", f"{name!r} is none of the tools; give one")
+        raise invalid_value(
+            "tool_choice.function.name", f"must be the name of a tool, not {name!r}"
+        )
     return ToolUse(tools, allowed, must_call=True, most_calls=1)
 
 
@@ -155,25 +157,25 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         _check_type(tool.type, f"{where}.type")
         if function.name in names:
             raise invalid_value(
-                f"{where}.function.name", f"{function.name!r} is there twice; rename one"
+                f"{where}.function.name", f"{function.name!r} occurs twice; rename one"
             )
         names.add(function.name)
         _check_schema(function.parameters or NO_PARAMETERS, f"{where}.function.parameters")
     size = len(msgspec.json.encode(tools)) if tools else 0
     if size > MAX_TOOLS_BYTES:
-        raise invalid_value("tools", f"{size} bytes; send at most {MAX_TOOLS_BYTES}")
+        raise invalid_value("tools", f"must have at most {MAX_TOOLS_BYTES} bytes, not {size}")
 
 
 def _check_schema(schema: dict[str, Any], where: str) -> None:
     if is_deeper(schema, MAX_SCHEMA_DEPTH):
         raise invalid_value(where, f"nested more than {MAX_SCHEMA_DEPTH} deep; flatten it")
     if schema.get("type", "object") != "object":
-        raise invalid_value(f"{where}.type", "arguments are always an object; give object")
+        raise invalid_value(f"{where}.type", "must be object")
 
 
 def _check_type(kind: str, where: str) -> None:
     if kind != "function":
-        raise invalid_value(where, f"{kind[:64]!r} is not supported; give function")
+        raise invalid_value(where, f"must be function, not {kind[:64]!r}")
 
 
 def _described(function: Function) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
         return [given]
     kinds = set(map(type, given))
     if kinds not in ({str}, {list}):
-        problem = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        problem = "must be a text, a list of texts, a list of token ids, or a list of such lists"
         raise invalid_value("prompt", problem)
     return cast(list[str | list[int]], given)
 
@@ -99,7 +99,7 @@ def sampling(request: CompletionRequest) -> SamplingParams:
 
 
 def _check_prompt_alone(request: CompletionRequest) -> None:
-    field, problem = "max_tokens", "0 leaves nothing to return without echo; set echo, or give 1"
+    field, problem = "max_tokens", "must be at least 1 without echo, not 0; set echo, or 1"
     if request.echo and request.min_tokens:
         field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
     elif request.echo:

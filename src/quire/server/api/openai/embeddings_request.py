@@ -74,7 +74,7 @@ def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
     if kinds == {int}:
         return [cast(list[int], given)]
     if kinds not in ({str}, {list}):
-        text = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        text = "must be a text, a list of texts, a list of token ids, or a list of such lists"
         raise invalid_value("input", text)
     if len(given) > MAX_INPUTS:
         problem = f"{len(given)} of them; send at most {MAX_INPUTS} in one request"

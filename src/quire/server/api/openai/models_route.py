@@ -183,15 +183,17 @@ def _page_query(query: Mapping[str, str]) -> _PageQuery:
     try:
         page = msgspec.convert(dict(query), _PageQuery, strict=False)
     except msgspec.ValidationError:
-        raise invalid_value("limit", "not an integer from 1 to 1000; give one") from None
+        raise invalid_value("limit", "must be an integer between 1 and 1000") from None
     if page.after_id is not None and page.before_id is not None:
-        raise invalid_value("before_id", "it does not go with after_id; give one of them")
+        raise invalid_value("before_id", "excludes after_id; set one of them")
     return page
 
 
 def _index(ids: list[str], field: str, model_id: str) -> int:
     if model_id not in ids:
-        raise invalid_value(field, f"{model_id[:128]!r} is no model of the list; give its name")
+        raise invalid_value(
+            field, f"must be the name of a model of the list, not {model_id[:128]!r}"
+        )
     return ids.index(model_id)
 
 

@@ -121,7 +121,7 @@ def _check_names(data: bytes, request: TokenizeRequest) -> None:
 
 def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
-        raise invalid_value("prompt", "give either this or messages")
+        raise invalid_value("prompt", "must be sent without messages, or messages without it")
     special = request.add_special_tokens
     if request.prompt is not None:
         for name in _CHAT_FIELDS:
