@@ -70,8 +70,8 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(llm: LLM) -> None:
     ("prompt", "options", "problem"),
     [
         ("a", {"dimensions": 49}, "dimensions: 49 is more than the 48"),
-        ("a", {"pooling": "max"}, "pooling: it is 'max'"),
-        ("", {}, "prompt: it is empty"),
+        ("a", {"pooling": "max"}, "pooling: must be 'mean' or 'last', not 'max'"),
+        ("", {}, "prompt: must have at least one token"),
         ([600], {}, "prompt: token ids of this model must be between 0 and 511, not 600"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_folder_made_for_embeddings(embedder: Path) -> None:
             ids = torch.tensor([output.prompt_token_ids])
             state = theirs(ids).last_hidden_state[0, -1].numpy()
         assert output.embedding == pytest.approx(state / np.linalg.norm(state), abs=1e-4)
-    with pytest.raises(InvalidRequestError, match="no head to draw tokens with"):
+    with pytest.raises(InvalidRequestError, match="no head to generate tokens with"):
         llm.generate("a", use_tqdm=False)
 
 

@@ -176,7 +176,7 @@ def test_chat_uses_the_template(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "sampling", "error", "words"),
     [
-        ("", GREEDY, InvalidRequestError, "empty"),
+        ("", GREEDY, InvalidRequestError, "must have at least one token"),
         ([5000], GREEDY, InvalidRequestError, "511"),
         ([-1], GREEDY, InvalidRequestError, "token ids of this model must be"),
         ([5] * 3000, GREEDY, ContextLengthError, "2048"),
@@ -229,7 +229,7 @@ def test_bad_settings_name_the_fix(tiny_model: Path, tmp_path: Path) -> None:
         LLM(str(tiny_model), block_sise=16)
     with pytest.raises(ConfigError, match="power of two"):
         LLM(str(tiny_model), block_size=15)
-    with pytest.raises(ConfigError, match="seed is"):
+    with pytest.raises(ConfigError, match="seed must be between"):
         LLM(str(tiny_model), seed=2**63)
     with pytest.raises(ConfigError, match="2048"):
         LLM(str(tiny_model), max_model_len=4096)

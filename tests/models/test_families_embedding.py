@@ -177,7 +177,7 @@ def test_checkpoints_without_a_head(headless: Setup) -> None:
     core.handle(ask)
     (delta,) = core.step().deltas
     assert delta.finish_reason == "error"
-    assert "no head to draw tokens" in str(delta.error)
+    assert "no head to generate tokens" in str(delta.error)
 
 
 def test_a_head_and_names_without_the_prefix(setup: Setup, tmp_path: Path) -> None:

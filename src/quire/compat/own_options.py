@@ -52,5 +52,5 @@ class _Reader:
             return
         if name in self.found and self.found[name] != value:
             other = self._given_as[name]
-            raise ConfigError(f"{other} and {given_as} are one setting ({name}); give one of them")
+            raise ConfigError(f"{other} and {given_as} are one setting ({name}); set one of them")
         self.found[name], self._given_as[name] = value, given_as

@@ -49,7 +49,7 @@ def own_value(name: str, value: Any) -> Any:
 def _only_name(names: list[Any] | tuple[Any, ...]) -> Any:
     if len(names) > 1:
         raise ConfigError(
-            f"served_model_name has {len(names)} names, but a model has one; give the one that "
+            f"served_model_name has {len(names)} names, but a model has one; set the one that "
             "requests use"
         )
     return names[0] if names else DEFAULT

@@ -136,7 +136,7 @@ def test_without_a_model_there_is_nothing_to_plan() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', which only a CPU's kernels read"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype 'int8' is for CPUs"),
         ({"quantization": "int4"}, "quantization is 'int4'"),
     ],
 )
@@ -213,7 +213,7 @@ def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]
         (["--json"], "--json is for --dry-run"),
         (["--gpu-memory-gib", "80"], "--gpu-memory-gib is for --dry-run"),
         (["--dry-run", "--gpu-memory-gib", "-1"], "--gpu-memory-gib must be > 0, not -1.0"),
-        (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--device is 'cpu', so"),
+        (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--gpu-memory-gib is for GPUs"),
     ],
 )
 def test_mistakes(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

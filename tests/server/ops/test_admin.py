@@ -167,7 +167,7 @@ def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ConfigError, match=r"\(Address already in use\); give .* admin_port"),
+            pytest.raises(ConfigError, match=r"\(Address already in use\); use .* admin_port"),
             bind_admin(port, None),
         ):
             pass

@@ -220,5 +220,5 @@ def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     how = ParserConfig(
         tool_parser=TOOL_PARSERS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
     )
-    with pytest.raises(NoGrammarError, match="properties has to be an object"):
+    with pytest.raises(NoGrammarError, match="properties must be an object"):
         grammar(how, {})

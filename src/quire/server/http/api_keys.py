@@ -103,9 +103,9 @@ def _plain_key(key: str, setting: str) -> str:
     """The stripped key, checked to fit into a header."""
     key = key.strip()
     if not key:
-        raise ConfigError(f"{setting} has an empty key; give a key, or leave it out")
+        raise ConfigError(f"{setting} has an empty key; set a key, or leave it out")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{setting} has characters that headers cannot hold; give ASCII keys")
+        raise ConfigError(f"{setting} has characters that headers cannot hold; use ASCII keys")
     return key
 
 

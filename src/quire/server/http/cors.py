@@ -43,13 +43,13 @@ def parse_origins(text: str) -> list[str]:
         given = msgspec.json.decode(text, type=list[str]) if text[:1] == "[" else text.split(",")
     except msgspec.DecodeError:
         raise ConfigError(
-            f"allowed_origins is {text!r}; give origins with commas between"
+            f"allowed_origins must be origins with commas between, not {text!r}"
         ) from None
     origins = [origin.strip().lower() for origin in given]
     for origin in origins:
         if origin != ANY and not _is_origin(origin):
             raise ConfigError(
-                f"allowed_origins has {origin!r}, which is no origin; give some such as "
+                f"allowed_origins has {origin!r}, which is no origin; use origins such as "
                 "https://app.example.com or http://localhost:3000, or * for all"
             )
     return origins

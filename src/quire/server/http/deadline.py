@@ -51,6 +51,6 @@ class Deadline:
 def _passed(seconds: float, field: str | None) -> DeadlineError | OwnDeadlineError:
     text = f"the request did not end within {seconds:g} s"
     if field is None:
-        return DeadlineError(f"{text}, the server's limit; ask for a shorter answer")
-    text = f"{field}: {text}; give it more time, or ask for a shorter answer"
+        return DeadlineError(f"{text}, the server's limit; request a shorter answer")
+    text = f"{field}: {text}; raise it, or request a shorter answer"
     return OwnDeadlineError(text, param=field)

@@ -67,7 +67,7 @@ def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | N
     except OSError as error:
         where = f"127.0.0.1:{port}" if path is None else path
         why = (error.strerror or str(error)).partition(" (while")[0]
-        text = f"cannot listen for admin requests on {where} ({why}); give another "
+        text = f"cannot listen for admin requests on {where} ({why}); use another "
         raise ConfigError(text + "admin_port or admin_uds") from None
     try:
         with sock:
@@ -104,14 +104,14 @@ def _is_answered(path: str) -> bool:
 
 
 def _not_ours(host: str) -> str:
-    return f"host {host!r} is no address of this machine; give one, such as 127.0.0.1 or 0.0.0.0"
+    return f"host {host!r} is no address of this machine; use 127.0.0.1 or 0.0.0.0"
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; stop what uses it, or give another --port"
+        return f"port {port} of {host} is in use; stop what uses it, or use another --port"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has; give a --port above 1023"
+        return f"port {port} needs more rights than this user has; use a --port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
         return _not_ours(host)
-    return f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
+    return f"cannot listen on {host}:{port} ({error.strerror}); use another --host or --port"

@@ -159,7 +159,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)[:64]
         raise InvalidRequestError(
-            f"{twice}: it is given twice; give it once", param=twice, code="duplicate_key"
+            f"{twice}: it is sent twice; send it once", param=twice, code="duplicate_key"
         )
     return found
 

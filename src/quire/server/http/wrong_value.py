@@ -36,15 +36,36 @@ def wrong_value(
     if missing:
         field = f"{field}.{missing[1]}".removeprefix(".")
         return InvalidRequestError(
-            f"{field}: it is missing; give it", param=field, code="missing_field"
+            f"{field}: it is missing; send it", param=field, code="missing_field"
         )
-    what = (what[:1].lower() + what[1:]).replace("`", "")
     if not field:
-        return InvalidRequestError(f"the body: {what}; send a JSON object", code="invalid_value")
-    allowed = allowed_values(decoder.type, inside) if what.startswith("invalid") else []
-    fix = f"give {_listed(allowed)}" if allowed else "correct it"
+        return InvalidRequestError("the body must be a JSON object", code="invalid_value")
+    allowed = allowed_values(decoder.type, inside) if what.startswith("Invalid") else []
     shown = (path + _with_keys(where, decoder, body)).removeprefix(".")
-    return invalid_value(field.partition("[...]")[0], f"{what}; {fix}", where=shown)
+    return invalid_value(field.partition("[...]")[0], _requirement(what, allowed), where=shown)
+
+
+_TYPES = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false",
+    "array": "a list", "object": "an object",
+}  # fmt: skip
+_EXPECTED = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `([^`]*)`)?", re.DOTALL)
+_INVALID = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
+
+
+def _requirement(what: str, allowed: list[str]) -> str:
+    """What a value must be, in words: "must be an integer >= 1", from msgspec's message.
+
+    allowed: the values that the field can have, if they can be listed.
+    """
+    if expected := _EXPECTED.fullmatch(what):
+        types, bounds, found = expected.groups()
+        got = f", not {_TYPES.get(found, found)}" if found else ""
+        return f"must be {_listed([_TYPES.get(t, t) for t in types.split(' | ')])}{bounds}{got}"
+    if allowed:
+        invalid = _INVALID.fullmatch(what)
+        return f"must be {_listed(allowed)}" + (f", not {invalid[1]}" if invalid else "")
+    return f"{what[:1].lower()}{what[1:]}; correct it".replace("`", "")
 
 
 def _inside(where: str) -> str:
