@@ -43,3 +43,12 @@ KNOWN: dict[str, int] = {
     "form": 2, "kept": 6, "normed": 7, "place": 2, "product": 13, "spread": 2, "tell": 1,
     "visit": 1,
 }  # fmt: skip
+
+# Phrases that no text in `src/` has (messages, help, docstrings): what to write instead.
+OLD_PHRASES = {
+    r"; give\b": "what the value must be ('must be an integer >= 1, not 0'), or '; use', '; set'",
+    r"\bmend\b": "correct, fix",
+    r"\bwhoever\b": "who it is: the caller, the process",
+    r"Nothing is\.": "what is returned",
+    r"\bThe form's\b": "the format's, the grammar's",
+}  # fmt: skip

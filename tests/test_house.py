@@ -320,6 +320,18 @@ def test_names_are_the_terms_of_the_field() -> None:
     )
 
 
+def test_texts_are_plain() -> None:
+    """Messages, help and docstrings."""
+    expect_none(
+        f"{path}:{node.lineno}: {node.value.strip()[:60]!r}: say {instead}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for phrase, instead in house_words.OLD_PHRASES.items()
+        if re.search(phrase, node.value)
+    )
+
+
 FORBIDDEN_CALLS = {
     "hasattr": "test the type, or give the object a method",
     "globals": "pass what is needed as an argument",

@@ -1,11 +1,11 @@
-"""The one place where Jinja runs: sandboxed, and bounded in time and size.
+"""Runs Jinja, only here: sandboxed, and bounded in time and size.
 
 A chat template is code that came with a checkpoint. The sandbox keeps it away from Python; this
 file adds the bounds that the sandbox lacks. Templates are compiled to Python, and a call that
 looks at the thread's CPU clock is put at the head of each loop and function of that Python, so
 that no loop, macro or recursion outlives the limit; every joined string, and every operator or
 count that multiplies sizes, is checked before it takes memory. What remains is what a single
-filter makes of values that passed these checks, the square of their size at worst: whoever serves
+filter makes of values that passed these checks, the square of their size at worst: who serves
 checkpoints of strangers gives the process a memory limit besides.
 
 It does not know messages, roles or tokens.
