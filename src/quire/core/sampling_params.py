@@ -97,7 +97,7 @@ class SamplingParams(
                 "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens}); lower it"
             )
         if self.stop and not self.detokenize:
-            raise invalid_value("stop", "there is no text without detokenize; give stop_token_ids")
+            raise invalid_value("stop", "there is no text without detokenize; use stop_token_ids")
 
     def clone(self) -> SamplingParams:
         """The params themselves, which cannot be changed."""

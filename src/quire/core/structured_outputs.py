@@ -189,7 +189,7 @@ def structured_outputs_from(value: Any) -> StructuredOutputs:
         where = f"structured_outputs.{unknown[0]}"
         raise invalid_value("structured_outputs", "not supported; leave it out", where=where)
     if not given and not isinstance(value, dict):
-        raise invalid_value("structured_outputs", "give StructuredOutputs(...), a map, or None")
+        raise invalid_value("structured_outputs", "must be StructuredOutputs(...), a map or None")
     return StructuredOutputs(**asked)
 
 
