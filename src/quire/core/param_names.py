@@ -39,7 +39,9 @@ def own_params(params: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]
                 found[name] = value
             case Own(name=own, value=changed):
                 if own in params:
-                    raise invalid_value(name, f"it is {own} here, which is set too; set one of them")
+                    raise invalid_value(
+                        name, f"it is {own} here, which is set too; set one of them"
+                    )
                 found[own] = changed
             case NoEffect(text=text, is_neutral=is_neutral):
                 warn_no_effect([] if is_neutral else [text])
