@@ -1,4 +1,4 @@
-"""Lines written by a thread: whoever logs must not wait for a reader, who may never come.
+"""Lines written by a thread: who logs must not wait for a reader, who may never come.
 
 Owns the queue between the two, and its bound. What a line looks like is in logs.py.
 """

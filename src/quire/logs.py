@@ -1,6 +1,6 @@
 """Logging, the same in all processes: lines as text or JSON.
 
-No process waits for whoever reads its lines (line_writer.py). A line never holds a prompt, an
+No process waits for who reads its lines (line_writer.py). A line never holds a prompt, an
 answer or a key; fields beyond the message come with `extra`, under the names in FIELDS.
 """
 
