@@ -65,13 +65,15 @@ class RequestLimits:
             self._check_token_ids("allowed_token_ids", sampling.allowed_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
-        self._check_logprobs("logprobs", sampling.logprobs)
-        self._check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
+        if sampling.logprobs is not None:
+            self._check_logprobs("logprobs", sampling.logprobs)
+        if sampling.prompt_logprobs is not None:
+            self._check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
         self._check_fit(len(prompt_token_ids), sampling)
 
-    def _check_logprobs(self, field: str, wanted: int | None) -> None:
+    def _check_logprobs(self, field: str, wanted: int) -> None:
         most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
-        if wanted is not None and wanted > most:
+        if wanted > most:
             raise invalid_value(
                 field, f"{wanted} is above max_logprobs ({most}); lower it, or raise that setting"
             )

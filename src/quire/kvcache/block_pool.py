@@ -41,7 +41,7 @@ class BlockPool:
         self._free = list(range(num_blocks))[::-1]  # a stack: the last one freed is still warm
         self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._ref_counts = [0] * num_blocks
-        self._num_shared = 0
+        self.num_shared = 0  # blocks that more than one block table holds
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # the inverse of _hash_of
 
@@ -54,11 +54,6 @@ class BlockPool:
     def num_evictable(self) -> int:
         """Unused blocks that hold a cached prefix."""
         return len(self._evictable)
-
-    @property
-    def num_shared(self) -> int:
-        """Blocks that more than one block table holds."""
-        return self._num_shared
 
     @property
     def num_available(self) -> int:
@@ -99,7 +94,7 @@ class BlockPool:
         if self._ref_counts[block_id] == 0:
             del self._evictable[block_id]
         self._ref_counts[block_id] += 1
-        self._num_shared += self._ref_counts[block_id] == 2
+        self.num_shared += self._ref_counts[block_id] == 2
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference to each of these blocks.
@@ -111,7 +106,7 @@ class BlockPool:
             assert self._ref_counts[block_id] > 0, f"block {block_id} is released but not held"
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] > 0:
-                self._num_shared -= self._ref_counts[block_id] == 1
+                self.num_shared -= self._ref_counts[block_id] == 1
                 continue
             if self._hash_of[block_id] is None:
                 self._free.append(block_id)
@@ -155,7 +150,7 @@ class BlockPool:
         used = {b for b, refs in enumerate(self._ref_counts) if refs > 0}
         assert min(self._ref_counts, default=0) >= 0
         assert len(self._free) + len(evictable) + len(used) == self.num_blocks
-        assert self._num_shared == sum(refs > 1 for refs in self._ref_counts)
+        assert self.num_shared == sum(refs > 1 for refs in self._ref_counts)
         assert free | evictable | used == set(range(self.num_blocks))
         hashed = {b for b, block_hash in enumerate(self._hash_of) if block_hash is not None}
         assert evictable <= hashed <= evictable | used

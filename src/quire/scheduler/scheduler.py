@@ -68,13 +68,8 @@ class Scheduler:
         self._in_flight: dict[int, list[PlannedRequest]] = {}  # step_id → its requests, in order
         self._num_steps = 0
         self._num_graph_steps = 0
-        self._num_generation_tokens = 0
+        self.num_generation_tokens = 0  # so far, of all requests
         self._num_corrupted_requests = 0
-
-    @property
-    def num_generation_tokens(self) -> int:
-        """Output tokens so far, of all requests."""
-        return self._num_generation_tokens
 
     @property
     def has_unfinished(self) -> bool:
@@ -154,7 +149,7 @@ class Scheduler:
             if result.failed or result.exhausted or result.embedding is not None:
                 deltas.append(self._end_without_token(request, result))
             elif samples or result.prompt_logprobs:
-                self._num_generation_tokens += samples
+                self.num_generation_tokens += samples
                 delta = make_delta(request, entry, result)
                 if delta is None:
                     continue
@@ -210,7 +205,7 @@ class Scheduler:
             num_preemptions=self._batch.num_preemptions,
             num_recomputed_tokens=self._batch.num_recomputed_tokens,
             num_prompt_tokens=self._batch.num_prompt_tokens,
-            num_generation_tokens=self._num_generation_tokens,
+            num_generation_tokens=self.num_generation_tokens,
             prefix_cache_queries=prefix.queries,
             prefix_cache_hits=prefix.hits,
             prefix_cache_misses=prefix.misses.copy(),

@@ -139,10 +139,10 @@ class EngineCore:
 
     def _expire_and_admit(self) -> None:
         """End requests whose queue timeout has passed; admit those whose grammar is compiled."""
-        expired = self._deadlines.take_expired()
-        self._add_deltas(self._scheduler.expire(expired))
-        for request_id in self._grammars.cancel(expired, include_started=False):
-            self._refuse(request_id, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
+        if expired := self._deadlines.take_expired():
+            self._add_deltas(self._scheduler.expire(expired))
+            for request_id in self._grammars.cancel(expired, include_started=False):
+                self._refuse(request_id, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
         if self._grammars.num_pending:
             self._admit_compiled()
 
