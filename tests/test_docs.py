@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -120,6 +121,32 @@ def test_the_list_has_every_page() -> None:
     listed = set(re.findall(r"\| \[([\w/-]+\.md)\]", text_of("README.md")))
     pages = {page.relative_to(DOCS).as_posix() for page in (*PAGES, *DECISIONS)}
     assert listed == pages - {"README.md"}, "docs/README.md lists each page"
+
+
+def questions() -> list[tuple[str, str, str]]:
+    """Rows of where-to-find.md: question, term, file."""
+    rows = re.findall(r"^\| (.*\?) \| `(.*)` \| `(.*)` \|$", text_of("where-to-find.md"), re.M)
+    return [(question, term.replace("\\|", "|"), file) for question, term, file in rows]
+
+
+def test_newcomers_have_thirty_questions() -> None:
+    assert len(questions()) >= 30
+
+
+@pytest.mark.parametrize(("question", "term", "file"), questions())
+def test_one_grep_answers_a_question(question: str, term: str, file: str) -> None:
+    """The file has more definitions with the term than any other."""
+    pattern = re.compile(rf'(class |def |""").*({term})', re.IGNORECASE)
+    source = ROOT / "src" / "quire"
+    hits = Counter(
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if pattern.search(line)
+    )
+    (best, most), *others = [*hits.most_common(2), ("", 0)]
+    assert (best, most) == (file, hits[file]), f"{question} {hits.most_common(5)}"
+    assert most > others[0][1], f"{question} {hits.most_common(5)}"
 
 
 def test_decisions_are_short() -> None:

@@ -125,7 +125,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Settings of the scheduler: token budget, batch size, chunked prefill, priorities."""
+    """Settings of the scheduler: tokens and requests per step, chunked prefill, priorities."""
 
     max_num_seqs: int = setting(256, "most requests running at once", within=COUNT)
     max_num_batched_tokens: int = setting(

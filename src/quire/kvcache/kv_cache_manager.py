@@ -204,7 +204,7 @@ class KVCacheManager:
         return islice(self._hashes(request), (len(request.token_ids) - 1) // self.block_size)
 
     def _hashes(self, request: Request) -> list[bytes]:
-        """Hashes of all full blocks of known tokens; grows request.block_hashes as needed."""
+        """SHA-256 hashes of all full blocks of known tokens; grows request.block_hashes."""
         hashes, size = request.block_hashes, self.block_size
         num_full = len(request.token_ids) // size
         if len(hashes) == num_full:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat(ABC):
-    """How weights [N, K] are stored and multiplied, where it is not in the model's data type."""
+    """A weight format: how weights [N, K] are stored and multiplied, if not in the model's type."""
 
     spec: QuantSpec
 

@@ -58,35 +58,39 @@ class _Users(NamedTuple):
 
 
 def _add_bias(logits: MutableLogits, users: _Users) -> None:
+    """Logits processor of logit_bias: add it to the logits."""
     biases = [users.state.bias[row] for row in users.rows.tolist()]
     index = flat_index(users.samples, [bias.token_ids for bias in biases], logits.size)
     logits.add(index, np.concatenate([bias.values for bias in biases]))
 
 
 def _penalise(logits: MutableLogits, users: _Users) -> None:
+    """Logits processor of the repetition, presence and frequency penalties."""
     logits.penalise(users.samples, users.rows)
 
 
 def _ban_ends(logits: MutableLogits, users: _Users) -> None:
-    """min_tokens: ban end and stop tokens while the answer is too short."""
+    """Logits processor of min_tokens: ban end and stop tokens while the answer is too short."""
     min_tokens, output = users.state.min_tokens, users.history.output
     banned = [min_tokens[row].banned(len(output(row))) for row in users.rows.tolist()]
     logits.ban(flat_index(users.samples, banned, logits.size))
 
 
 def _ban_words(logits: MutableLogits, users: _Users) -> None:
+    """Logits processor of bad_words: ban tokens that would complete one."""
     bad_words, output = users.state.bad_words, users.history.output
     banned = [bad_words[row].banned(output(row)) for row in users.rows.tolist()]
     logits.ban(flat_index(users.samples, banned, logits.size))
 
 
 def _ban_others(logits: MutableLogits, users: _Users) -> None:
-    """allowed_token_ids: ban all other tokens."""
+    """Logits processor of allowed_token_ids: ban all other tokens."""
     for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
         logits.ban_flagged(sample, users.state.allowed_tokens[row].banned(logits.size))
 
 
 def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
+    """Logits processor of structured outputs: ban tokens that the grammar does not allow."""
     for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
         grammar = users.state.grammars[row]
         logits.ban_flagged(sample, grammar.banned(users.history.output(row), logits.size))

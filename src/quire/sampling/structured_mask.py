@@ -33,7 +33,7 @@ class Matcher(Protocol):
 
 
 class GrammarConstraint:
-    """The grammar of one row's structured output.
+    """The token mask of one row's structured output, from its grammar.
 
     stop_token_ids: allowed wherever the answer is complete, as the model's end tokens are, and
     where the grammar has them as text. banned_ids: end tokens to ignore (ignore_eos); such an

@@ -15,7 +15,7 @@ PlannedRequest = tuple[Request, ScheduledRequest, int]
 
 
 class StepPlan:
-    """Entries in the order in which they were added, at most one a request, within a budget.
+    """The entries of a step, in the order of addition, at most one a request, in a token budget.
 
     now: when it is planned, in seconds of the requests' clock. prefix_wait_tokens: prompt tokens of
     requests that may still be sent to wait for a prefix. chunk_limit: of one prompt's tokens in its

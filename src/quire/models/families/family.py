@@ -1,4 +1,4 @@
-"""How a family of decoders differs from Llama, as a table of facts. No torch.
+"""A dense model family: how its decoders differ from Llama, as a table of facts. No torch.
 
 The defaults are Llama's. A family that differs has a file with its table, which registry.py lists;
 the modules for all of them are in llama.py.
