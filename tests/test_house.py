@@ -29,7 +29,7 @@ LEVELS = {
     "models": 5,
     "engine": 6,
     "server": 7,
-    "llm": 8, "cli": 9, "__init__": 10, "__main__": 10,
+    "llm_options": 7, "llm": 8, "cli": 9, "__init__": 10, "__main__": 10,
 }  # fmt: skip
 
 # The same inside rooms: a sub-room or a module at a room's root imports from lower ones and itself.

@@ -8,27 +8,48 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
-    from quire.core.request_output import CompletionOutput, EmbeddingOutput, RequestOutput
-    from quire.core.sampling_params import SamplingParams, StructuredOutputs
+    from quire import errors
+    from quire.core.pooling_params import PoolingParams
+    from quire.core.request_output import (
+        CompletionOutput,
+        EmbeddingOutput,
+        RequestOutput,
+        ScoreOutput,
+    )
+    from quire.core.sampling_params import SamplingParams
+    from quire.core.structured_outputs import StructuredOutputs
+    from quire.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
+    from quire.engine.frontend.async_engine import AsyncEngine
     from quire.llm import LLM
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "CompletionOutput",
     "EmbeddingOutput",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "StructuredOutputs",
+    "StructuredOutputsParams",
     "__version__",
+    "errors",
 ]
 
+# name: its module, and its name there
 _LAZY = {
-    "LLM": "quire.llm",
-    "CompletionOutput": "quire.core.request_output",
-    "EmbeddingOutput": "quire.core.request_output",
-    "RequestOutput": "quire.core.request_output",
-    "SamplingParams": "quire.core.sampling_params",
-    "StructuredOutputs": "quire.core.structured_outputs",
+    "LLM": ("quire.llm", "LLM"),
+    "AsyncEngine": ("quire.engine.frontend.async_engine", "AsyncEngine"),
+    "CompletionOutput": ("quire.core.request_output", "CompletionOutput"),
+    "EmbeddingOutput": ("quire.core.request_output", "EmbeddingOutput"),
+    "PoolingParams": ("quire.core.pooling_params", "PoolingParams"),
+    "RequestOutput": ("quire.core.request_output", "RequestOutput"),
+    "SamplingParams": ("quire.core.sampling_params", "SamplingParams"),
+    "ScoreOutput": ("quire.core.request_output", "ScoreOutput"),
+    "StructuredOutputs": ("quire.core.structured_outputs", "StructuredOutputs"),
+    "StructuredOutputsParams": ("quire.core.structured_outputs", "StructuredOutputs"),
+    "errors": ("quire.errors", ""),
 }
 
 
@@ -37,4 +58,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    module, inner = _LAZY[name]
+    found = importlib.import_module(module)
+    return getattr(found, inner) if inner else found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

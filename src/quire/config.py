@@ -35,6 +35,17 @@ class ModelSettings:
 
     model: str = setting(BUNDLED_MODEL, "folder, hub name, or the bundled model's name")
     tokenizer: str | None = setting(None, "folder or hub name of the tokenizer, if elsewhere")
+    skip_tokenizer_init: bool = setting(
+        False, "load no tokenizer: prompts and answers are token ids alone"
+    )
+    chat_template: str | None = setting(
+        None, "file of a chat template to use instead of the model's, or the template itself"
+    )
+    generation_config: str = setting(
+        "auto",
+        "sampling params of requests that give none of their own; auto: those of the model's "
+        "generation_config.json; none: Quire's defaults; or a folder with such a file",
+    )
     revision: str | None = setting(None, "branch, tag or commit of the model on the hub")
     served_model_name: str | None = setting(None, "name that requests use for the model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 
 from quire.config import BUNDLED_MODEL, EngineConfig
 from quire.core.messages import EngineStats
-from quire.core.pooling_params import Pooling
-from quire.core.request_output import EmbeddingOutput, RequestOutput, RequestTimes
-from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
-from quire.engine.frontend.inline_engine import InlineEngine
-from quire.engine.frontend.input_processor import (
-    InputProcessor,
-    PreparedRequest,
-    Prompt,
-    errors_name_field,
+from quire.core.pooling_params import Pooling, PoolingParams
+from quire.core.request_output import (
+    EmbeddingOutput,
+    RequestOutput,
+    Score,
+    ScoreOutput,
 )
-from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.core.sampling_params import SamplingParams
+from quire.engine.core.engine_info import EngineInfo
+from quire.engine.frontend.input_processor import Prompt
+from quire.engine.frontend.offline_engine import OfflineEngine
 from quire.engine.frontend.prompt_encoding import encode_conversation
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
@@ -33,37 +32,37 @@ from quire.engine.frontend.prompt_inputs import (
     read_conversations,
     read_prompts,
 )
-from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.engine.startup.start_engine import start_engine
-from quire.errors import InvalidRequestError, QuireError
-from quire.hub import tokenizer_folder
-from quire.processes import interrupted
-from quire.tokenizer.tokenizer import Tokenizer
-from quire.tokenizer.tokenizer_folder import check_folder
+from quire.errors import invalid_value
+from quire.llm_options import LLMOptions
+from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
+from quire.tokenizer.transformers_api import TransformersTokenizer
 
-Item = TypeVar("Item")
+Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
     """A loaded model, ready to generate text and embeddings.
 
     model: a folder, a hub name, or nothing for the bundled model. options: any setting of
-    `quire.config` by its name, such as max_model_len=4096.
+    `quire.config` by its name, such as max_model_len=4096; names of other engines are translated
+    (docs/migration.md). As a context manager it closes itself.
 
     Raises ConfigError or CheckpointError.
     """
 
-    def __init__(self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Unpack[LLMOptions]
+    ) -> None:
         config = EngineConfig.from_options(model=model, **options)
-        folder = check_folder(tokenizer_folder(config))  # checked before the model is loaded
-        core, self.info = start_engine(config)
-        self._engine = InlineEngine(core)
-        self.tokenizer = Tokenizer.from_folder(folder)
-        self._inputs = InputProcessor(
-            self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
-        )
-        self._num_requests = 0
-        self._lock = threading.Lock()  # calls from several threads run one after another
+        check_tokenizer(config)  # before the model is loaded
+        self.tokenizer = load_tokenizer(config)
+        self._engine = OfflineEngine(config, self.tokenizer)
+        self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)
+
+    @property
+    def info(self) -> EngineInfo:
+        """The fixed facts of the engine."""
+        return self._engine.info
 
     @property
     def stats(self) -> EngineStats:
@@ -73,24 +72,62 @@ class LLM:
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling = None,
         *,
         use_tqdm: bool = True,
         raise_errors: bool = True,
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
 
-        prompts: text or token ids (a list, tuple or array), one or a list of them.
-        sampling_params: one for all, or one for each.
+        prompts: text, token ids (a list, tuple, array or tensor) or a map with `prompt` or
+        `prompt_token_ids`; one, or any iterable of them. sampling_params: one for all, or one for
+        each; None: get_default_sampling_params().
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
         outputs, and the others run.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
-        with self._lock:
-            return self._answer(
-                "prompt", read_prompts(prompts), _unchanged, sampling_params, use_tqdm, raise_errors
-            )
+        found = read_prompts(prompts)
+        return self._engine.answer(
+            "prompt",
+            list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
+            _unchanged,
+            use_tqdm=use_tqdm,
+            raise_errors=raise_errors,
+        )
+
+    def chat(
+        self,
+        messages: Conversation | Iterable[Conversation],
+        sampling_params: Sampling = None,
+        *,
+        use_tqdm: bool = True,
+        raise_errors: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list, through a chat template.
+
+        chat_template: the template to use instead of the model's. template_kwargs (or the map
+        chat_template_kwargs): add_generation_prompt, continue_final_message, tools, and variables
+        that the template reads. Raises as `generate` does.
+        """
+        tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
+        variables = {**(chat_template_kwargs or {}), **template_kwargs}
+
+        def encode(conversation: list[Message]) -> list[int]:
+            rendered = tokenizer.chat_prompt(conversation, **variables)
+            return encode_conversation(tokenizer, rendered, self.info.limits)
+
+        found = read_conversations(messages)
+        return self._engine.answer(
+            "messages",
+            list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
+            encode,
+            use_tqdm=use_tqdm,
+            raise_errors=raise_errors,
+        )
 
     def embed(
         self,
@@ -99,136 +136,105 @@ class LLM:
         pooling: Pooling | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        pooling_params: PoolingParams | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingOutput]:
         """Turn every prompt into a vector; results come in the order of the prompts.
 
         pooling, normalize: None: as the checkpoint says. dimensions: the number of first values to
-        keep. Raises as `generate` does.
+        keep. pooling_params: all three. Raises as `generate` does.
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
-        params = self.info.pooling.changed(**changes)
-        prompt_list = read_prompts(prompts)
-        prepared = []
-        with self._lock:
-            for index, prompt in enumerate(prompt_list):
-                with errors_name_field("prompt", index, len(prompt_list)):
-                    prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
-            answers = self._run(prepared, "embeddings", use_tqdm)
-        return [_vector(answers[request.request_id]) for request in prepared]
+        params = (pooling_params or self.info.pooling).changed(**changes)
+        outputs = self._engine.embed(read_prompts(prompts), params, use_tqdm=use_tqdm)
+        return [_vector(output) for output in outputs]
 
-    def chat(
+    def encode(
         self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        pooling_params: PoolingParams | None = None,
         *,
+        pooling_task: Literal["embed"] = "embed",
         use_tqdm: bool = True,
-        raise_errors: bool = True,
-        **template_kwargs: Any,
-    ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list, through the model's chat template.
+    ) -> list[EmbeddingOutput]:
+        """The same as `embed`; each vector is `outputs.data`, too."""
+        if pooling_task != "embed":
+            problem = f"must be 'embed', not {pooling_task!r}"
+            raise invalid_value("pooling_task", problem)
+        return self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm)
 
-        template_kwargs: add_generation_prompt, tools, and variables that the template reads.
-        Raises as `generate` does.
+    def score(
+        self, data_1: Prompts, data_2: Prompts, *, use_tqdm: bool = True
+    ) -> list[ScoreOutput]:
+        """How alike the texts of each pair are, by their vectors; one text is paired with each.
+
+        Raises InvalidRequestError for lists of different lengths, and as `embed` does.
         """
+        first, second = read_prompts(data_1), read_prompts(data_2)
+        if len(first) == 1:
+            first *= len(second)
+        if len(first) != len(second):
+            problem = f"must have as many texts as data_1 ({len(first)}), not {len(second)}"
+            raise invalid_value("data_2", problem)
+        params = self.info.pooling.changed(normalize=True)
+        outputs = self._engine.embed([*first, *second], params, use_tqdm=use_tqdm)
+        vectors = [_vector(output) for output in outputs]
+        return [_score(*pair) for pair in zip(vectors, vectors[len(first) :], strict=False)]
 
-        def encode(conversation: list[Message]) -> list[int]:
-            rendered = self.tokenizer.chat_prompt(conversation, **template_kwargs)
-            return encode_conversation(self.tokenizer, rendered, self.info.limits)
-
-        with self._lock:
-            return self._answer(
-                "messages",
-                read_conversations(messages),
-                encode,
-                sampling_params,
-                use_tqdm,
-                raise_errors,
-            )
-
-    def _answer(
-        self,
-        field: str,
-        items: Sequence[Item],
-        encode: Callable[[Item], Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        raise_errors: bool,
-    ) -> list[RequestOutput]:
-        """field: the argument of the items, for error messages. encode: item to prompt."""
-        prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
-        params_list, count = (
-            expand_sampling_params(sampling, len(items)),
-            len(items) if raise_errors else 1,
+    def classify(self, *_: Any, **__: Any) -> list[EmbeddingOutput]:
+        """Raises InvalidRequestError: no family of models here has a classification head."""
+        raise invalid_value(
+            "model", f"{self.info.model_name} has no classification head; use generate with choices"
         )
-        for index, (item, params) in enumerate(zip(items, params_list, strict=True)):
-            ids.append(self._next_id())
-            try:
-                with errors_name_field(field, index, count):
-                    prepared.append(
-                        self._inputs.prepare(ids[-1], encode(item), params, stream=False)
-                    )
-            except InvalidRequestError as error:
-                is_items = (error.param or "").partition("[")[
-                    0
-                ] == field  # else the sampling params are wrong
-                if raise_errors or not is_items:
-                    raise
-                refused[ids[-1]] = _failed(ids[-1], error)
-            if params.structured_outputs is not None:
-                self._inputs.grammar_checker.check(params.structured_outputs)
-        answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
-        return [answers[request_id] for request_id in ids]
 
-    def _next_id(self) -> str:
-        self._num_requests += 1
-        return str(self._num_requests)
+    def get_tokenizer(self) -> TransformersTokenizer:
+        """The tokenizer with the methods that `transformers` gives its own."""
+        return TransformersTokenizer(self.tokenizer)
 
-    def _run(
-        self, prepared: list[PreparedRequest], what: str, use_tqdm: bool, raise_errors: bool = True
-    ) -> dict[str, RequestOutput]:
-        """Results by request id. what: their name, for the progress bar."""
-        outputs = OutputProcessor(self.tokenizer, RequestMetrics())
-        answers: dict[str, RequestOutput] = {}
-        interrupted.clear()  # a program may go on after Ctrl-C
-        try:
-            with (
-                DeferredInterrupt() as interrupt,
-                _Progress(what, len(prepared), shown=use_tqdm) as progress,
-            ):
-                progress.show(0, self.stats)
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling params that the setting `generation_config` asks for."""
+        return SamplingParams(**self.info.sampling_defaults)  # type: ignore[arg-type]  # as checked
 
-                def take(step: Processed) -> None:
-                    _collect(step, answers, raise_errors)
-                    progress.show(len(prepared) - outputs.num_unfinished, self.stats)
+    def reset_prefix_cache(self) -> bool:
+        """Clear the prefix cache: later requests find nothing that was computed before."""
+        self._engine.reset_prefix_cache()
+        return True
 
-                self._engine.run(prepared, outputs, take, interrupt)
-        except KeyboardInterrupt:
-            interrupted.set()
-            raise
-        return answers
+    def sleep(self, level: int = 1) -> None:  # noqa: ARG002 - vLLM's levels differ in what they free
+        """Free the memory of weights and KV cache until `wake_up`, whatever the level."""
+        self._engine.sleep()
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:  # noqa: ARG002
+        """Load the model again, whatever the tags. Raises ConfigError or CheckpointError."""
+        self._engine.wake_up()
+
+    def is_sleeping(self) -> bool:
+        """Whether the model is not in memory."""
+        return self._engine.is_sleeping
+
+    def close(self) -> None:
+        """Free the model's memory, for good."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _sampling(self, given: Sampling, count: int) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        return expand_sampling_params(given, count)
 
 
 def _unchanged(prompt: Prompt) -> Prompt:
     return prompt
-
-
-def _failed(request_id: str, error: QuireError) -> RequestOutput:
-    times = RequestTimes(time.monotonic())
-    return RequestOutput(request_id, None, [], [], times, finished=True, error=error)
-
-
-def _collect(step: Processed, answers: dict[str, RequestOutput], raise_errors: bool) -> None:
-    """Append a step's outputs to the answers so far."""
-    for request_id, failure in step.failures.items():
-        if raise_errors:
-            raise failure
-        answers[request_id] = _failed(request_id, failure)
-    for request_id, output in step.outputs.items():
-        if request_id in answers:
-            answers[request_id].append(output)
-        else:
-            answers[request_id] = output
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:
@@ -242,37 +248,10 @@ def _vector(output: RequestOutput) -> EmbeddingOutput:
     )
 
 
-class _Progress:
-    """A progress bar: finished requests, and tokens generated or embedded per second."""
-
-    def __init__(self, what: str, total: int, *, shown: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self._bar = Progress(
-            TextColumn(what),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]:.0f} tokens/s"),
-            console=Console(stderr=True),
-            disable=not shown,
-        )
-        self._task = self._bar.add_task(what, total=total, rate=0.0)
-        self._begin = time.monotonic()
-        self._embeds = what == "embeddings"
-        self._tokens_before: int | None = None
-
-    def __enter__(self) -> _Progress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._bar.__exit__(*details)
-
-    def show(self, finished: int, stats: EngineStats) -> None:
-        tokens = stats.num_prompt_tokens if self._embeds else stats.num_generation_tokens
-        if self._tokens_before is None:
-            self._tokens_before = tokens
-        tokens -= self._tokens_before
-        rate = tokens / max(time.monotonic() - self._begin, 1e-9)
-        self._bar.update(self._task, completed=finished, rate=rate)
+def _score(first: EmbeddingOutput, second: EmbeddingOutput) -> ScoreOutput:
+    return ScoreOutput(
+        request_id=f"{first.request_id}-{second.request_id}",
+        outputs=Score(float(first.embedding @ second.embedding)),
+        prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
+        num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
+    )

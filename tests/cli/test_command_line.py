@@ -19,7 +19,8 @@ from quire.processes import interrupted
 
 ENGINE = """
     --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
-    --max-logprobs
+    --max-logprobs --skip-tokenizer-init --no-skip-tokenizer-init --chat-template
+    --generation-config
     --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
     --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
@@ -272,7 +273,7 @@ def test_reader_that_leaves() -> None:
         ("prompt 3: too long; give 'max_tokens'", "prompt 3: too long; give 'max_tokens'"),
         ("device is 'cuda'; use device='cpu'", "--device is 'cuda'; use --device cpu"),
         ("device must be one of cpu", "--device must be one of cpu"),
-        ("file /a/max_tokens has no chat_template", "file /a/max_tokens has no chat_template"),
+        ("file /a/max_tokens has no chat_words", "file /a/max_tokens has no chat_words"),
         ("the seed is wrong; $MAX_TOKENS", "the seed is wrong; $MAX_TOKENS"),
     ],
 )

@@ -109,7 +109,7 @@ for round in range(25):
     free = stats.num_free_blocks + stats.num_cached_blocks
     assert (stats.num_running, stats.num_waiting, free) == (0, 0, stats.num_blocks), stats
     assert answers() == expected, round
-    assert llm._engine._core._executor._runner._running.batch.num_free_rows >= 250
+    assert llm._engine._awake()._core._executor._runner._running.batch.num_free_rows >= 250
 print(interrupts)
 """
 
@@ -184,10 +184,10 @@ def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseExcepti
             raiser.run(lambda: texts(llm))
         assert_nothing_is_left(llm.stats)
         assert texts(llm) == expected, raiser.lines[-1]
-    batch = llm._engine._core._executor._runner._running.batch  # type: ignore[attr-defined]
+    batch = llm._engine._awake()._core._executor._runner._running.batch  # type: ignore[attr-defined]
     llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)
     assert batch.num_free_rows >= 3
-    llm._engine._core._scheduler._kv.pool.check()
+    llm._engine._awake()._core._scheduler._kv.pool.check()
 
 
 def test_cancelled_tasks_leave_nothing(tiny_model: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from quire import LLM, SamplingParams
-from quire.errors import InvalidRequestError
+from quire import LLM, PoolingParams, RequestOutput, SamplingParams
+from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +48,132 @@ def test_token_ids_alone(llm: LLM) -> None:
     )
     assert plain.text
     assert (bare.text, bare.token_ids) == ("", plain.token_ids)
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+CHAT = [{"role": "user", "content": "red runing shoes"}]
+
+
+def test_prompts_of_other_kinds(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("A list is")
+    kinds: list[Any] = [
+        "A list is", {"prompt": "A list is"}, {"prompt_token_ids": ids}, tuple(ids), np.array(ids),
+        torch.tensor(ids), {"prompt_token_ids": torch.tensor(ids), "multi_modal_data": None},
+    ]  # fmt: skip
+    found = texts(llm.generate((kind for kind in kinds), GREEDY, use_tqdm=False))
+    assert len(set(found)) == 1
+    assert texts(llm.generate({"prompt": "A list is"}, GREEDY, use_tqdm=False)) == found[:1]
+    with pytest.raises(InvalidRequestError, match=r"^prompt\[1\]\.multi_modal_data: not supported"):
+        llm.generate(["a", {"prompt": "b", "multi_modal_data": {"image": 1}}], use_tqdm=False)
+
+
+def test_the_outputs_other_scripts_read(llm: LLM) -> None:
+    output = llm.generate("A list is", GREEDY, use_tqdm=False)[0]
+    metrics = output.metrics
+    assert output.finished
+    assert output.outputs[0].finished()
+    assert metrics.first_token_time is not None
+    assert metrics.finished_time is not None
+    assert metrics.arrival_time <= metrics.first_token_time <= metrics.finished_time
+    vector = llm.embed("A list is", use_tqdm=False)[0]
+    assert vector.outputs.embedding == vector.embedding.tolist()
+    assert vector.outputs.hidden_size == llm.info.limits.hidden_size
+    encoded = llm.encode("A list is", use_tqdm=False)[0]
+    np.testing.assert_array_equal(encoded.outputs.data, vector.embedding)
+    short = llm.embed("A list is", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)[0]
+    assert len(short.embedding) == 8
+
+
+def test_scores_are_cosines(llm: LLM) -> None:
+    texts = ["A list is", "A list is", "red shoes"]
+    same, other = llm.score(texts[0], texts[1:], use_tqdm=False)
+    assert same.outputs.score == pytest.approx(1, abs=1e-5)
+    assert other.outputs.score < 0.999
+    pair = llm.score([texts[0], texts[2]], [texts[2], texts[2]], use_tqdm=False)
+    assert pair[0].outputs.score == pytest.approx(other.outputs.score, abs=1e-5)
+    with pytest.raises(InvalidRequestError, match=r"^data_2: must have as many texts as data_1"):
+        llm.score(texts[:2], texts, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="no classification head"):
+        llm.classify("a")
+
+
+def test_the_tokenizer_has_the_methods_of_transformers(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)
+    assert tokenizer.encode(text) == ids == tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer(["a", "b c"], return_tensors=None)["attention_mask"] == [[1], [1, 1]]
+    assert tokenizer(text, return_tensors="pt")["input_ids"].shape == (1, len(ids))
+    assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(ids)) == ids
+    assert tokenizer.convert_tokens_to_ids(tokenizer.eos_token) == tokenizer.eos_token_id
+    assert len(tokenizer) == tokenizer.vocab_size == max(tokenizer.get_vocab().values()) + 1
+    assert texts(llm.generate(text, GREEDY, use_tqdm=False)) == texts(
+        llm.chat(CHAT, GREEDY, use_tqdm=False)
+    )
+
+
+def test_another_chat_template(llm: LLM) -> None:
+    template = "{{ messages[0].content }} {{ word }}"
+    given = llm.chat(
+        CHAT, GREEDY, chat_template=template, chat_template_kwargs={"word": "blue"}, use_tqdm=False
+    )
+    plain = llm.generate("red runing shoes blue", GREEDY, use_tqdm=False)
+    assert given[0].prompt_token_ids == plain[0].prompt_token_ids
+
+
+def test_default_params_are_those_of_generation_config(tmp_path: Path) -> None:
+    asked = {"temperature": 0.0, "max_new_tokens": 3, "eos_token_id": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(asked))
+    llm = LLM(num_blocks=64, generation_config=tmp_path)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
+    output = llm.generate("A list is", use_tqdm=False)[0].outputs[0]
+    assert len(output.token_ids) == 3
+    assert LLM(num_blocks=64).get_default_sampling_params() == SamplingParams()
+    (tmp_path / "generation_config.json").write_text('{"top_p": 3}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p: 3 is out of range"):
+        LLM(num_blocks=64, generation_config=tmp_path)
+
+
+def test_an_engine_that_sleeps_and_ends() -> None:
+    with LLM(dtype="float32", threads=1, num_blocks=64) as llm:
+        before = texts(llm.generate("A list is", GREEDY, use_tqdm=False))
+        assert llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
+        assert llm.generate("A list is " * 9, GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
+        assert llm.reset_prefix_cache()
+        assert llm.generate("A list is " * 9, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+        llm.sleep()
+        assert llm.is_sleeping()
+        with pytest.raises(ConfigError, match=r"sleeps; call wake_up\(\)"):
+            llm.generate("A list is", GREEDY, use_tqdm=False)
+        llm.wake_up()
+        assert texts(llm.generate("A list is", GREEDY, use_tqdm=False)) == before
+    with pytest.raises(ConfigError, match="closed"):
+        llm.embed("A list is", use_tqdm=False)
+
+
+def test_tokens_in_and_tokens_out(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("A list is")
+    bare = LLM(dtype="float32", threads=1, num_blocks=64, skip_tokenizer_init=True)
+    sampling = SamplingParams(temperature=0, max_tokens=8, logprobs=1)
+    output, plain = (
+        each.generate([ids], sampling, use_tqdm=False)[0].outputs[0] for each in (bare, llm)
+    )
+    assert (output.text, output.token_ids) == ("", plain.token_ids)
+    assert len(bare.embed([ids], use_tqdm=False)[0].embedding) == bare.info.limits.hidden_size
+    for params, text in (
+        (SamplingParams(stop="x"), "^stop: answers have no text here"),
+        (SamplingParams(bad_words="x"), "^bad_words: this engine has no tokenizer"),
+        (
+            SamplingParams(structured_outputs={"regex": "a"}),
+            "regex: answers have no text here",
+        ),
+    ):
+        with pytest.raises(InvalidRequestError, match=text):
+            bare.generate([ids], params, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"^prompt: this engine has no tokenizer; use"):
+        bare.generate("text", use_tqdm=False)

@@ -8,14 +8,14 @@ _L, _O, _LO = "llama.cpp", "Ollama", "llama.cpp, Ollama"
 _ROPE = "RoPE is that of config.json"
 _EDIT = "change config.json in a copy of the model's folder"
 _NO_GGUF = "models are read from safetensors"
-_FOLDER = "give the folder or the hub name of the model in safetensors"
+_FOLDER = "use the folder or the hub name of the model in safetensors"
 _ONE_DEVICE = "a model runs on one device"
 _DRAFT = "a step samples one token of each request"
 _NO_ADAPTER = "the weights are those of the model's folder"
 _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 _MAPPED = "prepared weights are mapped, and the system may drop and read their pages"
 _CACHE_TYPES = {"f16": "auto", "bf16": "auto", "f32": "auto", "q8_0": "int8"}
-_CACHE_FIX = "give kv_cache_dtype 'fp8', or 'int8' on a CPU"
+_CACHE_FIX = "use kv_cache_dtype 'fp8', or 'int8' on a CPU"
 
 LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     alias("ctx_size", "max_model_len", _L, "-c", values={0: DEFAULT}),
@@ -68,7 +68,7 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     only("split_mode", _L, ("none", "layer"), _ONE_DEVICE, "leave it out", "-sm"),
     only("tensor_split", _L, (), _ONE_DEVICE, "run one server for each GPU", "-ts"),
     only("no_kv_offload", _L, (False,), "the KV cache is where the model is",
-         "give device='cpu'", "-nkvo", arity="switch"),
+         "use device='cpu'", "-nkvo", arity="switch"),
     only("override_tensor", _L, (), _ONE_DEVICE, "leave it out", "-ot"),
     only("override_kv", _L, (), "config.json is read as it is", _EDIT),
     only("rope_scale", _L, (1,), _ROPE, _EDIT),

@@ -19,6 +19,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "load_format": dict.fromkeys(_FORMATS, "auto"),
     "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"},
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
+    "generation_config": {"vllm": "none"},
     "device": {"gpu": "cuda"},
     "max_model_len": {-1: DEFAULT},
     "tool_call_parser": dict.fromkeys(_LLAMA3, "llama3")

@@ -15,7 +15,7 @@ _RESEND = "send the whole conversation"
 _TIER = "there is one service tier; see priority"
 _TEXT_ONLY = "models read and write text alone"
 _TOOLS = "clients run the tools"
-_OWN_TOOLS = "give tools of your own"
+_OWN_TOOLS = "use tools of your own"
 
 REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("user", _AI, "requests are told apart by their API key; see cache_salt"),

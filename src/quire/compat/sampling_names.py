@@ -7,7 +7,7 @@ from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 _V, _L, _O, _LO = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama"
 _BEAMS = "tokens are drawn, without beams"
 _ORDER = "logits are cut by top_k, top_p and min_p"
-_CUTS = "give top_p, top_k or min_p"
+_CUTS = "use top_p, top_k or min_p"
 _MIROSTAT = "there is no Mirostat"
 _PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
 
@@ -19,7 +19,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("repeat_penalty", "repetition_penalty", _LO),
     alias("guided_decoding", "structured_outputs", _V),
     only("best_of", _V, (1,), "as many answers are drawn as are returned",
-         "give n, and choose among the answers"),
+         "use n, and choose among the answers"),
     only("use_beam_search", _V, (False,), _BEAMS, "leave it out"),
     only("beam_width", _V, (1,), _BEAMS, "leave it out"),
     only("length_penalty", _V, (1,), _BEAMS, "leave it out"),
@@ -32,13 +32,13 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("flat_logprobs", _V, (False,), "log-probabilities are maps", "leave it out"),
     only("extra_args", _V, ({},), "there are no plug-ins", "leave it out"),
     only("logits_processors", _V, ([],), "logits are changed by sampling params alone",
-         "give logit_bias, bad_words or structured_outputs"),
+         "use logit_bias, bad_words or structured_outputs"),
     only("thinking_token_budget", _V, (-1,), "reasoning ends where the model ends it",
-         "give max_tokens, or the template variable enable_thinking"),
+         "use max_tokens, or the template variable enable_thinking"),
     only("repetition_detection", _V, (), "an answer ends by itself or by max_tokens",
-         "give repetition_penalty"),
+         "use repetition_penalty"),
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
-         "give cache_salt, or enable_prefix_caching=False"),
+         "use cache_salt, or enable_prefix_caching=False"),
     only("repeat_last_n", _LO, (-1,), _PENALTY, "leave it out"),
     only("penalize_newline", _O, (True,), _PENALTY, "leave it out"),
     only("mirostat", _LO, (0,), _MIROSTAT, _CUTS),
@@ -49,13 +49,13 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("top_n_sigma", _L, (-1,), _ORDER, _CUTS, "--top-nsigma"),
     only("xtc_probability", _L, (0,), _ORDER, _CUTS),
     no_effect("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
-    only("dry_multiplier", _L, (0,), "there is no DRY penalty", "give repetition_penalty"),
+    only("dry_multiplier", _L, (0,), "there is no DRY penalty", "use repetition_penalty"),
     no_effect("dry_base", _L, "there is no DRY penalty"),
     no_effect("dry_allowed_length", _L, "there is no DRY penalty"),
     no_effect("dry_penalty_last_n", _L, "there is no DRY penalty"),
     no_effect("dry_sequence_breaker", _L, "there is no DRY penalty"),
-    only("dynatemp_range", _L, (0,), "the temperature is fixed", "give temperature"),
-    only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "give temperature"),
+    only("dynatemp_range", _L, (0,), "the temperature is fixed", "use temperature"),
+    only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "use temperature"),
     only("min_keep", _L, (0, 1), "at least one token is kept", "leave it out"),
     only("samplers", _L, ([],), _ORDER, "leave it out"),
     only("adaptive_target", _L, (-1,), _ORDER, _CUTS),

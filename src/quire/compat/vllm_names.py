@@ -6,7 +6,7 @@ from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, on
 
 _V, _S, _VS = "vLLM", "SGLang", "vLLM, SGLang"
 _ONE_DEVICE = "a model runs on one device"
-_MORE_DEVICES = "run one server for each GPU, or give quantization='fp8' to fit one"
+_MORE_DEVICES = "run one server for each GPU, or use quantization='fp8' to fit one"
 _NO_ADAPTER = "the weights are those of the model's folder"
 _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 _TEXT_ONLY = "models read text alone"
@@ -24,7 +24,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     only("preemption_mode", _V, ("recompute",), "a preempted request is computed again",
          "leave it out"),
     only("cpu_offload_gb", _V, (0,), "all weights are on one device",
-         "give quantization='fp8', or a smaller model"),
+         "use quantization='fp8', or a smaller model"),
     only("tensor_parallel_size", _V, (1,), _ONE_DEVICE, _MORE_DEVICES, "-tp"),
     only("tp_size", _S, (1,), _ONE_DEVICE, _MORE_DEVICES, "--tp"),
     only("pipeline_parallel_size", _V, (1,), _ONE_DEVICE, _MORE_DEVICES, "-pp"),
@@ -70,11 +70,11 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     no_effect("ignore_patterns", _V, "only what a model needs is downloaded"),
     only("tokenizer_mode", _VS, ("auto", "fast", "slow", "hf"),
          "tokenizer.json is read, which gives the same token ids",
-         "give tokenizer= a folder with a tokenizer.json"),
+         "use tokenizer= a folder with a tokenizer.json"),
     only("tokenizer_revision", _V, (), "the tokenizer is that of the model's revision",
-         "give revision, or tokenizer= a folder"),
+         "use revision, or tokenizer= a folder"),
     only("config_format", _V, ("auto", "hf"), "config.json is read",
-         "give a folder in Hugging Face's format"),
+         "use a folder in Hugging Face's format"),
     only("model_impl", _VS, ("auto", "vllm", "sglang"), "models run by Quire's own code",
          "leave it out"),
     only("task", _V, ("auto", "generate", "embed", "embedding"),
@@ -84,9 +84,9 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     only("convert", _V, ("auto", "none", "embed"), "each model generates and embeds",
          "leave it out; LLM.embed and /v1/embeddings embed"),
     no_effect("is_embedding", _S, "each model generates and embeds", arity="switch"),
-    only("pooler_config", _V, (), "pooling follows the checkpoint's files", "give pooling"),
+    only("pooler_config", _V, (), "pooling follows the checkpoint's files", "use pooling"),
     only("override_pooler_config", _V, (), "pooling follows the checkpoint's files",
-         "give pooling"),
+         "use pooling"),
     only("rope_scaling", "vLLM, llama.cpp", ({},), "RoPE is that of config.json", _EDIT),
     only("rope_theta", _V, (), "RoPE is that of config.json", _EDIT),
     only("hf_overrides", _V, ({},), "config.json is read as it is", _EDIT),
@@ -105,7 +105,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
          "leave it out"),
     only("kv_events_config", _V, ({},), "KV blocks are shown in the live view", "leave it out"),
     only("logits_processors", _V, ([],), "logits are changed by sampling params alone",
-         "give logit_bias, bad_words or structured_outputs in SamplingParams"),
+         "use logit_bias, bad_words or structured_outputs in SamplingParams"),
     only("enable_prompt_embeds", _V, (False,), "prompts are text or token ids", "leave it out",
          arity="switch"),
     only("additional_config", _V, ({}, "{}"), "there are no plug-ins", "leave it out"),

@@ -13,9 +13,7 @@ def plain_value(value: Any) -> Any:
     """
     if isinstance(value, str | bytes | dict | int | float | None):
         return value
-    if isinstance(value, list | tuple | range | Iterator):
+    if isinstance(value, list | tuple | range | set | frozenset | Iterator):
         return [plain_value(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(value)
     to_list = getattr(value, "tolist", None)
     return value if to_list is None else to_list()

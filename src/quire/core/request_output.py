@@ -46,6 +46,10 @@ class CompletionOutput(msgspec.Struct):
         pairs = zip(self.logprobs, self.token_ids, strict=True)
         return sum(position[token_id].logprob for position, token_id in pairs)
 
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self.finish_reason is not None
+
     def append(self, delta: CompletionOutput) -> None:
         """Append the next part of a streamed answer."""
         self.text += delta.text
@@ -68,6 +72,33 @@ class RequestTimes(msgspec.Struct):
         """Time to first token, in seconds."""
         return None if self.first_token is None else self.first_token - self.arrival
 
+    # the same under the names that scripts for vLLM read
+
+    @property
+    def arrival_time(self) -> float:
+        """When the request arrived."""
+        return self.arrival
+
+    @property
+    def first_token_time(self) -> float | None:
+        """When its first token came."""
+        return self.first_token
+
+    @property
+    def last_token_time(self) -> float | None:
+        """When its latest token came."""
+        return self.last_token
+
+    @property
+    def finished_time(self) -> float | None:
+        """When its last token came; of a finished request, its end."""
+        return self.last_token
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Time to first token, in seconds."""
+        return self.ttft
+
 
 class RequestOutput(msgspec.Struct):
     """All answers to one prompt; in a stream, their new parts.
@@ -87,6 +118,11 @@ class RequestOutput(msgspec.Struct):
     embedding: bytes | None = None
     finished: bool = False  # whether every answer has ended
     error: QuireError | None = None
+
+    @property
+    def metrics(self) -> RequestTimes:
+        """The request's times."""
+        return self.times
 
     def append(self, delta: RequestOutput) -> None:
         """Append the next part of a streamed request's outputs."""
@@ -113,3 +149,45 @@ class EmbeddingOutput:
     prompt_token_ids: list[int]
     embedding: Singles
     num_cached_tokens: int = 0
+    finished: bool = True
+
+    @property
+    def outputs(self) -> Embedding:
+        """The vector as other engines return it."""
+        return Embedding(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A vector. data: float32 [D]."""
+
+    data: Singles
+
+    @property
+    def embedding(self) -> list[float]:
+        """Its numbers as a list."""
+        numbers: list[float] = self.data.tolist()
+        return numbers
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How alike two texts are: the cosine of the angle between their vectors, -1 to 1."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoreOutput:
+    """The score of one pair. prompt_token_ids: of both texts, one after the other."""
+
+    request_id: str
+    outputs: Score
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True

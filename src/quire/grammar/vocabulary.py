@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
@@ -25,6 +27,8 @@ class Vocabulary:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
+        if not tokenizer.has_text:
+            raise InvalidRequestError("answers have no text here; leave it out")
         self._tokenizer = tokenizer
         known = max([tokenizer.vocab_size, *(i + 1 for i in eos_token_ids)])
         self.size = min(known, vocab_size)

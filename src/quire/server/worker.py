@@ -36,7 +36,6 @@ from quire.engine.processes.control_channel import (
 )
 from quire.engine.processes.process_link import ProcessLink
 from quire.errors import QuireError
-from quire.hub import tokenizer_folder
 from quire.logs import configure_logging
 from quire.server.admission.in_flight import shared_counters
 from quire.server.app import build_server
@@ -44,7 +43,7 @@ from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 from quire.server.uvicorn_server import Server
-from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.load_tokenizer import load_tokenizer
 
 # Threads for work that would block the event loop, such as encoding long texts. With asyncio's own
 # number (cores + 4), a flood of such work would take the engine's cores.
@@ -154,8 +153,7 @@ class EngineFrontends:
     async def _connect(self, link: ProcessLink, up: EngineUp) -> None:
         """Connect an engine for the first time; a thread reads its tokenizer."""
         try:
-            folder = tokenizer_folder(up.config)
-            tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
+            tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
         except QuireError as error:
             if self.loader.models.entry(up.name).condition.at_start:
                 self._send(StartFailed.by(error))

@@ -48,6 +48,9 @@ class Tokenizer:
     templates: name → (file, source) of chat templates.
     """
 
+    has_text = True
+    """Whether token ids have text at all."""
+
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
@@ -56,13 +59,14 @@ class Tokenizer:
         templates: dict[str, tuple[str, str]] | None = None,
     ) -> None:
         self._backend = backend
-        self._names = names or {}
-        self._templates = _compile(templates or {}, self._names)
+        self.names = names or {}
+        """Role → text of special tokens."""
+        self._templates = _compile(templates or {}, self.names)
         self.chat_template_text = "\n".join(source for _, source in (templates or {}).values())
         """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._encoder = Encoder(backend, (added[i].content for i in self._special_ids))
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._encoder = Encoder(backend, (added[i].content for i in self.special_ids))
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
@@ -81,6 +85,25 @@ class Tokenizer:
         add_missing_tokens(backend, settings)
         return cls(backend, names=named_tokens(settings), templates=read_templates(path, settings))
 
+    def with_chat_template(self, source: str, origin: str = "chat_template") -> Tokenizer:
+        """The same tokenizer with another chat template, and no others.
+
+        origin: where it is from, for errors. Raises CheckpointError for a damaged template.
+        """
+        return Tokenizer(self._backend, names=self.names, templates={"default": (origin, source)})
+
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens by their names in the vocabulary, with their ids."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token by its name in the vocabulary."""
+        return self._backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The name of a token id in the vocabulary."""
+        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+
     @cached_property
     def vocab_size(self) -> int:
         """One above the highest token id; ids between may be unused."""
@@ -97,7 +120,7 @@ class Tokenizer:
         return self._named_id("bos_token")
 
     def _named_id(self, name: str) -> int | None:
-        text = self._names.get(name)
+        text = self.names.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
     # Text to ids
@@ -159,18 +182,18 @@ class Tokenizer:
 
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the id takes part in decoded text: it has a token that is not skipped."""
-        if token_id in self._special_ids:
+        if token_id in self.special_ids:
             return not skip_special_tokens
         return self._spell(token_id, first=False) is not None
 
     def is_special(self, token_id: int) -> bool:
         """Whether it is a control token, which skip_special_tokens leaves out."""
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
     def control_token_id(self, text: str) -> int | None:
         """The id of the control token with this name; None if there is none."""
         token_id = self._backend.token_to_id(text)
-        return token_id if token_id in self._special_ids else None
+        return token_id if token_id in self.special_ids else None
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """The bytes that a token adds to a text: any part of a character, nothing if unknown.

@@ -32,6 +32,10 @@ USER = {"role": "user", "content": "hi"}
         ([np.array([1, 2], dtype=np.int32)], [[1, 2]]),
         ([np.int64(1), np.int64(2)], [[1, 2]]),
         ([], []),
+        ({"prompt": "a"}, ["a"]),
+        ([{"prompt_token_ids": (1, 2)}, "a"], [[1, 2], "a"]),
+        (iter(["a", "b"]), ["a", "b"]),
+        (range(2), [[0, 1]]),
     ],
 )
 def test_prompts(given: Any, read: list[Any]) -> None:
@@ -44,7 +48,9 @@ def test_prompts(given: Any, read: list[Any]) -> None:
     ("given", "problem"),
     [
         (None, "prompt: must be text, token ids or a list of them, not NoneType"),
-        ({"a": 1}, "prompt: must be text, .*, not dict"),
+        ({"a": 1}, r"prompt\.a: not supported; leave it out"),
+        ([{"prompt": None}], r"prompt\[0\]: must have prompt or prompt_token_ids"),
+        ({"prompt": 3}, r"prompt\.prompt: must be text or a list of token ids, not int"),
         (["a", 1.5], r"prompt\[1\]: must be text or a list of token ids, not float"),
         ([1, "a"], r"prompt\[0\]: must be text .*, not int"),
     ],

@@ -14,7 +14,8 @@ class EngineInfo:
 
     quantization: the scheme of the weights, or "none" where they have the data type.
     kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
-    pooling: how embeddings are made unless a request says otherwise.
+    pooling: how embeddings are made unless a request says otherwise. sampling_defaults: sampling
+    params that the model's files ask for, by name.
     """
 
     model_name: str
@@ -29,3 +30,4 @@ class EngineInfo:
     quantization: str = "none"
     kv_cache_dtype: str = ""
     pooling: PoolingParams = field(default_factory=PoolingParams)
+    sampling_defaults: dict[str, float] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from quire.engine.frontend.input_processor import (
 )
 from quire.engine.frontend.request_tracker import RequestTracker
 from quire.engine.frontend.thread_link import ThreadLink
-from quire.hub import tokenizer_folder
+from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.tokenizer import Tokenizer
 
 # Longer texts are encoded in a thread, so that they do not block the event loop.
@@ -58,7 +58,7 @@ class AsyncEngine:
         """Load the model and start the loop. Raises CheckpointError or ConfigError."""
         link = ThreadLink(config)
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.from_folder, tokenizer_folder(config))
+            tokenizer = await asyncio.to_thread(load_tokenizer, config)
             return cls(link, tokenizer, await link.started(), config.model.seed)
         except BaseException:
             await link.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from quire.core.messages import AbortRequests, EngineStats
+from quire.core.messages import AbortRequests, EngineStats, ResetPrefixCache
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
@@ -31,6 +31,11 @@ class InlineEngine:
     def stats(self) -> EngineStats:
         """The engine's gauges and counters."""
         return self._core.stats
+
+    def reset_prefix_cache(self) -> None:
+        """Clear the prefix cache; requests may not run meanwhile."""
+        self._mend()
+        self._core.handle(ResetPrefixCache())
 
     def run(
         self,

@@ -124,6 +124,8 @@ class InputProcessor:
         """
         self._check_options(priority, cache_salt)
         token_ids = self._token_ids(prompt)
+        if sampling.stop and not self._tokenizer.has_text:
+            raise invalid_value("stop", "answers have no text here; use stop_token_ids")
         bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
         messages = [
             AddRequest(

@@ -6,17 +6,19 @@ processor and the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from quire.core.plain_values import plain_value
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import Prompt
 from quire.errors import invalid_value
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
-Prompts = Prompt | tuple[int, ...] | np.ndarray | Sequence[Prompt | tuple[int, ...] | np.ndarray]
+OnePrompt = Prompt | tuple[int, ...] | Mapping[str, Any] | np.ndarray
+Prompts = OnePrompt | Iterable[OnePrompt]
 Conversation = Sequence[Message]
 
 _MESSAGES = "must be a list of messages, such as [{'role': 'user', 'content': 'hello'}]"
@@ -24,23 +26,40 @@ _MESSAGES = "must be a list of messages, such as [{'role': 'user', 'content': 'h
 
 def read_prompts(prompts: Prompts) -> list[Prompt]:
     """Each prompt as text or a list of token ids. Raises InvalidRequestError."""
-    found = _plain(prompts)
-    if isinstance(found, str):
-        return [found]
+    found = plain_value(prompts)
+    if isinstance(found, str | dict):
+        return [_read_prompt(found, "prompt")]
     if not isinstance(found, list):
         kind = type(prompts).__name__
         raise invalid_value("prompt", f"must be text, token ids or a list of them, not {kind}")
     if found and all(isinstance(item, int) for item in found):
         return [found]
-    for index, item in enumerate(found):
-        if not isinstance(item, str | list):
-            problem = f"must be text or a list of token ids, not {type(item).__name__}"
-            raise invalid_value("prompt", problem, where=f"prompt[{index}]")
-    return found
+    return [_read_prompt(item, f"prompt[{index}]") for index, item in enumerate(found)]
 
 
-def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[list[Message]]:
+def _read_prompt(item: Any, where: str) -> Prompt:
+    if isinstance(item, dict):
+        return _read_map(item, where)
+    if not isinstance(item, str | list):
+        problem = f"must be text or a list of token ids, not {type(item).__name__}"
+        raise invalid_value("prompt", problem, where=where)
+    return item
+
+
+def _read_map(item: dict[Any, Any], where: str) -> Prompt:
+    """The prompt of a map with `prompt` or `prompt_token_ids`, as other engines have it."""
+    given = {name: value for name, value in item.items() if value is not None}
+    for name in sorted(map(str, given.keys() - {"prompt", "prompt_token_ids"})):
+        raise invalid_value("prompt", "not supported; leave it out", where=f"{where}.{name[:64]}")
+    if not given:
+        raise invalid_value("prompt", "must have prompt or prompt_token_ids", where=where)
+    name = "prompt_token_ids" if "prompt_token_ids" in given else "prompt"
+    return _read_prompt(plain_value(given[name]), f"{where}.{name}")
+
+
+def read_conversations(given: Conversation | Iterable[Conversation]) -> list[list[Message]]:
     """Each conversation as a list of messages. Raises InvalidRequestError."""
+    messages: Any = list(given) if isinstance(given, Iterator) else given
     if isinstance(messages, str):
         raise invalid_value("messages", f"{_MESSAGES}, not text; for text use generate")
     if isinstance(messages, dict):
@@ -60,11 +79,9 @@ def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[
 
 
 def expand_sampling_params(
-    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+    sampling: SamplingParams | Sequence[SamplingParams], count: int
 ) -> list[SamplingParams]:
     """The sampling params of each of `count` prompts. Raises InvalidRequestError."""
-    if sampling is None:
-        sampling = SamplingParams()
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
     if not isinstance(sampling, list | tuple):
@@ -79,12 +96,3 @@ def expand_sampling_params(
         problem = f"must be one, or one for each of the {count} prompts, not {len(sampling)}"
         raise invalid_value("sampling_params", problem)
     return list(sampling)
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and tuples as lists, array elements as Python numbers."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

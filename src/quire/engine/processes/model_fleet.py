@@ -31,8 +31,7 @@ from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.engine.startup.footprint import footprint_of
 from quire.errors import ConfigError, QuireError, UserError
-from quire.hub import tokenizer_folder
-from quire.tokenizer.tokenizer_folder import check_folder
+from quire.tokenizer.load_tokenizer import check_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +210,7 @@ class ModelFleet:
         config, limit = model.plan.config, self._settings.memory_bytes
         try:
             model.footprint = await asyncio.to_thread(footprint_of, config, limit)
-            check_folder(await asyncio.to_thread(tokenizer_folder, config))
+            await asyncio.to_thread(check_tokenizer, config)
         except UserError as error:
             raise model.plan.explain(error) from error
 

@@ -27,13 +27,13 @@ from quire.engine.startup.startup_phases import Phases
 from quire.engine.startup.torch_import import import_torch
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
-from quire.hub import tokenizer_folder
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.kvcache.kv_sizes import block_bytes
 from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.config.model_config import ModelConfig
+from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.scheduler.scheduler import Scheduler
-from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.load_tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ def start_engine(
         quantization=config.model.quantization,
         kv_cache_dtype=resolved.kv_dtype,
         pooling=resolved.pooling,
+        sampling_defaults=read_sampling_defaults(config),
     )
 
 
@@ -121,7 +122,7 @@ def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> Gramma
     """Reads the tokenizer when the first request asks for a form."""
 
     def vocabulary() -> Vocabulary:
-        tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
+        tokenizer = load_tokenizer(config)
         return Vocabulary(tokenizer, model_config.vocab_size, list(model_config.eos_token_ids))
 
     return GrammarCompiler(vocabulary)

@@ -1,0 +1,204 @@
+"""OfflineEngine: a model in this process, for callers that wait for whole answers.
+
+Owns the engine's life (started, asleep, closed) and how a batch of requests is prepared and run.
+Calls from several threads run one after another.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from quire.config import EngineConfig
+from quire.core.messages import EngineStats
+from quire.core.pooling_params import PoolingParams
+from quire.core.request_output import RequestOutput, RequestTimes
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.frontend.inline_engine import InlineEngine
+from quire.engine.frontend.input_processor import (
+    InputProcessor,
+    PreparedRequest,
+    Prompt,
+    errors_name_field,
+)
+from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.progress_bar import ProgressBar
+from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.engine.startup.start_engine import start_engine
+from quire.errors import ConfigError, InvalidRequestError, QuireError
+from quire.processes import interrupted
+from quire.tokenizer.tokenizer import Tokenizer
+
+Item = TypeVar("Item")
+
+
+class OfflineEngine:
+    """One model. tokenizer: its own.
+
+    Raises ConfigError or CheckpointError where the model cannot be loaded, and ConfigError for
+    requests while it sleeps or after it was closed.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        core, self.info = start_engine(config)
+        self._engine: InlineEngine | None = InlineEngine(core)
+        self._is_closed = False
+        self._inputs = InputProcessor(
+            tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
+        )
+        self._num_requests = 0
+        self._lock = threading.Lock()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's current gauges and counters."""
+        return self._awake().stats
+
+    def reset_prefix_cache(self) -> None:
+        """Clear the prefix cache."""
+        with self._lock:
+            self._awake().reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Free the memory of weights and KV cache until `wake_up`."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine = None
+                _free_memory()
+
+    def wake_up(self) -> None:
+        """Load the model again, if it sleeps. Raises ConfigError or CheckpointError."""
+        with self._lock:
+            if self._engine is None and not self._is_closed:
+                core, self.info = start_engine(self._config)
+                self._engine = InlineEngine(core)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the model is not in memory."""
+        return self._engine is None
+
+    def close(self) -> None:
+        """Free all memory, for good."""
+        self.sleep()
+        self._is_closed = True
+        self._inputs.close()
+
+    def _awake(self) -> InlineEngine:
+        if self._is_closed:
+            raise ConfigError("this LLM was closed; make another one")
+        if self._engine is None:
+            raise ConfigError("this LLM sleeps; call wake_up()")
+        return self._engine
+
+    def answer(
+        self,
+        field: str,
+        items: Sequence[tuple[Item, SamplingParams]],
+        encode: Callable[[Item], Prompt],
+        *,
+        use_tqdm: bool,
+        raise_errors: bool,
+    ) -> list[RequestOutput]:
+        """The answers to prompts, in their order. field: the argument of the items, for errors.
+
+        encode: from an item to its prompt. raise_errors: if False, an item that is refused or fails
+        has a result with `error`, and the others run.
+        """
+        with self._lock:
+            self._awake()
+            prepared, refused, ids = (
+                list[PreparedRequest](),
+                dict[str, RequestOutput](),
+                list[str](),
+            )
+            for index, (item, params) in enumerate(items):
+                ids.append(self._next_id())
+                try:
+                    with errors_name_field(field, index, len(items) if raise_errors else 1):
+                        prepared.append(
+                            self._inputs.prepare(ids[-1], encode(item), params, stream=False)
+                        )
+                except InvalidRequestError as error:
+                    is_item = (error.param or "").partition("[")[0] == field  # else the params are
+                    if raise_errors or not is_item:
+                        raise
+                    refused[ids[-1]] = _failed(ids[-1], error)
+                if params.structured_outputs is not None:
+                    self._inputs.grammar_checker.check(params.structured_outputs)
+            answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
+            return [answers[request_id] for request_id in ids]
+
+    def embed(
+        self, prompts: Sequence[Prompt], params: PoolingParams, *, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """The embeddings of prompts, in their order."""
+        prepared = []
+        with self._lock:
+            self._awake()
+            for index, prompt in enumerate(prompts):
+                with errors_name_field("prompt", index, len(prompts)):
+                    prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
+            answers = self._run(prepared, "embeddings", use_tqdm)
+        return [answers[request.request_id] for request in prepared]
+
+    def _next_id(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests)
+
+    def _run(
+        self, prepared: list[PreparedRequest], what: str, use_tqdm: bool, raise_errors: bool = True
+    ) -> dict[str, RequestOutput]:
+        """Results by request id. what: their name, for the progress bar."""
+        engine = self._awake()
+        outputs = OutputProcessor(self._tokenizer, RequestMetrics())
+        answers: dict[str, RequestOutput] = {}
+        interrupted.clear()  # a program may go on after Ctrl-C
+        try:
+            with (
+                DeferredInterrupt() as interrupt,
+                ProgressBar(what, len(prepared), shown=use_tqdm) as progress,
+            ):
+                progress.show(0, engine.stats)
+
+                def take(step: Processed) -> None:
+                    _collect(step, answers, raise_errors)
+                    progress.show(len(prepared) - outputs.num_unfinished, engine.stats)
+
+                engine.run(prepared, outputs, take, interrupt)
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
+        return answers
+
+
+def _free_memory() -> None:
+    """Collect what an engine left, also on a GPU."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _failed(request_id: str, error: QuireError) -> RequestOutput:
+    times = RequestTimes(time.monotonic())
+    return RequestOutput(request_id, None, [], [], times, finished=True, error=error)
+
+
+def _collect(step: Processed, answers: dict[str, RequestOutput], raise_errors: bool) -> None:
+    """Append a step's outputs to the answers so far."""
+    for request_id, failure in step.failures.items():
+        if raise_errors:
+            raise failure
+        answers[request_id] = _failed(request_id, failure)
+    for request_id, output in step.outputs.items():
+        if request_id in answers:
+            answers[request_id].append(output)
+        else:
+            answers[request_id] = output

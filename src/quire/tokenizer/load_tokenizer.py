@@ -1,0 +1,45 @@
+"""The tokenizer that the settings ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.hub import tokenizer_folder
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.tokenizer_folder import check_folder
+
+_LONGEST_NAME = 4096
+
+
+def check_tokenizer(config: EngineConfig) -> None:
+    """Raise CheckpointError if there is no tokenizer; reads none."""
+    if not config.model.skip_tokenizer_init:
+        check_folder(tokenizer_folder(config))
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The model's tokenizer, or one without any token. Raises CheckpointError or ConfigError."""
+    if config.model.skip_tokenizer_init:
+        from quire.tokenizer.tokenless import Tokenless
+
+        return Tokenless()
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
+    if config.model.chat_template is None:
+        return tokenizer
+    origin, source = _read_template(config.model.chat_template)
+    return tokenizer.with_chat_template(source, origin)
+
+
+def _read_template(given: str) -> tuple[str, str]:
+    """Where a template is from, and its text. given: a file, or the template itself."""
+    if len(given) < _LONGEST_NAME and "{" not in given:
+        try:
+            return given, Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(
+                f"chat_template {given!r} cannot be read ({why}); use a file, or the template"
+            ) from None
+    return "chat_template", given

@@ -1,0 +1,37 @@
+"""Tokenless: the tokenizer of an engine without one: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tokenizers
+
+from quire.errors import InvalidRequestError, invalid_value
+from quire.tokenizer.tokenizer import Tokenizer
+
+_FIX = "this engine has no tokenizer; use token ids, or start it without skip_tokenizer_init"
+
+
+class Tokenless(Tokenizer):
+    """A tokenizer that knows no token: ids have no text, and text is refused."""
+
+    has_text = False
+
+    def __init__(self) -> None:
+        super().__init__(tokenizers.Tokenizer(tokenizers.models.BPE()))
+
+    def encode(self, text: str, **_: bool) -> list[int]:  # noqa: ARG002
+        """Raises InvalidRequestError."""
+        raise _refusal("prompt")
+
+    def encode_inside(self, text: str) -> list[int]:  # noqa: ARG002
+        """Raises InvalidRequestError."""
+        raise _refusal("prompt")
+
+    def bad_words_ids(self, words: Iterable[str]) -> list[list[int]]:  # noqa: ARG002
+        """Raises InvalidRequestError."""
+        raise _refusal("bad_words")
+
+
+def _refusal(field: str) -> InvalidRequestError:
+    return invalid_value(field, _FIX)

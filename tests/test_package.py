@@ -1,0 +1,52 @@
+"""What `import quire` offers, and the types of `LLM(...)`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import quire
+from quire.config import CacheConfig, DeviceConfig, ModelSettings, SchedulerConfig
+from quire.llm_options import LLMOptions
+
+PATHS = {"tokenizer", "chat_template", "generation_config", "prepared_weights"}
+
+
+def test_all_names_are_there() -> None:
+    assert dir(quire) == sorted(quire.__all__)
+    for name in quire.__all__:
+        assert getattr(quire, name) is not None
+    assert issubclass(quire.errors.ConfigError, quire.errors.QuireError)
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        quire.LMM  # noqa: B018
+
+
+def test_options_are_typed_as_the_settings() -> None:
+    settings = {}
+    for cls in (ModelSettings, CacheConfig, SchedulerConfig, DeviceConfig):
+        settings |= get_type_hints(cls)
+    typed = get_type_hints(LLMOptions)
+    assert typed.keys() == settings.keys() - {"model"}
+    for name, hint in typed.items():
+        if name not in PATHS:
+            assert hint == settings[name] | None, name
+
+
+def test_a_wrong_name_fails_a_type_checker(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from quire import LLM, SamplingParams\n"
+        "LLM('m', max_model_len=8, dtype='bfloat16')\n"
+        "LLM('m', max_model_length=8)\n"
+        "LLM('m', dtype='int3')\n"
+        "SamplingParams(temprature=1)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-incremental"]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
+    lines = [line.partition(": error: ") for line in done.stdout.splitlines() if "error:" in line]
+    assert [place.rpartition(":")[2] for place, _, _ in lines] == ["3", "4", "5"], done.stdout
+    assert 'keyword argument "max_model_length"' in lines[0][2]
