@@ -45,12 +45,12 @@ BODIES = [
     tokenize.DetokenizeRequest,
 ]
 REFUSED = [
-    completions_request.COMPLETION_UNSUPPORTED,
-    chat_request.CHAT_UNSUPPORTED,
-    messages_request.MESSAGES_UNSUPPORTED,
-    responses_request.RESPONSES_UNSUPPORTED,
-    embeddings_request.EMBEDDING_UNSUPPORTED,
-    tokenize.TOKENIZE_UNSUPPORTED,
+    completions_request.COMPLETION_REFUSED,
+    chat_request.CHAT_REFUSED,
+    messages_request.MESSAGES_REFUSED,
+    responses_request.RESPONSES_REFUSED,
+    embeddings_request.EMBEDDING_REFUSED,
+    tokenize.TOKENIZE_REFUSED,
 ]
 
 

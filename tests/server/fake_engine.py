@@ -48,8 +48,9 @@ class FakeTokenizer:
 
     has_chat_template = True
     chat_template_text = ""
-    chat_variables: frozenset[str] = frozenset({"messages"})
+    chat_variables: frozenset[str] = frozenset({"messages", "mood"})
     control_tokens: ClassVar[dict[str, int]] = {}  # name → id
+    continued = False  # whether the last message was to be continued
     seen: tuple[Any, Any] = (None, None)  # messages and tools of the latest conversation
 
     def encode(
@@ -101,6 +102,7 @@ class FakeTokenizer:
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
         if not self.has_chat_template:
@@ -110,10 +112,11 @@ class FakeTokenizer:
             f"<{m['role']}{m.get('name', '')}>{text_of(m.get('content', ''))}" for m in messages
         ]
         turns += [f"[{name}={value}]" for name, value in template_kwargs.items()]
+        self.continued = continue_final_message
         return "".join(turns) + ("<assistant>" if add_generation_prompt else "")
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        return self.encode(prompt)
+    def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self.encode("^" * add_special_tokens + prompt)
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         return self.encode_prompt(self.chat_prompt(messages))
@@ -174,6 +177,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        cut_to_context: bool = False,  # noqa: ARG002
         stream: bool = True,  # noqa: ARG002
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",

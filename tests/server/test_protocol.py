@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -70,10 +71,10 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
         [
             *[{"type": "text"}, {"type": "json_object"}, None],
             {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
+            {"type": "json_schema", "json_schema": {"schema": {}}},
         ],
         [
             *[{}, {"type": "xml"}, {"type": "text", "x": 1}, {"type": "json_schema"}, "text", 1],
-            {"type": "json_schema", "json_schema": {"schema": {}}},
             {"type": "json_schema", "json_schema": {"name": "a"}},
             {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}},
             {"type": "json_schema", "json_schema": {"name": "a", "schema": True}},
@@ -103,6 +104,11 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "guided_whitespace_pattern": ([None], [" ", "a", 1]),  # it needs guided_json
     "guided_regex": (["a", None], ["", "a" * 4097, 1]),
     "guided_choice": ([["a"], None], [[], "a", ["a"] * 1001, [1]]),
+    "json_schema": ([{}, "{}", None], [[], 1, True]),
+    "grammar": (['root ::= "a"', None], ["", "a" * 65537, 1]),
+    "return_tokens_as_token_ids": ([True, False, None], [1]),
+    "truncate_prompt_tokens": ([1, 5, -1, None], [0, -2, 1025, 0.5, "a"]),
+    "add_special_tokens": ([True, False, None], [1]),
     "guided_grammar": (["start: A", None], ["", "a" * 65537, 1]),
 }
 COMPLETION = SHARED | {
@@ -173,11 +179,12 @@ CHAT = SHARED | {
     "tools": ([[], None], [[{"type": "function", "function": {"name": "f"}}], {}, [{}]]),
     "tool_choice": (["none", "auto", None], ["required", "f", {"type": "function"}, 1]),
     "parallel_tool_calls": ([True, False, None], [1]),
-    "reasoning_effort": ([None], ["low", 1]),  # this template has no such variable
+    "reasoning_effort": ([None, "low"], [1]),
     "include_reasoning": ([True, False, None], [0]),
     "metadata": ([None, {}, {"a": "b"}], [{"a": 1}, [], {str(i): "" for i in range(17)}]),
-    "store": ([False, None], [True, 0]),
-    "continue_final_message": ([False, None], [True]),
+    "store": ([False, True, None], []),
+    "continue_final_message": ([False, True, None], [1]),
+    "echo": ([True, False, None], [1]),
 }
 
 CASES = [
@@ -258,9 +265,35 @@ def test_sampling_params_arrive(complete: Post, engine: FakeEngine) -> None:
 
 
 def test_unknown_field_names_the_nearest(complete: Post) -> None:
-    error = complete(max_new_tokens=5).error
-    assert error["message"] == "max_new_tokens: unknown field; did you mean 'max_tokens'?"
-    assert error["param"] == "max_new_tokens"
+    error = complete(max_tokns=5).error
+    assert error["message"] == "max_tokns: unknown field; did you mean 'max_tokens'?"
+    assert error["param"] == "max_tokns"
+
+
+def test_names_of_other_engines_are_their_own_fields(complete: Post, engine: FakeEngine) -> None:
+    assert complete(max_new_tokens=5, repeat_penalty=1.5).status == 200
+    sampling = engine.calls[0]["sampling"]
+    assert (sampling.max_tokens, sampling.repetition_penalty) == (5, 1.5)
+    assert complete(n_predict=-1).status == 200
+    assert complete(max_new_tokens=5, max_tokens=5).error["param"] == "max_new_tokens"
+    assert complete(max_new_tokens="5").error["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_says_what_had_no_effect(chat: Post, stream: bool) -> None:
+    asked = {"store": True, "safety_identifier": "x", "reasoning_effort": "low", "stream": stream}
+    told = chat(**asked).headers["x-quire-no-effect"]
+    assert re.findall(r"(\S+) has no effect: ", told) == [
+        *("store", "safety_identifier", "reasoning_effort"),
+    ]
+    assert "x-quire-no-effect" not in chat(store=False, best_of=1, user="me").headers
+
+
+def test_variables_that_the_template_does_not_read(chat: Post, engine: FakeEngine) -> None:
+    reply = chat(chat_template_kwargs={"mood": "calm", "enable_thinking\n": False})
+    assert "".join(map(chr, engine.calls[0]["ids"])).endswith("[mood=calm]<assistant>")
+    told = reply.headers["x-quire-no-effect"]
+    assert told.startswith("chat_template_kwargs.enable_thinking? has no effect")
 
 
 def test_unknown_names_are_cut(complete: Post) -> None:
@@ -269,8 +302,8 @@ def test_unknown_names_are_cut(complete: Post) -> None:
 
 
 def test_unsupported_field_is_refused_by_name(chat: Post) -> None:
-    error = chat(store=True).error
-    assert error["message"] == "store: not supported yet; remove it"
+    error = chat(modalities=["audio"]).error
+    assert error["message"].startswith("modalities: ['audio'] is not supported: models read and")
     assert error["code"] == "unsupported_parameter"
 
 
@@ -287,10 +320,10 @@ def test_stream_options_unknown_name(complete: Post) -> None:
 
 def test_a_stream_is_not_obfuscated(complete: Post) -> None:
     options = {"include_obfuscation": False}
-    assert complete(stream=True, stream_options=options).status == 200
+    assert "x-quire-no-effect" not in complete(stream=True, stream_options=options).headers
     options = {"include_obfuscation": True}
-    error = complete(stream=True, stream_options=options).error
-    assert error["message"] == "stream_options.include_obfuscation: not supported yet; remove it"
+    headers = complete(stream=True, stream_options=options).headers
+    assert headers["x-quire-no-effect"].startswith("include_obfuscation has no effect")
 
 
 def test_no_prompt_logprobs_in_a_stream(complete: Post) -> None:
@@ -337,8 +370,8 @@ def test_too_many_answers(complete: Post) -> None:
 
 def test_neutral_values_are_documented_once() -> None:
     for unsupported, request in (
-        (completions_request.COMPLETION_UNSUPPORTED, completions_request.CompletionRequest),
-        (chat_request.CHAT_UNSUPPORTED, chat_request.ChatRequest),
+        (completions_request.COMPLETION_REFUSED, completions_request.CompletionRequest),
+        (chat_request.CHAT_REFUSED, chat_request.ChatRequest),
         (chat_messages.MESSAGE_UNSUPPORTED, chat_messages.Message),
     ):
         assert not set(unsupported) & set(request.__struct_fields__)

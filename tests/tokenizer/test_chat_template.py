@@ -294,3 +294,36 @@ def test_tools_may_stand_in_the_message_of_the_system() -> None:
     assert render([USER], tools=None) == render([USER], tools=[]) == question
     marked = render([USER], tools=[TOOL], map_text=lambda text: f"[{text}]")
     assert '"[name]": "[add]"' in marked
+
+
+def test_a_message_that_is_continued_is_left_open() -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    chat = ChatTemplate(template, origin="test", special_tokens={})
+
+    def render(messages: list[dict[str, str]], *, starts: bool = False) -> str:
+        return chat.render(
+            messages,
+            tools=None,
+            add_generation_prompt=starts,
+            continue_final_message=True,
+            options={},
+        )
+
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " Well, "}]
+    assert render(messages) == "<user>hi</><assistant>Well, "
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
+        render(messages, starts=True)
+    with pytest.raises(InvalidRequestError, match="no text to go on from"):
+        render([{"role": "assistant"}])
+    deaf = ChatTemplate("{{ messages[0].content }}", origin="test", special_tokens={})
+    with pytest.raises(InvalidRequestError, match="does not show the last message"):
+        deaf.render(
+            messages,
+            tools=None,
+            add_generation_prompt=False,
+            continue_final_message=True,
+            options={},
+        )

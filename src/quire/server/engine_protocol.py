@@ -14,7 +14,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import Options, Prompt, StopWhen
+from quire.engine.frontend.input_processor import GenerateOptions, Options, Prompt, StopWhen
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.tokenizer.token_spelling import Pieces
 
@@ -69,6 +69,7 @@ class TokenizerProtocol(Protocol):
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
         """A conversation through the chat template, for encode_prompt.
@@ -76,7 +77,7 @@ class TokenizerProtocol(Protocol):
         Raises InvalidRequestError, also where the model has no template.
         """
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         """The token ids of what chat_prompt has made."""
 
 
@@ -120,7 +121,7 @@ class GenerateProtocol(Protocol):
         stream: bool = True,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the new parts of the answers; closing the generator aborts the request.
 
@@ -138,7 +139,7 @@ class GenerateProtocol(Protocol):
         request_id: str | None = None,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
         """The complete answers; cancelling aborts the request. Raises as `generate` does."""
 

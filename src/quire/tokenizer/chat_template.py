@@ -64,10 +64,12 @@ class ChatTemplate:
         tools: Any,
         add_generation_prompt: bool,
         options: Mapping[str, Any],
+        continue_final_message: bool = False,
         map_text: TextMap = str,
     ) -> str:
         """The conversation as the model's text, equal to what `transformers` renders.
 
+        continue_final_message: end within the last message, for an answer that goes on from it.
         options: further values for the template, under names that it reads (`option_names`).
         map_text: applied to each string from the caller except roles.
         Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
@@ -83,6 +85,8 @@ class ChatTemplate:
         prepared = prepare_messages(messages, map_text, self._names)
         if "tool_calls" not in self._names:
             _refuse_calls(prepared)
+        if continue_final_message:
+            _mark_end(prepared, add_generation_prompt)
         prepared_tools = prepare_tools(tools, map_text)
         if prepared_tools and self._has_tools_in_message:
             prepared = _with_tools(prepared, prepared_tools)
@@ -92,7 +96,8 @@ class ChatTemplate:
             "tools": prepared_tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._run(self._common | given)
+        rendered = self._run(self._common | given)
+        return _before_mark(rendered) if continue_final_message else rendered
 
     def _check_option_names(self, options: Mapping[str, Any]) -> None:
         for name in options:
@@ -120,6 +125,29 @@ class ChatTemplate:
                 "them in another form"
             )
         raise invalid_value("messages", problem)
+
+
+# At the end of a message that is to be continued; a noncharacter, which no text holds.
+_END_MARK = "\ufdd1"
+
+
+def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
+    if add_generation_prompt:
+        problem = "it does not go with add_generation_prompt; set that to false"
+        raise invalid_value("continue_final_message", problem)
+    content = messages[-1].get("content")
+    if not isinstance(content, str):
+        problem = "the last message has no text to go on from; set its content"
+        raise invalid_value("continue_final_message", problem)
+    messages[-1]["content"] = content + _END_MARK
+
+
+def _before_mark(rendered: str) -> str:
+    text, mark, _ = rendered.rpartition(_END_MARK)
+    if not mark:
+        problem = "this model's chat template does not show the last message; leave it out"
+        raise invalid_value("continue_final_message", problem)
+    return text
 
 
 def _refuse_calls(messages: list[dict[str, Any]]) -> None:

@@ -237,10 +237,12 @@ class Tokenizer:
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
         """The text that the chat template makes, to look at: encode_chat makes the ids.
 
+        continue_final_message: end within the last message, for an answer that goes on from it.
         template_kwargs: further values for the template, under names that it reads.
         Raises InvalidRequestError (param "messages", "tools" or "chat_template_kwargs").
         """
@@ -249,6 +251,7 @@ class Tokenizer:
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             options=template_kwargs,
         )
 
@@ -258,6 +261,7 @@ class Tokenizer:
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation, with the special tokens that the template writes and no
@@ -266,7 +270,11 @@ class Tokenizer:
         Arguments and errors as for render_chat.
         """
         prompt = self.chat_prompt(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **template_kwargs,
         )
         return self.encode_prompt(prompt)
 
@@ -276,6 +284,7 @@ class Tokenizer:
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
         """The first half of encode_chat: the text, with a break in each control token's name that
@@ -284,13 +293,17 @@ class Tokenizer:
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             options=template_kwargs,
             map_text=self._encoder.escape_control_tokens,
         )
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """The second half of encode_chat: the ids of what chat_prompt has made."""
-        return self._encoder.ids(prompt)
+    def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The second half of encode_chat: the ids of what chat_prompt has made.
+
+        add_special_tokens: those of tokenizer.json besides the template's.
+        """
+        return self._encoder.ids(prompt, add_special_tokens=add_special_tokens)
 
     def _template_for(self, tools: Any) -> ChatTemplate:
         if tools is not None and "tool_use" in self._templates:

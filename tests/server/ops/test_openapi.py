@@ -162,8 +162,9 @@ BY_RULE = {
     "allowed_token_ids": 1,
     "chat_template_kwargs": 7, "guided_whitespace_pattern": 1, "logit_bias": 1,
     "max_completion_tokens": 2, "max_tokens": 3,
-    "messages": 1, "min_tokens": 1, "n": 1, "prompt": 5, "reasoning_effort": 1,
+    "messages": 1, "min_tokens": 1, "n": 1, "prompt": 5,
     "response_format": 1, "stop_token_ids": 1, "tool_choice": 1, "tools": 1, "top_logprobs": 1,
+    "truncate_prompt_tokens": 1,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineLink
 from quire.engine.frontend.input_processor import (
+    GenerateOptions,
     InputProcessor,
     Options,
     PreparedRequest,
@@ -103,7 +104,7 @@ class AsyncEngine:
         stream: bool = True,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
@@ -143,7 +144,7 @@ class AsyncEngine:
         request_id: str | None = None,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
         """The complete answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()

@@ -43,7 +43,13 @@ class Options(TypedDict, total=False):
     queue_timeout: float | None
 
 
-class PrepareOptions(Options, total=False):
+class GenerateOptions(Options, total=False):
+    """How a prompt is continued. cut_to_context: lower max_tokens to what the context has left."""
+
+    cut_to_context: bool
+
+
+class PrepareOptions(GenerateOptions, total=False):
     """All options of `InputProcessor.prepare`."""
 
     stream: bool
@@ -112,6 +118,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        cut_to_context: bool = False,
         stream: bool = True,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
@@ -124,6 +131,8 @@ class InputProcessor:
         """
         self._check_options(priority, cache_salt)
         token_ids = self._token_ids(prompt)
+        if cut_to_context:
+            sampling = self._cut(sampling, len(token_ids))
         if sampling.stop and not self._tokenizer.has_text:
             raise invalid_value("stop", "answers have no text here; use stop_token_ids")
         bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
@@ -183,6 +192,14 @@ class InputProcessor:
         if not isinstance(prompt, str):
             return prompt
         return encode_text(self._tokenizer, prompt, self._limits)
+
+    def _cut(self, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        left = self._limits.max_model_len - num_prompt_tokens
+        if sampling.max_tokens is None or not max(1, sampling.min_tokens) <= left:
+            return sampling  # and what does not fit at all is refused
+        if sampling.max_tokens <= left:
+            return sampling
+        return msgspec.structs.replace(sampling, max_tokens=left)
 
     def _bad_words_ids(self, words: list[str]) -> list[list[int]]:
         """Bad words as token ids, without those that hold an id that the model does not have."""

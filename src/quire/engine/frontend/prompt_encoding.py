@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from quire.core.request_limits import RequestLimits
-from quire.errors import ContextLengthError
+from quire.core.request_limits import MAX_CHARS_PER_TOKEN, RequestLimits
+from quire.errors import ContextLengthError, invalid_value
 
 USUAL_CHARS_PER_TOKEN = 4
 # Cutting a text may add this many tokens to its first part.
@@ -27,7 +27,7 @@ class PromptTokenizer(Protocol):
     ) -> list[int]:
         """Text to token ids; parse_special: also names of control tokens."""
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         """The token ids of what the tokenizer's chat_prompt has made."""
 
 
@@ -47,15 +47,20 @@ def encode_text(
 
 
 def encode_conversation(
-    tokenizer: PromptTokenizer, rendered: str, limits: RequestLimits | None
+    tokenizer: PromptTokenizer,
+    rendered: str,
+    limits: RequestLimits | None,
+    *,
+    add_special_tokens: bool = False,
 ) -> list[int]:
     """Token ids of a conversation, from the text that the tokenizer's chat_prompt has made.
 
     Raises ContextLengthError for text that is far too long.
     """
+    encode = partial(tokenizer.encode_prompt, add_special_tokens=add_special_tokens)
     if limits is None:
-        return tokenizer.encode_prompt(rendered)
-    return encode_prompt(limits, tokenizer.encode_prompt, rendered, param="messages")
+        return encode(rendered)
+    return encode_prompt(limits, encode, rendered, param="messages")
 
 
 def encode_prompt(
@@ -81,3 +86,24 @@ def encode_prompt(
             )
         size *= 2
     return encode(text)
+
+
+def encode_end(
+    limits: RequestLimits,
+    encode: Callable[[str], list[int]],
+    prompt: str | list[int],
+    most: int,
+    reserved: int,
+) -> list[int]:
+    """The last `most` token ids of a prompt; -1: as many as fit beside `reserved` others.
+
+    Of a text no more is encoded than can be kept. Raises InvalidRequestError.
+    """
+    if most > limits.max_model_len:
+        problem = f"{most} is more than the limit here, {limits.max_model_len}; lower it"
+        raise invalid_value("truncate_prompt_tokens", problem)
+    if most < 0:
+        most = max(1, limits.max_model_len - reserved)
+    if isinstance(prompt, str):
+        prompt = encode(prompt[-MAX_CHARS_PER_TOKEN * (most + CUT_TOKENS) :])
+    return prompt[-most:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +23,8 @@ from quire.server.http.request_record import RequestRecord
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 
+NO_EFFECT_HEADER = b"x-quire-no-effect"
+_MAX_HEADER_BYTES = 2048
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -30,7 +32,8 @@ class Envelope:
     """ASGI middleware, the outermost one except for CORS.
 
     The response has the header `x-request-id` (on Anthropic's paths `request-id` too): the
-    client's own if it consists of plain characters, else a new one. Access is decided on the path
+    client's own if it consists of plain characters, else a new one. `x-quire-no-effect` says which
+    fields of the body had none. Access is decided on the path
     that the router uses, never on one rebuilt from headers.
 
     open_paths: need no API key; all others do, whether they exist or not. hosts: the names that the
@@ -72,6 +75,8 @@ class Envelope:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 own = id_headers(record.path, request_id)
+                if record.no_effect:
+                    own = [*own, (NO_EFFECT_HEADER, _header_value(record.no_effect))]
                 message["headers"] = [*message.get("headers", ()), *own]
                 if "body" in message and SINGLE_MESSAGE not in scope.get("extensions", ()):
                     return send_in_two_messages(send, message)
@@ -90,6 +95,12 @@ class Envelope:
                 await send_error(send_with_id, reply, api_path_of(scope))
         finally:
             self._on_end(record)
+
+
+def _header_value(sentences: Sequence[str]) -> bytes:
+    """Sentences as one header, without what a header cannot hold."""
+    plain = re.sub(r"[^ -~]", "?", "; ".join(sentences))
+    return plain.encode()[:_MAX_HEADER_BYTES]
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

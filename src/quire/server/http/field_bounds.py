@@ -53,6 +53,10 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenCount = Annotated[int, _ints("max_tokens")]
 TokenCountOrNone = Annotated[int, Meta(ge=0, le=INT_RANGES["max_tokens"][1])]  # 0: the prompt alone
+PromptLength = Annotated[  # -1: the longest that fits
+    int,
+    Meta(ge=-1, le=2**31 - 1, extra_json_schema={"not": {"const": 0}}),
+]
 MinTokens = Annotated[int, _ints("min_tokens")]
 NumAnswers = Annotated[int, _ints("n")]
 TopK = Annotated[int, _ints("top_k")]

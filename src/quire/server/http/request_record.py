@@ -6,6 +6,7 @@ It never holds a prompt, an answer or an API key.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,7 +16,8 @@ class RequestRecord(msgspec.Struct, eq=False):
 
     begin, end: seconds of the monotonic clock; begin_ns: wall clock, nanoseconds. status: 0 until
     the response starts, and for ever if the client disconnects before. error_code: the code of the
-    error body, also of an error at the end of a stream. generation: the
+    error body, also of an error at the end of a stream. no_effect: a
+    sentence for each field of the body that has none. generation: the
     api/common/generation_record.py of a request that runs a model; None for any other.
     """
 
@@ -28,6 +30,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     status: int = 0
     error_code: str | None = None
     end: float = 0.0
+    no_effect: Sequence[str] = ()
     generation: object = None  # HTTP itself does not know what a model is asked for
 
     @property

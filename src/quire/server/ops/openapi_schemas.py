@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from quire.compat.foreign_name import ANY
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.strict_json import NeutralValues
 
@@ -117,7 +118,13 @@ def _close(schema: Schema) -> None:
 
 def _neutral(values: NeutralValues) -> dict[str, Schema]:
     text = "Not supported; accepted only with a value that asks for nothing."
-    return {name: {"enum": list(taken), "description": text} for name, taken in values.items()}
+    found: dict[str, Schema] = {}
+    for name, taken in values.items():
+        if taken is ANY:
+            found[name] = {"description": "Taken without effect."}
+        else:
+            found[name] = {"enum": list(taken), "description": text}
+    return found
 
 
 def _translate(schema: Schema) -> None:

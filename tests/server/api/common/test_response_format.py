@@ -113,7 +113,8 @@ def test_two_forms_are_one_too_many(
         ),
         ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
         ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-        ({"guided_decoding_backend": "outlines", "guided_regex": "a"}, "guided_decoding_backend"),
+        ({"grammar": 'root ::= "a"', "guided_regex": "a"}, "grammar"),
+        ({"guided_json": {}, "json_schema": {}}, "json_schema"),
     ],
 )
 def test_the_field_at_fault_is_named(fields: dict[str, Any], named: str, chat: Post) -> None:

@@ -48,7 +48,10 @@ class Server:
 
 def message(reply: Reply) -> dict[str, Any]:
     (choice,) = reply.json()["choices"]
-    return choice["message"] | {"finish_reason": choice["finish_reason"]}
+    said = choice["message"]
+    thoughts = {"reasoning", "reasoning_content"}
+    said = {name: v for name, v in said.items() if v is not None or name not in thoughts}
+    return said | {"finish_reason": choice["finish_reason"]}
 
 
 def streamed(reply: Reply) -> dict[str, Any]:

@@ -25,12 +25,20 @@ def test_whole_answer(chat: Post, engine: FakeEngine) -> None:
     assert reply["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "Hello!"},
+            "message": {
+                "role": "assistant",
+                "content": "Hello!",
+                "reasoning_content": None,
+                "reasoning": None,
+            },
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            "token_ids": None,
         }
     ]
+    nulls = ("system_fingerprint", "prompt_logprobs", "prompt_token_ids")
+    assert [reply[name] for name in nulls] == [None] * 3
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9}
 
 
@@ -42,6 +50,41 @@ def test_messages_as_the_template_sees_them(chat: Post, engine: FakeEngine) -> N
     ]
     chat(messages=messages, chat_template_kwargs={"mood": "calm"}, add_generation_prompt=False)
     assert rendered(engine) == "<developer>be kind<userbob>one+two[mood=calm]"
+
+
+def test_an_answer_that_goes_on_from_the_last_message(chat: Post, engine: FakeEngine) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    asked = {"messages": messages, "continue_final_message": True, "echo": True}
+    assert chat(**asked).json()["choices"][0]["message"]["content"] == "Well, Hello!"
+    assert engine.tokenizer.continued
+    assert rendered(engine) == "<user>hi<assistant>Well, "
+    chunks = chat(**asked, stream=True).events[:-1]
+    parts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(parts) == "Well, Hello!"
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(chat: Post, engine: FakeEngine) -> None:
+    chat(truncate_prompt_tokens=5, add_special_tokens=True)
+    assert rendered(engine) == "tant>"
+    chat(messages=[{"role": "user", "content": "x" * 80_000}], truncate_prompt_tokens=-1)
+    assert len(engine.calls[-1]["ids"]) == LIMITS.max_model_len - 1
+    chat(add_special_tokens=True)
+    assert rendered(engine) == "^<user>hi<assistant>"
+
+
+def test_tokens_of_logprobs_as_ids(chat: Post) -> None:
+    reply = chat(logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True).json()
+    first = reply["choices"][0]["logprobs"]["content"][0]
+    assert first["token"] == f"token_id:{ord('H')}"
+    assert first["top_logprobs"][0]["token"].startswith("token_id:")
+
+
+def test_each_chunk_has_the_token_counts(chat: Post) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = chat(stream=True, stream_options=options).events
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, 6)
 
 
 def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: FakeEngine) -> None:
@@ -72,7 +115,7 @@ def test_only_small_bodies_are_read_on_the_loop(
     monkeypatch.setattr(chat_request, "parse", noting_parse)
     chat()
     chat(messages=[{"role": "user", "content": ""}] * 4000)  # much work, though no text
-    chat(chat_template_kwargs={"x": "y" * 5000})
+    chat(chat_template_kwargs={"mood": "y" * 5000})
     assert threads == [True, False, False]
     assert len(engine.calls) == 1  # the others do not fit this model
 

@@ -19,6 +19,9 @@ def test_whole_answer(complete: Post) -> None:
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            "token_ids": None,
+            "prompt_token_ids": None,
+            "prompt_logprobs": None,
         }
     ]
     assert reply["usage"] == {
@@ -119,7 +122,7 @@ def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine
     assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -1.5]
     assert choice["logprobs"]["top_logprobs"] == [None, {"b": -1.5}, {"x": -1.5}]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
-    assert "prompt_logprobs" not in choice
+    assert choice["prompt_logprobs"] is None
 
 
 SCORE = {"prompt": ["ab", "cde"], "n": 2, "echo": True, "max_tokens": 0, "return_token_ids": True}
@@ -225,7 +228,7 @@ def test_stream_equals_whole_answer(
             assert "prompt_token_ids" not in choice
             choice["prompt_token_ids"] = part["prompt_token_ids"]
     for choice in whole:
-        del choice["stop_reason"]
+        del choice["stop_reason"], choice["prompt_logprobs"]
     assert joined == whole
 
 

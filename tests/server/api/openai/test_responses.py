@@ -155,15 +155,11 @@ def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -
         ({"input": ["a"]}, "input[0]"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0]"),
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"instrutions": "a"}, "instrutions"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 5000}, "input"),
         ({"temperature": -1}, "temperature"),
@@ -179,6 +175,19 @@ def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
     assert reply.status in (400, 404)
     assert reply.error["param"] == param
     assert reply.error["message"].startswith(f"{param}: ")
+
+
+def test_hints_without_effect(app: Starlette) -> None:
+    told = ask(
+        app,
+        store=True,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "low"},
+        stream=True,
+        stream_options={"include_obfuscation": True},
+    ).headers["x-quire-no-effect"]
+    for name in ("store", "reasoning.summary", "text.verbosity", "include_obfuscation"):
+        assert f"{name} has no effect: " in told
 
 
 def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEngine) -> None:

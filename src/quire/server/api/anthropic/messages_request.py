@@ -16,6 +16,7 @@ from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.http.strict_json import Strict
 
 
@@ -137,7 +138,7 @@ class Metadata(Strict):
     user_id: ShortText | None = None
 
 
-class CountRequest(msgspec.Struct, kw_only=True):
+class CountRequest(RequestBody, kw_only=True, dict=True):
     """Body of /v1/messages/count_tokens, and the fields of /v1/messages for the prompt."""
 
     model: str | None = None
@@ -150,7 +151,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class MessagesRequest(CountRequest, kw_only=True):
+class MessagesRequest(CountRequest, kw_only=True, dict=True):
     """Body of /v1/messages."""
 
     max_tokens: field_bounds.TokenCount
@@ -162,19 +163,13 @@ class MessagesRequest(CountRequest, kw_only=True):
     metadata: Metadata | None = None
 
 
-MESSAGES_UNSUPPORTED: strict_json.NeutralValues = {
+MESSAGES_REFUSED: strict_json.NeutralValues = {
     "billing_policy": (None,),
     "compaction": (None,),
-    "container": (None,),
-    "context_management": (None,),
     "diagnostics": (None,),
     "fallback_credit_token": (None,),
     "fallbacks": (None, []),
-    "inference_geo": (None,),
-    "mcp_servers": (None, []),
     "output_format": (None,),
-    "service_tier": (None, "auto", "standard_only"),
-    "speed": (None, "standard"),
     "thread": (None,),
     "user_profile_id": (None,),
     "workspace_id": (None,),
@@ -186,25 +181,20 @@ _count_decoder = msgspec.json.Decoder(CountRequest)
 
 def parse(data: bytes) -> MessagesRequest:
     """Decode a /v1/messages body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _decoder)
-    strict_json.check_names(
-        strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED
-    )
-    return request
+    return read_body(data, _decoder, MESSAGES_REFUSED)[0]
 
 
 def parse_count(data: bytes) -> CountRequest:
     """Decode a /v1/messages/count_tokens body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _count_decoder)
-    strict_json.check_names(
-        strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED
-    )
-    return request
+    return read_body(data, _count_decoder, MESSAGES_REFUSED)[0]
 
 
 _TOOL_CHOICE_RULES = StructRules(struct=MessagesToolChoice, variants=TOOL_CHOICE_VARIANTS)
 MESSAGES_RULES = (
-    StructRules(struct=MessagesRequest, neutral=MESSAGES_UNSUPPORTED),
+    StructRules(struct=MessagesRequest, neutral=neutral_values(MessagesRequest, MESSAGES_REFUSED)),
     _TOOL_CHOICE_RULES,
 )
-COUNT_RULES = (StructRules(struct=CountRequest, neutral=MESSAGES_UNSUPPORTED), _TOOL_CHOICE_RULES)
+COUNT_RULES = (
+    StructRules(struct=CountRequest, neutral=neutral_values(CountRequest, MESSAGES_REFUSED)),
+    _TOOL_CHOICE_RULES,
+)

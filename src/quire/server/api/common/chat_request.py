@@ -28,6 +28,7 @@ from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_to
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenCount
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import neutral_values, read_body
 
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
@@ -43,6 +44,8 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_ME
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template.
 
+    continue_final_message: the answer goes on from the last message. echo: return that message
+    (or, if it is not the assistant's, nothing) in front of the answer.
     reasoning_effort: how much the model reasons, if its template has such a variable.
     include_reasoning: whether the answer contains the reasoning. metadata: returned unchanged.
     """
@@ -52,6 +55,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: field_bounds.NumLogprobs | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -62,29 +67,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 # Arguments of chat_prompt, which chat_template_kwargs must not be able to pass a second time.
-RESERVED_NAMES = frozenset({"add_generation_prompt", "messages", "self", "tools"})
+RESERVED_NAMES = frozenset(
+    {"add_generation_prompt", "continue_final_message", "messages", "self", "tools"}
+)
 
-# what is done for every request, for no guaranteed time
-IMPLICIT_CACHE: tuple[Any, ...] = (None, {}, {"mode": "implicit"})
-
-CHAT_UNSUPPORTED: strict_json.NeutralValues = {
+CHAT_REFUSED: strict_json.NeutralValues = {
     **ASKS_FOR_NOTHING,
-    "add_special_tokens": (None, False),
-    "audio": (None,),
     "chat_template": (None,),
-    "continue_final_message": (None, False),
-    "documents": (None, []),
-    "echo": (None, False),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "modalities": (None, ["text"]),
-    "moderation": (None,),
-    "prediction": (None,),
-    "prompt_cache_options": IMPLICIT_CACHE,
-    "prompt_cache_retention": (None, "in_memory"),
-    "store": (None, False),
-    "verbosity": (None,),
-    "web_search_options": (None,),
 }
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -92,9 +81,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _decoder)
-    found = strict_json.read_names(data)
-    check_request_names(found, request, CHAT_UNSUPPORTED)
+    request, found = read_body(data, _decoder, CHAT_REFUSED)
+    check_request_names(found, request)
     for index, message in enumerate(found["messages"]):
         check_message_names(message, f"messages[{index}].")
     check_tool_names(found.get("tools"), found.get("tool_choice"))
@@ -138,7 +126,7 @@ def _check_template_kwargs(variables: dict[str, Any]) -> None:
 
 
 CHAT_RULES = (
-    StructRules(struct=ChatRequest, neutral=CHAT_UNSUPPORTED),
+    StructRules(struct=ChatRequest, neutral=neutral_values(ChatRequest, CHAT_REFUSED)),
     MESSAGE_RULES,
     STRUCTURED_OUTPUT_RULES,
 )

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
-from quire.engine.frontend.prompt_encoding import encode_conversation
+from quire.engine.frontend.prompt_encoding import encode_conversation, encode_end
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
@@ -24,7 +24,7 @@ from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
-from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.choose_parsers import ModelParsers
 from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
@@ -103,7 +103,7 @@ def prepare(
         yield
         prompt = _rendered(request, use, model)
         yield
-        token_ids = encode_conversation(engine.tokenizer, prompt, engine.info.limits)
+        token_ids = _token_ids(prompt, request, sampling, engine)
         yield
         config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
         if not config.is_plain:
@@ -112,13 +112,23 @@ def prepare(
             sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
         field = names.own("messages")
         job = make_job(id_prefix, request, [token_ids], sampling, model.name, prompt_field=field)
+    hides = request.include_reasoning is False
     if config.is_plain:
-        return Conversation(job, PlainParser)
+        return Conversation(job, PlainParser, hides)
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
     new_parser = partial(OutputParser, config, new_id=new_call_id)
-    hides = request.include_reasoning is False
     return Conversation(job, new_parser, hides, _counter_maker(config, engine.tokenizer))
+
+
+def _token_ids(
+    prompt: str, request: ChatRequest, sampling: SamplingParams, engine: EngineProtocol
+) -> list[int]:
+    limits, special = engine.info.limits, bool(request.add_special_tokens)
+    if (most := request.truncate_prompt_tokens) is None:
+        return encode_conversation(engine.tokenizer, prompt, limits, add_special_tokens=special)
+    encode = partial(engine.tokenizer.encode_prompt, add_special_tokens=special)
+    return encode_end(limits, encode, prompt, most, sampling.max_tokens or 1)
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
@@ -128,7 +138,8 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
     """
     with names:
         prompt = _rendered(request, _checked_use(request, model), model)
-        return encode_conversation(model.engine.tokenizer, prompt, None)
+        special = bool(request.add_special_tokens)
+        return encode_conversation(model.engine.tokenizer, prompt, None, add_special_tokens=special)
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
@@ -152,28 +163,41 @@ def _check_tools_fit(use: ToolUse, parsers: ModelParsers, tokenizer: TokenizerPr
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:
     engine, tool_parser = model.engine, model.parsers.tools
     fit_id = tool_parser.fit_id if tool_parser is not None else str
-    num_chars = sum(message.num_chars for message in request.messages)
-    engine.info.limits.check_chars(num_chars, "messages")
+    if request.truncate_prompt_tokens is None:
+        num_chars = sum(message.num_chars for message in request.messages)
+        engine.info.limits.check_chars(num_chars, "messages")
+    continues = bool(request.continue_final_message)
+    starts_answer = request.add_generation_prompt
     return engine.tokenizer.chat_prompt(
         [for_template(message, fit_id) for message in request.messages],
         tools=use.for_template(),
-        add_generation_prompt=request.add_generation_prompt is not False,
+        add_generation_prompt=not continues if starts_answer is None else starts_answer,
+        continue_final_message=continues,
         **_template_variables(request, engine.tokenizer),
     )
 
 
 def _template_variables(request: ChatRequest, tokenizer: TokenizerProtocol) -> dict[str, Any]:
-    """The request's template variables, with reasoning_effort under the template's own name."""
-    variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
-    if effort is None:
-        return variables
-    if "reasoning_effort" in tokenizer.chat_variables:
-        return {"reasoning_effort": effort} | variables
-    if "enable_thinking" in tokenizer.chat_variables:
-        return {"enable_thinking": effort != "none"} | variables
-    raise invalid_value(
-        "reasoning_effort", "this model's chat template does not read it; remove it"
+    """The request's template variables, with reasoning_effort under the template's own name.
+
+    Those that the template does not read have no effect.
+    """
+    if request.chat_template_kwargs is None and request.reasoning_effort is None:
+        return {}
+    read = tokenizer.chat_variables
+    given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
+    unread = [f"chat_template_kwargs.{name[:64]}" for name in given if name not in read]
+    variables = {name: value for name, value in given.items() if name in read}
+    if effort is not None and "reasoning_effort" in read:
+        variables = {"reasoning_effort": effort} | variables
+    elif effort is not None and "enable_thinking" in read:
+        variables = {"enable_thinking": effort != "none"} | variables
+    elif effort is not None:
+        unread.append("reasoning_effort")
+    request.note_no_effect(
+        *(f"{name} has no effect: the chat template has no variable for it" for name in unread)
     )
+    return variables
 
 
 def _parser_config(

@@ -19,6 +19,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
     probabilities are returned, without sampled tokens. stop_when: see GenerateProtocol.
+    continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
+    end with the context where max_tokens would not. no_effect: a sentence for each field of the
+    request that has none.
     """
 
     reply_id: str
@@ -34,6 +37,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stop_when: StopWhen | None = None
     prompt_alone: bool = False
     prompt_field: str = "prompt"  # that errors about a prompt name
+    continuous_usage: bool = False
+    cut_to_context: bool = False
+    no_effect: Sequence[str] = ()
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock
@@ -47,6 +53,7 @@ def make_job(
     model: str,
     *,
     prompt_field: str = "prompt",
+    cut_to_context: bool = False,
 ) -> Job:
     """Make the job of a request. prompts, sampling: already taken from it.
 
@@ -63,10 +70,14 @@ def make_job(
         sampling=sampling,
         stream=bool(request.stream),
         include_usage=options is not None and bool(options.include_usage),
+        continuous_usage=options is not None
+        and bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,
         prompt_alone=request.max_tokens == 0,
         prompt_field=prompt_field,
+        cut_to_context=cut_to_context,
+        no_effect=request.no_effect,
     )

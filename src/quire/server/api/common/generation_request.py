@@ -1,8 +1,8 @@
 """GenerationRequest: the fields that completions and chat share, and their SamplingParams.
 
-Every field here has its effect. Other fields of OpenAI or vLLM are listed with the values that ask
-for nothing, and refused with any other value. An absent or null field takes OpenAI's default:
-temperature 1, top_p 1, n 1.
+Every field here has its effect. Other fields of OpenAI or vLLM are in the table of request_body.py,
+or listed with the values that ask for nothing and refused with any other value. An absent or null
+field takes OpenAI's default: temperature 1, top_p 1, n 1.
 """
 
 from __future__ import annotations
@@ -22,23 +22,30 @@ from quire.server.api.common.response_format import (
 )
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenCount
+from quire.server.http.request_body import RequestBody
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """include_usage: whether one more chunk at the end of the stream has the token counts."""
+    """include_usage: whether one more chunk at the end of the stream has the token counts.
+
+    continuous_usage_stats: whether each chunk has them; it needs include_usage.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(ResponseFormatFields, kw_only=True):
+class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=True):
     """The fields that /v1/completions and /v1/chat/completions share.
 
     user: accepted without any effect. priority: lower runs first, where the
     server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
-    the same salt. return_token_ids: also return the token ids of prompt and answer. timeout:
-    seconds after which the request is aborted.
+    the same salt. return_token_ids: also return the token ids of prompt and answer.
+    return_tokens_as_token_ids: tokens of log-probabilities are spelled "token_id:5". timeout:
+    seconds after which the request is aborted. truncate_prompt_tokens: keep so many of the
+    prompt's last tokens; -1: as many as fit. add_special_tokens: those of tokenizer.json.
     """
 
     model: str | None = None
@@ -68,33 +75,29 @@ class GenerationRequest(ResponseFormatFields, kw_only=True):
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: field_bounds.PromptLength | None = None
+    add_special_tokens: bool | None = None
     timeout: field_bounds.Seconds | None = None
 
 
 NO_EFFECT = ("user",)  # fields that are accepted and never read
 
 ASKS_FOR_NOTHING: strict_json.NeutralValues = {
-    "best_of": (None, 1),
     "detokenize": (None, True),
-    "extra_body": (None, {}),
-    "guided_decoding_backend": (None,),
-    "length_penalty": (None, 1, 1.0),
-    "prompt_cache_key": (None,),
-    "safety_identifier": (None,),
-    "service_tier": (None, "auto", "default"),
-    "spaces_between_special_tokens": (None, True),
-    "truncate_prompt_tokens": (None,),
-    "use_beam_search": (None, False),
 }
 
-STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, False)}
+STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, False, True)}
 
 
-def check_request_names(
-    found: dict[str, Any], request: GenerationRequest, unsupported: strict_json.NeutralValues
-) -> None:
-    """Refuse unknown fields, and combinations that exclude each other. found: as plain values."""
-    strict_json.check_names(found, strict_json.names_of(type(request)), unsupported)
+NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"
+
+
+def check_request_names(found: dict[str, Any], request: GenerationRequest) -> None:
+    """Refuse unknown inner fields, and combinations that exclude each other.
+
+    found: the body as plain values.
+    """
     check_format_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
@@ -102,6 +105,10 @@ def check_request_names(
         strict_json.check_names(options, known, STREAM_UNSUPPORTED, "stream_options.")
         if not request.stream:
             raise invalid_value("stream_options", "it needs a stream; set stream to true")
+        if options.get("include_obfuscation"):
+            request.note_no_effect(NO_PADDING)
+    if request.truncate_prompt_tokens == 0:
+        raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
     if request.stream and request.prompt_logprobs is not None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
 

@@ -32,6 +32,7 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
             request_id=f"{job.reply_id}-0",
             priority=job.priority,
             cache_salt=job.cache_salt,
+            cut_to_context=job.cut_to_context,
             stop_when=job.stop_when,
             prompt_field=job.prompt_field,
         )
@@ -57,6 +58,7 @@ def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[Req
         request_id=f"{job.reply_id}-{index}",
         priority=job.priority,
         cache_salt=job.cache_salt,
+        cut_to_context=job.cut_to_context,
         stream=job.stream,
         stop_when=job.stop_when,
         prompt_field=job.prompt_field,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -85,19 +86,23 @@ def completion_logprobs(
     count: int,
     offsets: list[int],
     tokenizer: TokenizerProtocol,
+    *,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
     """Logprobs for /v1/completions: each token itself, and the top `count` candidates.
 
     positions: None for a prompt's first token. offsets: where each token starts in the text.
+    as_ids: tokens are spelled "token_id:5".
     """
     shown = CompletionLogprobs([], [], [], offsets)
+    spelled = _id_text if as_ids else partial(_spelled, tokenizer=tokenizer)
     for token_id, position in zip(token_ids, positions, strict=True):
-        text, logprob, top = _spelled(token_id, tokenizer), None, None
+        text, logprob, top = spelled(token_id), None, None
         if position is not None:
             logprob = finite(position[token_id].logprob)
             top = {text: logprob}
             for candidate_id, candidate in _top(position, count).items():
-                top.setdefault(_spelled(candidate_id, tokenizer), finite(candidate.logprob))
+                top.setdefault(spelled(candidate_id), finite(candidate.logprob))
         shown.tokens.append(text)
         shown.token_logprobs.append(logprob)
         shown.top_logprobs.append(top)
@@ -109,19 +114,24 @@ def chat_logprobs(
     token_ids: Sequence[int],
     count: int,
     tokenizer: TokenizerProtocol,
+    *,
+    as_ids: bool = False,
 ) -> ChatLogprobs:
-    """Logprobs for /v1/chat/completions, with the top `count` candidates of each token."""
+    """Logprobs for /v1/chat/completions, with the top `count` candidates of each token.
+
+    as_ids: tokens are spelled "token_id:5".
+    """
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         own = position[token_id]
         content.append(
             ChatLogprob(
-                token=own.decoded_token,
+                token=_id_text(token_id) if as_ids else own.decoded_token,
                 logprob=finite(own.logprob),
                 bytes=list(tokenizer.token_bytes(token_id)),
                 top_logprobs=[
                     TopLogprob(
-                        candidate.decoded_token,
+                        _id_text(candidate_id) if as_ids else candidate.decoded_token,
                         finite(candidate.logprob),
                         list(tokenizer.token_bytes(candidate_id)),
                     )
@@ -154,6 +164,10 @@ def prompt_logprobs(
 def finite(logprob: float) -> float:
     """The log probability as a finite number, for JSON."""
     return LOWEST if math.isnan(logprob) else max(logprob, LOWEST)
+
+
+def _id_text(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _spelled(token_id: int, tokenizer: TokenizerProtocol) -> str:

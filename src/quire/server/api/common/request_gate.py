@@ -10,14 +10,14 @@ import math
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from starlette.types import Scope
 
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import Options, Prompt, StopWhen
+from quire.engine.frontend.input_processor import GenerateOptions, Options, Prompt, StopWhen
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import Job
@@ -79,6 +79,7 @@ class RequestContext:
         """
         self.record.generation = generation = GenerationRecord(job)
         self.usage = generation.usage
+        self.record.no_effect = job.no_effect
         model = self._loader.models.find(job.model)
         num_tokens = sum(map(_num_tokens, job.prompts))
         num_answers = len(job.prompts) * job.sampling.n
@@ -170,6 +171,9 @@ class RequestGate:
             yield deadline, ticket, space
 
 
+AnyOptions = TypeVar("AnyOptions", Options, GenerateOptions)
+
+
 class TenantEngine:
     """An engine for the requests of one API key: what they cache, only they can find."""
 
@@ -187,7 +191,7 @@ class TenantEngine:
         stream: bool = True,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Like EngineProtocol.generate."""
         return self._engine.generate(
@@ -208,7 +212,7 @@ class TenantEngine:
         request_id: str | None = None,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Coroutine[None, None, RequestOutput]:
         """Like EngineProtocol.complete."""
         return self._engine.complete(
@@ -233,7 +237,7 @@ class TenantEngine:
             prompt, pooling, request_id=request_id, **self._with_tenant(options)
         )
 
-    def _with_tenant(self, options: Options) -> Options:
+    def _with_tenant(self, options: AnyOptions) -> AnyOptions:
         """Set the tenant's salt, and the server's queue timeout if the request has none."""
         options["cache_salt"] = cache_salt_of(self._tenant, options.get("cache_salt", ""))
         if options.get("queue_timeout") is None:

@@ -1,7 +1,7 @@
 """The fields that ask for structured output, in three generations, as StructuredOutputs.
 
-response_format is OpenAI's, structured_outputs is vLLM's, and guided_* are vLLM's older names for
-the same. A request uses one of them.
+response_format is OpenAI's, structured_outputs is vLLM's, guided_* are vLLM's older names for the
+same, and json_schema and grammar are llama.cpp's. A request uses one of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
-    """A schema with its name. strict: has no effect, the answer always matches the schema."""
+    """A schema. name, strict: have no effect, the answer always matches the schema."""
 
-    name: SchemaName
+    name: SchemaName | None = None
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -93,6 +93,8 @@ class ResponseFormatFields(msgspec.Struct, kw_only=True):
     guided_choice: field_bounds.Choices | None = None
     guided_grammar: field_bounds.Grammar | None = None
     guided_whitespace_pattern: field_bounds.WhitespacePattern | None = None
+    json_schema: Schema | None = None
+    grammar: field_bounds.Grammar | None = None
 
 
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
@@ -103,7 +105,10 @@ UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
     "structural_tag": (None,),
 }
 
-_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+_BY_FIELD = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
+    "json_schema": "json",
+    "grammar": "grammar",
+}
 
 
 def structured_outputs_of(request: ResponseFormatFields) -> StructuredOutputs | None:
@@ -146,11 +151,12 @@ def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]
             requested.append(("response_format.json_schema.schema", {"json": schema.schema}))
     if request.structured_outputs is not None:
         requested.append(_of_fields(request.structured_outputs))
-    for name, kind in _GUIDED.items():
+    for name, kind in _BY_FIELD.items():
         if (value := getattr(request, name)) is not None:
             requested.append((name, {kind: value}))
-    if requested and requested[-1][0] == "guided_json":
-        requested[-1][1]["whitespace_pattern"] = request.guided_whitespace_pattern
+    for name, fields in requested:
+        if name == "guided_json":
+            fields["whitespace_pattern"] = request.guided_whitespace_pattern
     return requested
 
 

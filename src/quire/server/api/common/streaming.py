@@ -7,7 +7,7 @@ event, and the missing `[DONE]` shows that the answer is cut and not merely shor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -94,9 +94,18 @@ async def events(
     async with aclosing(run(formatter.job, engine)) as outputs:
         async for index, output in outputs:
             usage.add(index, output)
-            if data := b"".join([_event(chunk) for chunk in formatter.chunks(index, output)]):
+            chunks = formatter.chunks(index, output)
+            if formatter.job.continuous_usage:
+                chunks = _with_usage(chunks, usage.total())
+            if data := b"".join([_event(chunk) for chunk in chunks]):
                 yield data
     yield b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
+
+
+def _with_usage(chunks: Iterable[msgspec.Struct], usage: Usage) -> Iterator[msgspec.Struct]:
+    """Chunks of OpenAI's older APIs with the token counts so far."""
+    for chunk in chunks:
+        yield msgspec.structs.replace(chunk, usage=usage)
 
 
 async def _send_events(

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common import chat_request, conversation, route_rules
+from quire.server.api.common.chat_messages import Message
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
@@ -54,7 +55,9 @@ class ChatFormatter(OpenAIReplyFormatter):
         self.job = conversation.job
         self._conversation = conversation
         self._num_logprobs = self.job.sampling.logprobs
+        self._spells_ids = bool(request.return_tokens_as_token_ids)
         self._num_prompt_logprobs = request.prompt_logprobs
+        self._echoed = _text_of(request.messages[-1]) if request.echo else ""
         self._metadata = request.metadata
         self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices whose role was sent
@@ -99,7 +102,8 @@ class ChatFormatter(OpenAIReplyFormatter):
 
     def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
         self._started.add(index)
-        chunk = self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+        delta = Delta(role="assistant", content=self._echoed)
+        chunk = self._chunk(ChunkChoice(index=index, delta=delta))
         if self.job.return_token_ids:
             chunk.prompt_token_ids = item.prompt_token_ids
         return chunk
@@ -136,9 +140,12 @@ class ChatFormatter(OpenAIReplyFormatter):
         return end
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
+        message = message_of(self._conversation.read(output))
+        if self._echoed:
+            message.content = self._echoed + (message.content or "")
         choice = ChatChoice(
             index=output.index,
-            message=message_of(self._conversation.read(output)),
+            message=message,
             logprobs=self._logprobs(output),
             finish_reason=self._conversation.finish_reason(output),
             stop_reason=output.stop_reason,
@@ -151,8 +158,17 @@ class ChatFormatter(OpenAIReplyFormatter):
         if self._num_logprobs is None:
             return None
         return chat_logprobs(
-            output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer
+            *(output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer),
+            as_ids=self._spells_ids,
         )
+
+
+def _text_of(message: Message) -> str:
+    """The text of an assistant's message, which `echo` returns; nothing of any other."""
+    content = message.content if message.role == "assistant" else None
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content or ""
 
 
 ROUTE = GenerationRoute(

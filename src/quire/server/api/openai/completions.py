@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.engine.frontend.prompt_encoding import encode_end, encode_text
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.logprob_formats import (
@@ -23,7 +25,7 @@ from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
 from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
-from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
@@ -37,9 +39,16 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
+
+    def with_nulls(self) -> CompletionChoice:
+        """The same with null where something was not asked for, as in replies without a stream."""
+        for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+            if getattr(self, name) is UNSET:
+                setattr(self, name, None)
+        return self
 
 
 class CompletionReply(msgspec.Struct, kw_only=True):
@@ -51,6 +60,7 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: UnsetType | None = UNSET
 
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
@@ -62,8 +72,27 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     model = models.find(request.model)
     yield
     sampling = completions_request.sampling(request)
-    job = make_job("cmpl-", request, completions_request.prompts(request), sampling, model.name)
+    prompts = completions_request.prompts(request)
+    if request.truncate_prompt_tokens is not None or request.add_special_tokens is False:
+        prompts = [_token_ids(prompt, request, model.engine) for prompt in prompts]
+    job = make_job(
+        *("cmpl-", request, prompts, sampling, model.name),
+        cut_to_context=request.max_tokens is None,
+    )
     return CompletionFormatter(job, request, model.engine.tokenizer)
+
+
+def _token_ids(
+    prompt: str | list[int], request: CompletionRequest, engine: EngineProtocol
+) -> list[int]:
+    """A prompt's token ids where the request says how to encode or cut it."""
+    limits, special = engine.info.limits, request.add_special_tokens is not False
+    if (most := request.truncate_prompt_tokens) is not None:
+        encode = partial(encode_text, engine.tokenizer, limits=None, add_special_tokens=special)
+        return encode_end(limits, encode, prompt, most, request.max_tokens or 1)
+    if not isinstance(prompt, str):
+        return prompt
+    return encode_text(engine.tokenizer, prompt, limits, add_special_tokens=special)
 
 
 class CompletionFormatter(OpenAIReplyFormatter):
@@ -73,6 +102,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
         self.job = job
         self._echo = bool(request.echo)
         self._num_logprobs = request.logprobs
+        self._spells_ids = bool(request.return_tokens_as_token_ids)
         self._num_prompt_logprobs = request.prompt_logprobs
         self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices of which something was sent
@@ -82,11 +112,13 @@ class CompletionFormatter(OpenAIReplyFormatter):
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
         """The complete answer as a text completion."""
         choices = [
-            self._choice(prompt_index, item, output)
+            self._choice(prompt_index, item, output).with_nulls()
             for prompt_index, item in enumerate(results)
             for output in item.outputs
         ]
-        return self._reply(choices, usage)
+        reply = self._reply(choices, usage)
+        reply.system_fingerprint = None
+        return reply
 
     def chunks(self, prompt_index: int, item: RequestOutput) -> Iterator[CompletionReply]:
         """A stream's next chunks; none while logprobs of an echoed prompt are missing."""
@@ -165,7 +197,8 @@ class CompletionFormatter(OpenAIReplyFormatter):
             token_ids = [*item.prompt_token_ids, *token_ids]
             offsets = [*echoed, *offsets]
         return completion_logprobs(
-            positions, token_ids, self._num_logprobs or 0, offsets, self._tokenizer
+            *(positions, token_ids, self._num_logprobs or 0, offsets, self._tokenizer),
+            as_ids=self._spells_ids,
         )
 
     def _text_offsets(self, before: Sequence[int], *, begin: int = 0) -> TextOffsets:

@@ -22,6 +22,7 @@ from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import neutral_values, read_body
 
 Prompts = str | list[TokenId | str | list[TokenId]]
 _PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
@@ -46,12 +47,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: field_bounds.NumLogprobs | None = None
 
 
-COMPLETION_UNSUPPORTED: strict_json.NeutralValues = {
+COMPLETION_REFUSED: strict_json.NeutralValues = {
     **ASKS_FOR_NOTHING,
-    "add_special_tokens": (None, True),
     "metadata": (None, {}),
-    "prompt_embeds": (None,),
-    "suffix": (None, ""),
 }
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -61,9 +59,8 @@ _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 
 def parse(data: bytes) -> CompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _decoder)
-    found = strict_json.read_names(data, long=bytes(request.prompt))
-    check_request_names(found, request, COMPLETION_UNSUPPORTED)
+    request, found = read_body(data, _decoder, COMPLETION_REFUSED, long="prompt")
+    check_request_names(found, request)
     return request
 
 
@@ -109,7 +106,9 @@ def _check_prompt_alone(request: CompletionRequest) -> None:
 
 COMPLETION_RULES = (
     StructRules(
-        struct=CompletionRequest, neutral=COMPLETION_UNSUPPORTED, raw={"prompt": PROMPT_TYPES}
+        struct=CompletionRequest,
+        neutral=neutral_values(CompletionRequest, COMPLETION_REFUSED),
+        raw={"prompt": PROMPT_TYPES},
     ),
     STRUCTURED_OUTPUT_RULES,
 )

@@ -12,6 +12,7 @@ import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -21,7 +22,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.input_processor import Prompt, errors_name_field
-from quire.engine.frontend.prompt_encoding import encode_text
+from quire.engine.frontend.prompt_encoding import encode_end, encode_text
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
@@ -92,7 +93,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     job = Job(
         reply_id=f"embd-{uuid.uuid4().hex}",
         model=model.name,
-        prompts=_token_ids(embeddings_request.inputs(request), pooling, model.engine),
+        prompts=_token_ids(request, pooling, model.engine),
         sampling=DEFAULT_SAMPLING,
         stream=False,
         include_usage=False,
@@ -100,6 +101,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,
+        no_effect=request.no_effect,
     )
     return EmbeddingJob(job, pooling, request.encoding_format == "base64")
 
@@ -120,14 +122,19 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
 
 
 def _token_ids(
-    inputs: list[str] | list[list[int]], pooling: PoolingParams, engine: EngineProtocol
+    request: EmbeddingRequest, pooling: PoolingParams, engine: EngineProtocol
 ) -> list[list[int]]:
     """Token ids of all inputs, checked before any of them runs."""
-    limits, found = engine.info.limits, []
+    limits, found = engine.info.limits, list[list[int]]()
+    inputs, most = embeddings_request.inputs(request), request.truncate_prompt_tokens
+    special = request.add_special_tokens is not False
+    encode = partial(encode_text, engine.tokenizer, limits=None, add_special_tokens=special)
     for index, given in enumerate(inputs):
         with errors_name_field("input", index, len(inputs)):
-            if isinstance(given, str):
-                ids = encode_text(engine.tokenizer, given, limits)
+            if most is not None:
+                ids = encode_end(limits, encode, cast(str | list[int], given), most, 0)
+            elif isinstance(given, str):
+                ids = encode_text(engine.tokenizer, given, limits, add_special_tokens=special)
             else:
                 ids = cast(list[int], given)
             limits.check_embedding(ids, pooling)

@@ -11,6 +11,7 @@ from quire.errors import invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenId
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody, neutral_values, read_body
 
 MAX_INPUTS = 2048  # in one request, as OpenAI has it
 MAX_DIMENSIONS = 1 << 20
@@ -27,12 +28,13 @@ INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
 )
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
+class EmbeddingRequest(RequestBody, kw_only=True, dict=True):
     """Body of /v1/embeddings. input: one or several texts or lists of token ids.
 
     encoding_format: "base64" is of float32 numbers, little-endian. dimensions: return only the
     first numbers. pooling, normalize: instead of the model's own settings. user: accepted without
-    any effect. priority, cache_salt, timeout: as for completions.
+    any effect. priority, cache_salt, timeout, truncate_prompt_tokens, add_special_tokens: as for
+    completions.
     """
 
     model: str | None = None
@@ -45,13 +47,11 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     timeout: field_bounds.Seconds | None = None
+    truncate_prompt_tokens: field_bounds.PromptLength | None = None
+    add_special_tokens: bool | None = None
 
 
-EMBEDDING_UNSUPPORTED: strict_json.NeutralValues = {
-    "add_special_tokens": (None, True),
-    "extra_body": (None, {}),
-    "truncate_prompt_tokens": (None,),
-}
+EMBEDDING_REFUSED: strict_json.NeutralValues = {}
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 _input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
@@ -59,9 +59,9 @@ _input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
 
 def parse(data: bytes) -> EmbeddingRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _decoder)
-    found = strict_json.read_names(data, long=bytes(request.input))
-    strict_json.check_names(found, request.__struct_fields__, EMBEDDING_UNSUPPORTED)
+    request, _ = read_body(data, _decoder, EMBEDDING_REFUSED, long="input")
+    if request.truncate_prompt_tokens == 0:
+        raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
     return request
 
 
@@ -83,5 +83,7 @@ def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
 
 
 EMBEDDING_RULES = StructRules(
-    struct=EmbeddingRequest, neutral=EMBEDDING_UNSUPPORTED, raw={"input": INPUT_TYPES}
+    struct=EmbeddingRequest,
+    neutral=neutral_values(EmbeddingRequest, EMBEDDING_REFUSED),
+    raw={"input": INPUT_TYPES},
 )

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.server.api.common.chat_request import IMPLICIT_CACHE, MAX_MESSAGES, Metadata
+from quire.server.api.common.chat_request import MAX_MESSAGES, Metadata
 from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.http.strict_json import Strict
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -95,11 +96,14 @@ class ResponsesToolChoice(Strict):
 
 
 class Reasoning(Strict):
-    """effort: how much to reason, if the chat template has such a variable."""
+    """effort: how much to reason, if the chat template has such a variable.
+
+    summary, generate_summary: without effect; the reasoning itself is returned.
+    """
 
     effort: ShortText | None = None
-    summary: None = None
-    generate_summary: None = None
+    summary: ShortText | None = None
+    generate_summary: ShortText | None = None
 
 
 class TextFormat(Strict, omit_defaults=True):
@@ -125,13 +129,19 @@ class TextConfig(Strict, omit_defaults=True):
     """The field `text`: settings of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: None = None
+    verbosity: ShortText | None = None
 
 
 PLAIN_TEXT = TextConfig(format=TextFormat(type="text"))
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesStreamOptions(Strict):
+    """include_obfuscation: without effect, streams are sent without padding."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     """Body of /v1/responses. metadata: returned unchanged. user: without effect."""
 
     model: str | None = None
@@ -148,29 +158,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     metadata: Metadata | None = None
     user: ShortText | None = None
+    stream_options: ResponsesStreamOptions | None = None
 
 
-RESPONSES_UNSUPPORTED: strict_json.NeutralValues = {
+RESPONSES_REFUSED: strict_json.NeutralValues = {
     "access_programs": (None, {}),
     "background_options": (None, {}),
-    "background": (None, False),
-    "context_management": (None, []),
-    "conversation": (None,),
-    "image": (None, {}),
-    "include": (None, []),
-    "max_tool_calls": (None,),
-    "moderation": (None,),
-    "previous_response_id": (None,),
     "prompt": (None,),
-    "prompt_cache_key": (None,),
-    "prompt_cache_options": IMPLICIT_CACHE,
-    "prompt_cache_retention": (None, "in_memory"),
-    "safety_identifier": (None,),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "stream_options": (None, {}, {"include_obfuscation": False}),
     "top_logprobs": (None, 0),
-    "truncation": (None, "disabled"),
 }
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
@@ -179,10 +174,7 @@ _item_decoder: msgspec.json.Decoder[InputItem] = msgspec.json.Decoder(InputItem)
 
 def parse(data: bytes) -> ResponsesRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _decoder)
-    strict_json.check_names(
-        strict_json.read_names(data), request.__struct_fields__, RESPONSES_UNSUPPORTED
-    )
+    request, _ = read_body(data, _decoder, RESPONSES_REFUSED)
     return request
 
 
@@ -198,7 +190,7 @@ _ItemList = msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)
 RESPONSES_RULES = (
     StructRules(
         struct=ResponsesRequest,
-        neutral=RESPONSES_UNSUPPORTED,
+        neutral=neutral_values(ResponsesRequest, RESPONSES_REFUSED),
         raw={"input": (str, Annotated[list[InputItem], _ItemList])},
     ),
     StructRules(struct=InputMessage, optional_tag=True),

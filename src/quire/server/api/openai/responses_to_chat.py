@@ -8,6 +8,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import response_format
 from quire.server.api.common.chat_messages import CalledFunction, Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common.generation_request import NO_PADDING
 from quire.server.api.common.tool_definitions import (
     Function,
     FunctionChoice,
@@ -32,7 +33,7 @@ from quire.server.api.openai.responses_request import (
 
 def to_chat(request: ResponsesRequest) -> ChatRequest:
     """The ChatRequest with the same conversation. Raises InvalidRequestError."""
-    return ChatRequest(
+    chat = ChatRequest(
         model=request.model,
         messages=list(_messages(request)),
         max_completion_tokens=request.max_output_tokens,
@@ -46,6 +47,19 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
         user=request.user,
         response_format=_response_format(request.text.format if request.text is not None else None),
     )
+    chat.note_no_effect(*request.no_effect, *_without_effect(request))
+    return chat
+
+
+def _without_effect(request: ResponsesRequest) -> Iterator[str]:
+    if request.text is not None and request.text.verbosity is not None:
+        yield "text.verbosity has no effect: the length of an answer is the model's choice"
+    if request.reasoning is not None:
+        for name in ("summary", "generate_summary"):
+            if getattr(request.reasoning, name) is not None:
+                yield f"reasoning.{name} has no effect: the reasoning itself is returned"
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        yield NO_PADDING
 
 
 def _messages(request: ResponsesRequest) -> Iterator[Message]:

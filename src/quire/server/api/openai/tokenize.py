@@ -14,14 +14,15 @@ from quire.server.api.common.model_route import LightRoute
 from quire.server.api.common.tool_definitions import Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(RequestBody, kw_only=True, dict=True):
     """Body of /tokenize: a prompt, or messages.
 
-    add_special_tokens: around a prompt, such as a BOS; in a conversation the chat template writes
-    them. return_token_strs: return each token's text, too.
+    add_special_tokens: around a prompt, such as a BOS, unless false; around a conversation, where
+    the chat template writes them, if true. return_token_strs: return each token's text, too.
     """
 
     model: str | None = None
@@ -30,6 +31,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
 
@@ -43,7 +45,7 @@ class TokenizeReply(msgspec.Struct, kw_only=True):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(RequestBody, kw_only=True, dict=True):
     """Body of /detokenize."""
 
     model: str | None = None
@@ -56,13 +58,12 @@ class DetokenizeReply(msgspec.Struct):
     prompt: str
 
 
-TOKENIZE_UNSUPPORTED: strict_json.NeutralValues = {
-    "chat_template": (None,),
-    "continue_final_message": (None, False),
-    "mm_processor_kwargs": (None, {}),
-}
+TOKENIZE_REFUSED: strict_json.NeutralValues = {"chat_template": (None,)}
 
-_CHAT_FIELDS = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
+_CHAT_FIELDS = (
+    *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+    "tools",
+)
 TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
     {
         "required": ["prompt"],
@@ -74,7 +75,6 @@ TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JS
         "properties": {
             "prompt": {"type": "null"},
             "messages": {"type": "array"},
-            "add_special_tokens": {"enum": [None, False]},
         },
     },
 )
@@ -84,8 +84,8 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     """The reply to a body. Raises InvalidRequestError."""
-    request = strict_json.decode(data, _tokenize_decoder)
-    _check_names(data, request)
+    request, found = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED)
+    _check_names(found)
     model = models.find(request.model)
     tokens = _tokens(request, model)
     token_text = model.engine.tokenizer.token_text
@@ -99,8 +99,7 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
 
 def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
     """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
-    request = strict_json.decode(data, _detokenize_decoder)
-    strict_json.check_names(strict_json.read_names(data), request.__struct_fields__, {})
+    request, _ = read_body(data, _detokenize_decoder, {}, long="")
     tokenizer = models.find(request.model).engine.tokenizer
     for index, token_id in enumerate(request.tokens):
         if not tokenizer.is_token(token_id):
@@ -111,9 +110,7 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
     return DetokenizeReply(text)
 
 
-def _check_names(data: bytes, request: TokenizeRequest) -> None:
-    found = strict_json.read_names(data)
-    strict_json.check_names(found, request.__struct_fields__, TOKENIZE_UNSUPPORTED)
+def _check_names(found: dict[str, Any]) -> None:
     for index, message in enumerate(found.get("messages") or ()):
         check_message_names(message, f"messages[{index}].")
     check_tool_names(found.get("tools"), None)
@@ -129,14 +126,16 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
                 raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
         tokenizer = model.engine.tokenizer
         return encode_text(tokenizer, request.prompt, None, add_special_tokens=special is not False)
-    if special:
-        raise invalid_value("add_special_tokens", "the chat template writes them; leave it out")
-    chat = chat_request.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
+    chat = chat_request.ChatRequest(
+        **{name: getattr(request, name) for name in _CHAT_FIELDS}, add_special_tokens=special
+    )
     return conversation.encode(chat, model)
 
 
 _TOKENIZE_RULES = StructRules(
-    struct=TokenizeRequest, neutral=TOKENIZE_UNSUPPORTED, variants=TOKENIZE_VARIANTS
+    struct=TokenizeRequest,
+    neutral=neutral_values(TokenizeRequest, TOKENIZE_REFUSED),
+    variants=TOKENIZE_VARIANTS,
 )
 
 TOKENIZE_ROUTE = LightRoute(

@@ -1,0 +1,103 @@
+"""RequestBody: the body of a request, decoded, with the names of other APIs and engines read.
+
+A name that its route does not know may be another engine's (quire/compat): the same as one of the
+route's own fields, without effect here, or refused with a text of its own. Bodies with known names
+alone cost one comparison of sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from quire.compat.foreign_name import ANY, DEFAULT
+from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
+from quire.errors import InvalidRequestError, invalid_value
+from quire.server.http import strict_json
+from quire.server.http.strict_json import NeutralValues
+
+SCOPES: tuple[Scope, ...] = ("request", "sampling")
+
+
+class RequestBody(msgspec.Struct, kw_only=True, dict=True):
+    """The base of request bodies. no_effect: a sentence for each field that was without effect."""
+
+    no_effect: ClassVar[Sequence[str]] = ()
+
+    def note_no_effect(self, *sentences: str) -> None:
+        """Add sentences about fields without effect."""
+        if sentences:
+            self.__dict__["no_effect"] = (*self.no_effect, *sentences)
+
+
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+
+T = TypeVar("T", bound=RequestBody)
+
+
+def read_body(
+    data: bytes, decoder: msgspec.json.Decoder[T], refused: NeutralValues, *, long: str = ""
+) -> tuple[T, dict[str, Any]]:
+    """Decode a body; returns it, and as plain values for the checks of its inner names.
+
+    refused: fields of this route that it has only with the values given. long: a raw field that may
+    be very long, see `strict_json.read_names`. Raises InvalidRequestError.
+    """
+    request = strict_json.decode(data, decoder)
+    raw = bytes(getattr(request, long)) if long else b""
+    found = strict_json.read_names(data, long=raw)
+    known = strict_json.names_of(type(request))
+    if found.keys() <= known:
+        return request, found
+    own, notices = _own_fields(found, known, refused)
+    if own:
+        found = {**{n: v for n, v in strict_json.read_names(data).items() if n in known}, **own}
+        request = strict_json.decode(msgspec.json.encode(found), decoder)
+    request.note_no_effect(*notices)
+    return request, found
+
+
+def neutral_values(body: type[RequestBody], refused: NeutralValues) -> NeutralValues:
+    """The fields that a body may have without effect, with their values, for the documents."""
+    known = strict_json.names_of(body)
+    return {name: values for name, values in _foreign().items() if name not in known} | {**refused}
+
+
+def is_hint(name: str) -> bool:
+    """Whether a name is without effect whatever its value, and not with some values alone."""
+    return _foreign().get(name) is ANY
+
+
+@cache
+def _foreign() -> Mapping[str, Any]:
+    rows = [row for scope in reversed(SCOPES) for row in NAMES[scope]]
+    return {row.name: row.takes for row in rows if row.takes is ANY or row.takes}
+
+
+def _own_fields(
+    found: Mapping[str, Any], known: frozenset[str], refused: NeutralValues
+) -> tuple[dict[str, Any], list[str]]:
+    """The fields under names of other engines, as the route's own, and what has no effect."""
+    own: dict[str, Any] = {}
+    notices: list[str] = []
+    for name, value in found.items():
+        if name in known:
+            continue
+        meaning = None if name in refused else meaning_of(name, value, SCOPES)
+        match meaning:
+            case Own(name=field) if field in known:
+                if field in found or field in own:
+                    raise invalid_value(name, f"it is the same as {field}; use one of them")
+                own[field] = None if meaning.value is DEFAULT else meaning.value
+            case NoEffect(text=text):
+                if value not in _NOTHING and is_hint(name):
+                    notices.append(text)
+            case Refused(text=text):
+                text = text.replace(f"{name} ", f"{name}: ", 1)  # as all errors name their field
+                raise InvalidRequestError(text, param=name, code="unsupported_parameter")
+            case _:
+                strict_json.check_names({name: value}, known, refused)
+    return own, notices
