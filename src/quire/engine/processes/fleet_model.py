@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.engine.processes.process_supervisors import EngineSupervisor
-from quire.engine.startup.footprint import Footprint
 from quire.errors import UserError
+
+if TYPE_CHECKING:
+    from quire.engine.startup.footprint import Footprint
 
 FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
 

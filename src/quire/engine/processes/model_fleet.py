@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
@@ -29,9 +30,10 @@ from quire.engine.processes.control_channel import (
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
 from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.processes.server_supervisor import ServerSupervisor
-from quire.engine.startup.footprint import footprint_of
 from quire.errors import ConfigError, QuireError, UserError
-from quire.tokenizer.load_tokenizer import check_tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.startup.footprint import Footprint
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +211,7 @@ class ModelFleet:
     async def _measure(self, model: FleetModel) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes
         try:
-            model.footprint = await asyncio.to_thread(footprint_of, config, limit)
-            await asyncio.to_thread(check_tokenizer, config)
+            model.footprint = await asyncio.to_thread(_measured, config, limit)
         except UserError as error:
             raise model.plan.explain(error) from error
 
@@ -282,3 +283,16 @@ class ModelFleet:
         if consents:
             await asyncio.wait(consents, timeout=grace + ANSWER_SECONDS)
         return all(consent.done() and consent.result() for consent in consents)
+
+
+def _measured(config: EngineConfig, limit: int | None) -> Footprint:
+    """The footprint of a model whose tokenizer has been checked.
+
+    Imports late: meanwhile the API processes start.
+    """
+    from quire.engine.startup.footprint import footprint_of
+    from quire.tokenizer.load_tokenizer import check_tokenizer
+
+    footprint = footprint_of(config, limit)
+    check_tokenizer(config)
+    return footprint
