@@ -1,9 +1,9 @@
 """From the start of a process to its first token on a CPU: phases, and memory beside the plan.
 
     python benchmarks/cpu_start.py --threads 2
-    python benchmarks/cpu_start.py --forms bfloat16 --rounds 1 --profile
+    python benchmarks/cpu_start.py --formats bfloat16 --rounds 1 --profile
 
-For each form of weights of the checkpoint that cpu_peers.py writes: a cold start, which finds no
+For each weight format of the checkpoint that cpu_peers.py writes: a cold start, which finds no
 prepared weights and leaves some, and warm ones, which find them; files are in the page cache. Each
 is a process of its own (peers/start.py), which loads, draws a first token after 16, and tells what
 was resident at most. Beside them, `quire generate` with one token, warm, from its start to its end.
@@ -29,7 +29,7 @@ from peers.rows import Row
 from record import installed, save
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
-FORMS: dict[str, dict[str, Any]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
@@ -39,9 +39,9 @@ MAX_LEN, BLOCKS, STREAMS = 640, 640, 16  # tokens, KV blocks for all of them, re
 Answer = dict[str, Any]
 
 
-def start(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
+def start(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
     """What a start finds. folder: of prepared weights. Ends the program if it fails."""
-    settings = {"model": str(model), "device": "cpu", "threads": args.threads} | FORMS[form]
+    settings = {"model": str(model), "device": "cpu", "threads": args.threads} | FORMATS[fmt]
     settings |= {"max_model_len": MAX_LEN, "num_blocks": BLOCKS, "max_num_seqs": STREAMS}
     settings["prepared_weights"] = str(folder)
     python = [sys.executable, *(["-X", "importtime"] if args.profile else [])]
@@ -60,9 +60,9 @@ def start(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Ans
     return found
 
 
-def generate(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
+def generate(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
     """What the whole command takes. Ends the program if it fails."""
-    given = FORMS[form] | {"threads": args.threads, "max_model_len": MAX_LEN, "num_blocks": BLOCKS}
+    given = FORMATS[fmt] | {"threads": args.threads, "max_model_len": MAX_LEN, "num_blocks": BLOCKS}
     given |= {"device": "cpu", "max_tokens": 1, "prompt": "a", "prepared_weights": str(folder)}
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items()]
     command = [sys.executable, "-m", "quire", "generate", str(model), *chain(*flags)]
@@ -99,21 +99,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "quire-bench")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
-    parser.add_argument("--rounds", type=int, default=3, help="warm starts of each form")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--rounds", type=int, default=3, help="warm starts of each formatat")
     parser.add_argument("--profile", action="store_true", help="what Python imports")
     parser.add_argument("--name", default="cpu_start", help="name of the result file")
     args = parser.parse_args()
     models = PeerCache(args.cache).models([Row("quire", "bfloat16", "checkpoint")], SHAPE)
     rows = []
-    for form in args.forms:
+    for fmt in args.formats:
         with tempfile.TemporaryDirectory(dir=args.cache) as name:
             for kind, count in (("cold", 1), ("warm", args.rounds)):
-                found = [start(form, models / "checkpoint", Path(name), args) for _ in range(count)]
-                rows.append({"weights": form, "start": kind} | medians(found))
+                found = [start(fmt, models / "checkpoint", Path(name), args) for _ in range(count)]
+                rows.append({"weights": fmt, "start": kind} | medians(found))
                 print(rows[-1], flush=True)
-            found = [generate(form, models / "checkpoint", Path(name), args) for _ in range(count)]
-            rows.append({"weights": form, "start": "quire generate"} | medians(found))
+            found = [generate(fmt, models / "checkpoint", Path(name), args) for _ in range(count)]
+            rows.append({"weights": fmt, "start": "quire generate"} | medians(found))
             print(rows[-1], flush=True)
     save(args.name, {"threads": args.threads, "rows": rows})
 

@@ -11,7 +11,7 @@ Result = dict[str, Any]
 
 
 def cpu_peers(result: Result) -> str:
-    """One table for each context: every engine and form of weights."""
+    """One table for each context: every engine and weight format."""
     rates = result["rates"]
     parts = [
         f"Llama-3.2-1B shape, {result['threads']} threads, medians. The machine in the "
@@ -103,8 +103,8 @@ def _behind(rows: list[Result]) -> str:
 
 
 def _bits(row: Result) -> int:
-    form = row["weights"].split(",")[0]
-    return {"float32": 32, "Q8_0": 8, "int8": 8, "Q4_0": 4, "int4": 4}.get(form, 16)
+    weights = row["weights"].split(",")[0]
+    return {"float32": 32, "Q8_0": 8, "int8": 8, "Q4_0": 4, "int4": 4}.get(weights, 16)
 
 
 def _cells(row: Result) -> dict[str, tuple[float, int]]:
@@ -162,7 +162,7 @@ def cpu_attention(result: Result) -> str:
     for row in result["rows"]:
         what = f"{row['tokens']:,} tokens"
         what = f"decode, {row['batch']} x {what}" if row["decodes"] else f"prompt, {what}"
-        ours, theirs, floor = (row[f"{way}_us"] / 1e3 for way in ("compiled", "torch", "floor"))
+        ours, theirs, floor = (row[f"{path}_us"] / 1e3 for path in ("compiled", "torch", "floor"))
         lines.append(
             f"| {row['model']} | {what} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} | "
             f"{floor / ours:.0%} |"
@@ -170,37 +170,37 @@ def cpu_attention(result: Result) -> str:
     return "\n".join(lines)
 
 
-def cpu_products(result: Result) -> str:
-    """Ours by the best set of instructions, the best of PyTorch's ways, and the floor."""
+def cpu_linear(result: Result) -> str:
+    """Ours by the best set of instructions, the best of PyTorch's kernels, and the floor."""
     limits = dict(result["limits"])
     rates = ", ".join(
         f"{name.rsplit('_', 1)[0].replace('_', ' ').upper()} {rate / 1e3:.2f}"
         for name, rate in limits.items()
         if not name.startswith("read")
     )
-    forms = list(dict.fromkeys(row["form"] for row in result["rows"]))
+    formats = list(dict.fromkeys(row["weights"] for row in result["rows"]))
     lines = [
-        f"Products of Llama-3.2-1B, {result['threads']} threads, ms: ours, the best of "
-        "PyTorch's ways, and how much of the time ours would take at the machine's limits. "
+        f"Linear layers of Llama-3.2-1B, {result['threads']} threads, ms: ours, the best of "
+        "PyTorch's kernels, and how much of the time ours would take at the machine's limits. "
         f"These are: reading {limits['read_gb_per_s']:.1f} GB/s; T(FL)OP/s in registers: {rates}.",
         "",
-        f"| product | rows | {' | '.join(f'{form} | theirs | of the floor' for form in forms)} |",
-        f"|---|---|{'---|' * (3 * len(forms))}",
+        f"| layer | rows | {' | '.join(f'{fmt} | theirs | of the floor' for fmt in formats)} |",
+        f"|---|---|{'---|' * (3 * len(formats))}",
     ]
     found: dict[tuple[str, int], dict[str, list[Result]]] = {}
     for row in result["rows"]:
-        found.setdefault((row["product"], row["rows"]), {}).setdefault(row["form"], []).append(row)
-    for (product, count), by_form in found.items():
-        cells = [product, str(count)]
-        for form in forms:
-            cells += _beside(by_form.get(form, []))
+        found.setdefault((row["layer"], row["rows"]), {}).setdefault(row["weights"], []).append(row)
+    for (layer, count), by_format in found.items():
+        cells = [layer, str(count)]
+        for fmt in formats:
+            cells += _beside(by_format.get(fmt, []))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _beside(ways: list[Result]) -> list[str]:
-    theirs = [row["ms"] for row in ways if row["way"] in ("torch", "onednn")]
-    ours = [row for row in ways if row["way"] not in ("torch", "onednn")]
+def _beside(rows: list[Result]) -> list[str]:
+    theirs = [row["ms"] for row in rows if row["kernel"] in ("torch", "onednn")]
+    ours = [row for row in rows if row["kernel"] not in ("torch", "onednn")]
     if not ours or not theirs:
         return ["", "", ""]
     best = ours[-1]  # what the engine takes: sets come in order, the best one last

@@ -18,9 +18,9 @@ from typing import Any
 from cpu_tables import (
     cpu_attention,
     cpu_growth,
+    cpu_linear,
     cpu_peers,
     cpu_peers_brief,
-    cpu_products,
     cpu_start,
 )
 from gpu_tables import (
@@ -253,7 +253,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_peers": cpu_peers,
     "cpu_peers_amx": cpu_peers,
     "cpu_peers_brief": cpu_peers_brief,
-    "cpu_products": cpu_products,
+    "cpu_linear": cpu_linear,
     "cpu_start": cpu_start,
     "prefix_caching": prefix_caching,
     "api_fuzz": api_fuzz,
