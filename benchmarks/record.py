@@ -18,7 +18,12 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
-LEFT_OUT = ("--out", "--results", "--under")  # where a result goes, and what is of one machine
+LEFT_OUT = (
+    "--out",
+    "--results",
+    "--under",
+    "--before",
+)  # where a result goes, and what is of one machine
 
 
 def require(*modules: str) -> None:

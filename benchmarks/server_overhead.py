@@ -6,7 +6,8 @@ second of processor time that the API process, or the engine, has used: the wall
 of other work on the machine. Absolute figures still follow the machine's mood; the ratios to the
 bare stacks, taken round by round, do not.
 
---profile samples the API process with py-spy and tells where its time goes.
+--profile samples the API process with py-spy and tells where its time goes. --before takes a
+checkout of another commit, with its native library built, in place of the bare stacks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
@@ -137,9 +139,13 @@ class Server:
         end(self.parent, lambda: self.parent.send_signal(signal.SIGINT))
 
 
-def start(name: str, command: list[str], log: IO[str]) -> Server:
-    """Start a server and wait until it is ready. log: takes what it says of its requests."""
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+def start(name: str, command: list[str], log: IO[str], checkout: str = "") -> Server:
+    """Start a server and wait until it is ready. log: takes what it says of its requests.
+
+    checkout: folder whose Quire is started; empty: the installed one.
+    """
+    env = os.environ | ({"PYTHONPATH": f"{checkout}/src"} if checkout else {})
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
     assert parent.stdout is not None
     found = re.search(r"ready at (http://\S+)", parent.stdout.readline())
     if found is None:
@@ -150,7 +156,7 @@ def start(name: str, command: list[str], log: IO[str]) -> Server:
     for child in process.children():
         if "quire.server.worker" in child.cmdline():
             server.api = child
-        elif "quire.engine.processes.engine_process" in child.cmdline():
+        elif {"quire.engine.processes.engine_process", "quire.engine.process"} & {*child.cmdline()}:
             server.engine = child
     return server
 
@@ -186,7 +192,8 @@ def compare(servers: list[Server], args: argparse.Namespace, *, stream: bool) ->
         {server.name: measure(server, args, stream=stream) for server in servers}
         for _ in range(args.rounds + 1)
     ][1:]  # the first one warms up
-    unit = "tokens_per_api_core_second" if stream else "requests_per_api_core_second"
+    thing = "tokens" if stream else "requests"
+    unit = f"{thing}_per_api_core_second"
     names = [server.name for server in servers]
     return {
         "stream": stream,
@@ -197,11 +204,18 @@ def compare(servers: list[Server], args: argparse.Namespace, *, stream: bool) ->
             }
             for name in names
         },
-        "ratios": {
-            name: round(statistics.median(r["quire"][unit] / r[name][unit] for r in rounds), 3)
-            for name in names[1:]
+        "ratios": {name: _ratio(rounds, name, unit) for name in names[1:]},
+        "engine_ratios": {
+            server.name: _ratio(rounds, server.name, f"{thing}_per_engine_core_second")
+            for server in servers[1:]
+            if server.engine is not None
         },
     }
+
+
+def _ratio(rounds: list[dict[str, dict[str, float]]], name: str, unit: str) -> float:
+    """The median over rounds of Quire's figure by another server's."""
+    return round(statistics.median(found["quire"][unit] / found[name][unit] for found in rounds), 3)
 
 
 def find_spy() -> str:
@@ -251,7 +265,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryFile("w") as log:
         try:
             servers.append(start("quire", SERVE, log))
-            servers += [start(name, [*BARE, name], log) for name in ("raw", "starlette")]
+            if args.before:
+                servers.append(start("before", SERVE, log, args.before))
+            else:
+                servers += [start(name, [*BARE, name], log) for name in ("raw", "starlette")]
             kinds = (False, True)
             found: dict[str, Any] = {"connections": args.connections, "rounds": args.rounds}
             found["rows"] = [compare(servers, args, stream=stream) for stream in kinds]
@@ -274,7 +291,12 @@ def main() -> None:
     parser.add_argument(
         "--profile", type=int, default=0, metavar="N", help="tell the N dearest functions"
     )
-    parser.add_argument("--save", action="store_true", help="write results/server_overhead.json")
+    parser.add_argument("--before", metavar="FOLDER", help="compare with the Quire of a checkout")
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="write results/server_overhead.json, or server_overhead_builds.json",
+    )
     parser.add_argument("--load", metavar="URL", help="only keep this server busy")
     parser.add_argument("--stream", action="store_true", help="with --load: ask for streams")
     args = parser.parse_args()
@@ -284,7 +306,7 @@ def main() -> None:
     found = run(args)
     print(json.dumps(found, indent=1))
     if args.save:
-        record.save("server_overhead", found)
+        record.save("server_overhead_builds" if args.before else "server_overhead", found)
 
 
 if __name__ == "__main__":
