@@ -46,7 +46,8 @@ SUBLEVELS = {
         "ops": 4, "invariant": 5, "triton_operations": 6, "compile": 7,
     },
     "models": {
-        "checkpoints": 0, "families": 1, "config": 2, "prepared": 3, "loading": 4, "runtimes": 4,
+        "checkpoints": 0, "checkpoint_formats": 1, "families": 1, "config": 2, "prepared": 3,
+        "loading": 4, "runtimes": 4,
     },
 }  # fmt: skip
 

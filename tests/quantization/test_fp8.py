@@ -120,8 +120,8 @@ def test_few_weights_are_in_memory_unquantized_at_a_time(
     waiting: list[int] = []
     build, quantize = loader._build, WeightFormat.quantize
 
-    def build_and_remember(*arguments: Any) -> LlamaForCausalLM:
-        models.append(build(*arguments))
+    def build_and_remember(*arguments: Any, **options: Any) -> LlamaForCausalLM:
+        models.append(build(*arguments, **options))
         return models[-1]
 
     def quantize_and_look(self: WeightFormat, weight: Tensor, kernels: Kernels) -> LinearWeight:

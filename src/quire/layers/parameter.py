@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import LoadedWeight, QuantizedWeight
-from quire.quantization.scheme import Scheme
+from quire.quantization.scheme import FormatChoice
 from quire.quantization.stored_weight import Description
 
 # (parameter, tensor of the checkpoint, name of the part it is or None for the whole)
@@ -126,7 +126,7 @@ class LayerOptions:
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
-    scheme: Scheme | None = None
+    scheme: FormatChoice | None = None
     module: str = ""
 
     def empty(self, *shape: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Protocol
 
 from quire.errors import ConfigError
 from quire.quantization.fp8 import FP8, Fp8
@@ -21,6 +21,17 @@ from quire.quantization.weight_format import WeightFormat
 Role = Literal["layer", "head"]
 
 FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4}  # by codes
+
+
+class FormatChoice(Protocol):
+    """Which format each weight of a model has while it runs."""
+
+    @property
+    def name(self) -> str:
+        """Name in logs."""
+
+    def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
+        """The format of a weight [n, k]; None for the model's data type."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from quire.errors import CheckpointError
 from quire.models.checkpoints import gpu_transfer
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gpu_transfer import DeviceReader
-from quire.models.loading import loader
+from quire.models.loading import checkpoint_source
 
 CPU = torch.device("cpu")
 
@@ -82,7 +82,7 @@ def test_a_model_is_filled_this_way_on_other_devices(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = DeviceReader(CPU)
-    monkeypatch.setattr(loader, "DeviceReader", lambda _device: reader)
+    monkeypatch.setattr(checkpoint_source, "DeviceReader", lambda _device: reader)
     checkpoint = Checkpoint.open(folder)
-    found = dict(loader._tensors(checkpoint, {"a", "c"}, torch.device("cuda")))
+    found = dict(checkpoint_source.read_tensors(checkpoint, {"a", "c"}, torch.device("cuda")))
     assert {entry.name for entry in found} == {"a", "c"}

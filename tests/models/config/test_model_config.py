@@ -201,7 +201,12 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
             "eos_token_id must be a token id or a list of token ids, not [-1]",
         ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set"),
+        (
+            {"quantization_config": {"quant_method": "aqlm"}},
+            "quant_method is 'aqlm', which is not read",
+        ),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is missing"),
+        ({"quantization_config": 4}, "quantization_config is 4; it must be an object"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

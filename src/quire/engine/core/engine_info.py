@@ -12,7 +12,8 @@ from quire.core.request_limits import RequestLimits
 class EngineInfo:
     """Fixed facts of a started engine. seconds: start-up time by phase, see docs/startup.md.
 
-    quantization: the scheme of the weights, or "none" where they have the data type.
+    quantization: the scheme of the weights, or the method of a quantized checkpoint; "none" where
+    they have the data type.
     kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
     pooling: how embeddings are made unless a request says otherwise. sampling_defaults: sampling
     params that the model's files ask for, by name.

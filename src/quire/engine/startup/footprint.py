@@ -12,13 +12,13 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES
-from quire.engine.startup.device_policy import choose_dtype
+from quire.engine.startup.device_policy import choose_dtype, device_type
 from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
+from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
-from quire.quantization.scheme import scheme_of
 
 # The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
 BASE_BYTES = 256 << 20
@@ -70,13 +70,15 @@ def weights_by_format(
 ) -> dict[str, int]:
     """Bytes of all weights as they stay in memory, by data type or weight format."""
     spec = model_config.spec
-    if config.model.load_format == "dummy":
+    if config.model.load_format == "dummy" or model_config.checkpoint_format is not None:
         num_weights = spec.num_parameters
     else:
         num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
     dtype = choose_dtype(config, model_config)
     item = DTYPES[dtype].num_bytes
-    scheme = scheme_of(config.model.quantization)
+    scheme = choose_formats(
+        config.model.quantization, model_config.checkpoint_format, spec, device_type(config)
+    )
     tied = spec.head if spec.is_head_tied else None
     if scheme is None:
         return {dtype: num_weights * item}

@@ -81,11 +81,17 @@ def start_engine(
         block_size=block_size,
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=phases.seconds,
-        quantization=config.model.quantization,
+        quantization=_weights_name(config, model_config),
         kv_cache_dtype=resolved.kv_dtype,
         pooling=resolved.pooling,
         sampling_defaults=read_sampling_defaults(config),
     )
+
+
+def _weights_name(config: EngineConfig, model_config: ModelConfig) -> str:
+    """How weights are quantized: by the setting, or else as the checkpoint is; or "none"."""
+    setting, stored = config.model.quantization, model_config.checkpoint_format
+    return stored.name if setting == "none" and stored is not None else setting
 
 
 def _load(config: EngineConfig, phases: Phases) -> Backend:

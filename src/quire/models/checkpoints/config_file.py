@@ -95,6 +95,14 @@ class ConfigFile:
             raise self.wrong(key, f"must be a string, not {value!r}")
         return value
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; empty where the key is missing."""
+        value = self.get(key)
+        texts = [] if value is None else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise self.wrong(key, f"is {value!r}; it must be a list of strings")
+        return tuple(texts)
+
     def token_ids(self, key: str) -> list[int]:
         """One token id or a list of them; empty where the key is missing."""
         value = self.get(key)

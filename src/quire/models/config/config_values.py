@@ -43,10 +43,6 @@ def refuse_unsupported(config: ConfigFile) -> None:
         raise config.wrong(
             "is_causal", "is false, but every layer here looks back only; take another model"
         )
-    if config.section("quantization_config") is not None:
-        raise config.wrong(
-            "quantization_config", "is set; take the 16-bit checkpoint of the model instead"
-        )
 
 
 def read_bias(config: ConfigFile, rule: BiasRule) -> bool:

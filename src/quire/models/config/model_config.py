@@ -22,6 +22,8 @@ from quire.core.layer_spec import (
     NormSpec,
 )
 from quire.core.rope_settings import RopeSettings
+from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
+from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.config_values import (
     read_activation,
@@ -44,7 +46,8 @@ class ModelConfig:
     architecture: the class named in config.json; family: a name in `registry.FAMILIES`.
     sliding_windows: per layer, how many of the last tokens a query sees; None for all.
     attention_scale: multiplies scores; the soft caps are None where there are none.
-    dtype: name of the checkpoint's data type, such as "bfloat16".
+    dtype: name of the checkpoint's data type, such as "bfloat16"; checkpoint_format: how its
+    weights are quantized, if they are.
     """
 
     architecture: str
@@ -69,6 +72,7 @@ class ModelConfig:
     attention_soft_cap: float | None
     logit_soft_cap: float | None
     dtype: str
+    checkpoint_format: CheckpointFormat | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
@@ -124,6 +128,7 @@ class ModelConfig:
             attention_soft_cap=read_optional(config, family.attention_soft_cap_key),
             logit_soft_cap=read_optional(config, family.logit_soft_cap_key),
             dtype=config.text("dtype", config.text("torch_dtype", "float32")),
+            checkpoint_format=read_checkpoint_format(config),
             bos_token_id=read_bos_token_id(config),
             eos_token_ids=read_eos_token_ids(config, path),
         )

@@ -1,8 +1,7 @@
 """From a folder to a model that is ready to run.
 
-Owns the match between a checkpoint's names and the model's parameters, and the order of things: the
-model is first built without memory (on the meta device) and the load is tried there, so that
-whatever does not fit is an error before anything large is allocated.
+Owns the order of things: the model is first built without memory (on the meta device) and compared
+with the checkpoint, so that whatever does not fit is an error before anything large is allocated.
 """
 
 from __future__ import annotations
@@ -13,36 +12,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from quire.config import ModelSettings
-from quire.dtypes import CHECKPOINT_DTYPES
-from quire.errors import CheckpointError
 from quire.kernels.dispatch import Kernels, kernels_for
+from quire.kernels.operands import LoadedWeight
 from quire.layers.linear_layers import LinearBase
-from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
+from quire.layers.parameter import LayerOptions, Weight, keep_at_hand
+from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.checkpoint import Checkpoint
-from quire.models.checkpoints.gpu_transfer import DeviceReader
-from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading.checkpoint_source import CheckpointSource, Targets
 from quire.models.loading.dummy_weights import fill_with_dummies
 from quire.models.loading.expected_tensors import expected_tensors
 from quire.models.loading.parameter_filling import Filling
 from quire.models.prepared.prepared_weights import PreparedWeights, prepared_weights
-from quire.quantization.scheme import Scheme, scheme_of
+from quire.quantization.scheme import FormatChoice, Scheme
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "model."  # of all names but the head's
 _WORTH_MAPPING = 1 << 20  # bytes
 _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
-
-# checkpoint name → the parameter it fills, and which part of it
-Targets = dict[str, tuple[Weight, str | None]]
 
 
 def load_model(
@@ -84,20 +80,24 @@ def load_unsaved(
     if kernels is None and device.type == "cpu":
         prepared = prepared_weights(config, model_config, path, dtype)
     kernels = kernels or kernels_for(device.type)
+    scheme = choose_formats(
+        config.quantization, model_config.checkpoint_format, model_config.spec, device.type
+    )
+    build = partial(_build, config, model_config, dtype=dtype, scheme=scheme)
     if prepared is not None:
-        found = prepared.restore(lambda: _build(config, model_config, device, dtype, kernels))
+        found = prepared.restore(lambda: build(device, kernels))
         if found is not None:
             keep_at_hand(found)
             return found.eval(), None
     if config.load_format == "dummy":
-        model = _build(config, model_config, device, dtype, kernels)
+        model = build(device, kernels)
         fill_with_dummies(model, config.seed)
     else:
-        checkpoint = Checkpoint.open(path)
-        plan = _build(config, model_config, torch.device("meta"), dtype, kernels_for("meta"))
-        names = _warm_up(checkpoint, plan, model_config)
-        model = _build(config, model_config, device, dtype, kernels)
-        _fill(model, checkpoint, names, device)
+        source = CheckpointSource(Checkpoint.open(path), model_config, scheme)
+        plan = build(torch.device("meta"), kernels_for("meta"))
+        source.check(source.named(weight_targets(plan)))
+        model = build(device, kernels)
+        _fill(model, source, device, dtype)
     keep_at_hand(model)
     return model.eval(), prepared
 
@@ -106,14 +106,15 @@ def _build(
     config: ModelSettings,
     model_config: ModelConfig,
     device: torch.device,
-    dtype: torch.dtype,
     kernels: Kernels,
+    *,
+    dtype: torch.dtype,
+    scheme: FormatChoice | None,
 ) -> LlamaForCausalLM:
     max_model_len = config.max_model_len or model_config.max_position_embeddings
-    scheme = scheme_of(config.quantization)
     options = LayerOptions(dtype, device, kernels, scheme)
     model = LlamaForCausalLM(model_config.spec, max_model_len, options)
-    if scheme is not None and device.type != "meta":
+    if isinstance(scheme, Scheme) and device.type != "meta":
         _log_exceptions(scheme, model)
     return model
 
@@ -143,74 +144,13 @@ def weight_targets(model: LlamaForCausalLM) -> Targets:
     return targets
 
 
-def _targets_in(checkpoint: Checkpoint, model: LlamaForCausalLM) -> Targets:
-    """The targets by this checkpoint's names: those saved without a head lack the prefix, too."""
-    targets = weight_targets(model)
-    if any(name.startswith(_PREFIX) for name in checkpoint.entries):
-        return targets
-    return {name.removeprefix(_PREFIX): target for name, target in targets.items()}
-
-
-def _warm_up(checkpoint: Checkpoint, plan: LlamaForCausalLM, model_config: ModelConfig) -> set[str]:
-    """Load tensors without content into a model without memory; returns the names to load."""
-    targets = _targets_in(checkpoint, plan)
-    missing = [name for name in targets if name not in checkpoint.entries]
-    left_over = [
-        name
-        for name in checkpoint.entries
-        if name not in targets and not _is_harmless(name, model_config)
-    ]
-    if missing or left_over:
-        raise CheckpointError(
-            f"{checkpoint.folder}: its tensors are not those of {model_config.architecture}"
-            f"{_listed('missing', missing)}{_listed('left over', left_over)}; check that "
-            "config.json and the safetensors files belong together"
-        )
-    for name, (param, part) in targets.items():
-        _check(checkpoint.entries[name], param, part)
-    return set(targets)
-
-
-def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
-    if entry.dtype not in CHECKPOINT_DTYPES:
-        known = ", ".join(CHECKPOINT_DTYPES)
-        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {known}")
-    try:
-        param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
-    except WeightShapeError as error:
-        raise entry.wrong(str(error)) from error
-
-
-def _is_harmless(name: str, model_config: ModelConfig) -> bool:
-    """Tensors that old checkpoints carry and nothing needs."""
-    return name.endswith(".rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and (model_config.tie_word_embeddings or not model_config.has_head)
-    )
-
-
-def _listed(what: str, names: list[str], most: int = 8) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"; {what}: {', '.join(names[:most])}{more}"
-
-
-def _tensors(
-    checkpoint: Checkpoint, names: set[str], device: torch.device
-) -> Iterator[tuple[TensorEntry, Tensor]]:
-    """Mapped files for a CPU; a GPU gets what several threads read ahead."""
-    if device.type == "cpu":
-        yield from checkpoint.tensors(names)
-        return
-    with DeviceReader(device) as reader:
-        yield from reader.tensors(checkpoint.in_file_order(names))
-
-
-def _stays_mapped(tensor: Tensor, param: Weight) -> bool:
+def _stays_mapped(tensor: LoadedWeight, param: Weight) -> TypeGuard[Tensor]:
     """Whether a weight is read where its file is mapped, which spares a copy of it.
 
     Most are converted from there; a table for look-ups stays there.
     """
+    if not isinstance(tensor, Tensor):
+        return False
     return tensor.dtype == param.dtype and tensor.nbytes >= _WORTH_MAPPING
 
 
@@ -229,22 +169,22 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _fill(
-    model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str], device: torch.device
+    model: LlamaForCausalLM, source: CheckpointSource, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Copy the weights from the files, each once, converting on the way."""
     begin = time.monotonic()
-    targets = _targets_in(checkpoint, model)
+    targets = source.named(weight_targets(model))
     filling = Filling(model, (param for param, _ in targets.values()))
-    total = sum(checkpoint.entries[name].num_bytes for name in names)
+    total = source.num_bytes
     with _progress(total) as advance:
-        for entry, tensor in _tensors(checkpoint, names, device):
-            param, part = targets.pop(entry.name)
-            if device.type == "cpu" and part is None and _stays_mapped(tensor, param):
-                param.data = tensor
+        for name, weight, num_bytes in source.weights(device, dtype):
+            param, part = targets.pop(name)
+            if device.type == "cpu" and part is None and _stays_mapped(weight, param):
+                param.data = weight
             else:
-                param.load(tensor, part)
+                param.load(weight, part)
             filling.filled(param)
-            advance(entry.num_bytes)
+            advance(num_bytes)
     filling.end()
     seconds = time.monotonic() - begin
     logger.info("%.2f GB read at %.1f GB/s", total / 1e9, total / 1e9 / max(seconds, 1e-9))

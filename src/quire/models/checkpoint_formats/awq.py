@@ -1,0 +1,119 @@
+"""Checkpoints of AWQ in its GEMM packing: four bits with zero points. No torch at import.
+
+qweight [K, N / 8]: eight outputs share a word, in the order 0 2 4 6 1 3 5 7; qzeros [K / group,
+N / 8] likewise; scales [K / group, N]. (Lin et al., 2024; AutoAWQ's `gemm`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.kernels.operands import QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import (
+    SCALE_DTYPES,
+    CheckpointFormat,
+    StoredLinear,
+    StoredTensor,
+    is_listed,
+)
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoints.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import QuantizedWeight
+    from quire.models.checkpoint_formats.integer_rows import IntegerRows
+
+_SHARED = 8  # outputs of a word
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word, lowest bits first
+
+
+@dataclass(frozen=True, slots=True)
+class AwqLinear(StoredLinear):
+    """A weight in AWQ's GEMM packing. group: inputs that share a scale; -1 for all."""
+
+    group: int
+
+    def problem(self, n: int, k: int) -> str | None:
+        """See `StoredLinear`."""
+        if n % _SHARED:
+            return f"{n} outputs are no multiple of {_SHARED}"
+        return group_problem(self.group, k)
+
+    def spec(self, k: int) -> QuantSpec | None:
+        """See `StoredLinear`."""
+        return integer_spec(4, self.group, k, zeros=True)
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        groups = k // (k if self.group == -1 else self.group)
+        return {
+            "qweight": StoredTensor(((k, n // _SHARED),), ("I32",)),
+            "qzeros": StoredTensor(((groups, n // _SHARED),), ("I32",)),
+            "scales": StoredTensor(((groups, n),), SCALE_DTYPES),
+        }
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `StoredLinear`."""
+        return self._integer_rows(tensors).canonical()
+
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """See `StoredLinear`."""
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        return self._integer_rows(tensors).numbers(torch_dtype(dtype))
+
+    def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        from quire.models.checkpoint_formats.integer_rows import IntegerRows, packed
+
+        codes, zeros = (outputs_of(tensors[name]).t() for name in ("qweight", "qzeros"))
+        return IntegerRows(packed(codes.contiguous(), 4), tensors["scales"].t(), zeros, 4)
+
+
+def outputs_of(words: Tensor) -> Tensor:
+    """int32 words [K, N / 8] to codes uint8 [K, N], in the order of outputs."""
+    from quire.models.checkpoint_formats.integer_rows import unpacked, words_as_rows
+
+    codes = unpacked(words_as_rows(words), 4).view(len(words), -1, _SHARED)
+    return codes[:, :, [ORDER.index(output) for output in range(_SHARED)]].flatten(1)
+
+
+def words_of(codes: Tensor) -> Tensor:
+    """The inverse of `outputs_of`."""
+    from quire.models.checkpoint_formats.integer_rows import packed, rows_as_words
+
+    words = codes.view(len(codes), -1, _SHARED)[:, :, list(ORDER)]
+    return rows_as_words(packed(words.flatten(1), 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(CheckpointFormat):
+    """All linear layers of decoder layers, but for those that are listed."""
+
+    linear: AwqLinear
+    ignored: tuple[str, ...]
+    name = "awq"
+
+    def stored_linear(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`."""
+        if module == "lm_head" or is_listed(self.ignored, module):
+            return None
+        return self.linear
+
+
+def read_awq(config: ConfigFile) -> Awq:
+    """The format of a quantization_config. Raises CheckpointError."""
+    bits = config.integer("bits", config.integer("w_bit", 4))
+    if bits != 4:
+        raise config.wrong("bits", f"is {bits}, but AWQ is read with 4; take another checkpoint")
+    version = config.text("version", "gemm")
+    if version.lower() != "gemm":
+        raise config.wrong("version", f"is {version!r}; take a checkpoint in AWQ's 'gemm' packing")
+    if not config.boolean("zero_point", True):
+        raise config.wrong("zero_point", "is false; take an AWQ checkpoint with zero points")
+    group = config.integer("group_size", config.integer("q_group_size", 128, low=-1), low=-1)
+    ignored = config.texts("modules_to_not_convert")
+    return Awq(AwqLinear(config.where.rstrip("."), group), ignored)

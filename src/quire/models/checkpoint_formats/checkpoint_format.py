@@ -1,0 +1,102 @@
+"""How a checkpoint stores quantized weights, as objects that its config file is read into.
+
+No torch at import. A `CheckpointFormat` says how each module's weight is stored; a `StoredLinear`
+which tensors that takes, and what they are: canonical rows, or numbers where no run-time format
+holds them. Names of modules are those of the checkpoint, before any are fused.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from quire.kernels.operands import QuantSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import QuantizedWeight
+
+SCALE_DTYPES = ("F16", "BF16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a tensor of a quantized weight has to be. dtypes: by the names of safetensors.
+
+    shapes: any of these. needed: whether it has to be there.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    needed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLinear(ABC):
+    """How the weight [n, k] of one module is stored. source: where the config file says so."""
+
+    source: str
+
+    @abstractmethod
+    def problem(self, n: int, k: int) -> str | None:
+        """Why a weight of that size cannot be stored so, or None."""
+
+    @abstractmethod
+    def spec(self, k: int) -> QuantSpec | None:
+        """How its canonical rows are quantized; None where no run-time format holds them."""
+
+    @abstractmethod
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """Its tensors, by their names within the module."""
+
+    @abstractmethod
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """Canonical rows from its tensors, for those that have a `spec`.
+
+        Raises ValueError for content that the config file excludes.
+        """
+
+    @abstractmethod
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """The weight [n, k] that its tensors stand for, in a data type of PyTorch's."""
+
+    def order(self, k: int) -> tuple[str, int] | None:  # noqa: ARG002
+        """The tensor that has the group of each input, if any, and how many groups there are."""
+        return None
+
+    @property
+    def settings(self) -> str:
+        """What the config file says of it, for messages."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(f"{name}={value!r}" for name, value in own.items() if name != "source")
+
+
+class CheckpointFormat(ABC):
+    """How a checkpoint's weights are quantized. It can be compared and hashed.
+
+    name: of the method, as config.json has it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def stored_linear(self, module: str) -> StoredLinear | None:
+        """How a linear layer's weight is stored; None where it is not quantized."""
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """Ends of names of tensors that nothing needs."""
+        return ()
+
+
+def names_module(pattern: str, module: str) -> bool:
+    """Whether some whole words of a module's dotted name are those of the pattern."""
+    return f".{pattern}." in f".{module}."
+
+
+def is_listed(patterns: Iterable[str], module: str) -> bool:
+    """Whether any of the patterns names a module."""
+    return any(names_module(pattern, module) for pattern in patterns)

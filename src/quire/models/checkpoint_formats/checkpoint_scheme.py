@@ -1,0 +1,89 @@
+"""Which format the weights of a quantized checkpoint have while the model runs. No torch.
+
+Codes are kept as they are where the device has kernels for them and all parts of a fused weight are
+quantized alike. Other weights become numbers of the model's data type while they are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.layer_spec import LinearSpec, ModelSpec
+from quire.kernels.operands import QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
+from quire.quantization.scheme import FORMATS, FormatChoice, Role, scheme_of
+from quire.quantization.weight_format import WeightFormat
+
+# types of codes that a device multiplies at speed
+_SERVED = {"cpu": ("int4", "int8"), "cuda": ("fp8",)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A weight of a checkpoint, or a part of a fused one. part: None for the whole.
+
+    module: its name in the checkpoint; n: its outputs.
+    """
+
+    module: str
+    part: str | None
+    n: int
+    stored: StoredLinear | None
+
+
+class CheckpointScheme:
+    """A choice of formats by what a checkpoint stores. device: type of the model's device."""
+
+    def __init__(self, checkpoint: CheckpointFormat, spec: ModelSpec, device: str) -> None:
+        self.name = checkpoint.name
+        self._checkpoint, self._served = checkpoint, _SERVED.get(device, ())
+        self._linears = dict(stored_weights(spec))
+
+    def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:  # noqa: ARG002
+        """See `Scheme.format_for`."""
+        linear = self._linears.get(module)
+        if linear is None:
+            return None
+        found = common_spec(parts_of(self._checkpoint, module, linear), k)
+        if found is None or found.codes not in self._served:
+            return None
+        return FORMATS[found.codes](found)
+
+
+def choose_formats(
+    setting: str, checkpoint: CheckpointFormat | None, spec: ModelSpec, device: str
+) -> FormatChoice | None:
+    """The formats of a model's weights; None for its data type.
+
+    setting: of quantization, which goes before what the checkpoint has.
+    """
+    found = scheme_of(setting)
+    if found is not None or checkpoint is None:
+        return found
+    return CheckpointScheme(checkpoint, spec, device)
+
+
+def stored_weights(spec: ModelSpec) -> list[tuple[str, LinearSpec]]:
+    """Linear layers with a weight of their own in checkpoints: all but a tied head."""
+    tied = spec.head if spec.is_head_tied else None
+    return [(name, linear) for name, linear in spec.named_linears if linear is not tied]
+
+
+def parts_of(checkpoint: CheckpointFormat, module: str, linear: LinearSpec) -> list[StoredPart]:
+    """What fills the weight of a linear layer."""
+    prefix, rows = module.removesuffix(linear.module), {p.name: p.rows for p in linear.parts}
+    return [
+        StoredPart(
+            f"{prefix}{source}",
+            part,
+            linear.n if part is None else rows[part],
+            checkpoint.stored_linear(f"{prefix}{source}"),
+        )
+        for source, part in linear.sources()
+    ]
+
+
+def common_spec(parts: list[StoredPart], k: int) -> QuantSpec | None:
+    """How the canonical rows of all parts are quantized; None where they differ."""
+    specs = {None if part.stored is None else part.stored.spec(k) for part in parts}
+    return specs.pop() if len(specs) == 1 else None

@@ -1,0 +1,194 @@
+"""Checkpoints of compressed-tensors (llm-compressor): integers and FP8. No torch at import.
+
+`pack-quantized`: weight_packed [N, K · bits / 32], the first code in the lowest bits, with half of
+their range added; weight_scale [N, groups]; weight_zero_point [N · bits / 32, groups] likewise;
+weight_shape; perhaps weight_g_idx [K]. `int-quantized` and `float-quantized`: weight [N, K] and
+weight_scale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.kernels.operands import QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import (
+    SCALE_DTYPES,
+    CheckpointFormat,
+    StoredLinear,
+    StoredTensor,
+    names_module,
+)
+from quire.models.checkpoint_formats.fp8_checkpoint import read_block
+from quire.models.checkpoint_formats.input_order import permutation_of
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
+from quire.models.checkpoint_formats.stored_int8 import Int8Linear
+from quire.models.checkpoints.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import QuantizedWeight
+    from quire.models.checkpoint_formats.integer_rows import IntegerRows
+
+_WORD = 32  # bits
+_REGEX = "re:"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear(StoredLinear):
+    """Codes of 4 or 8 bits in words. group: inputs that share a scale; -1 for all.
+
+    rounds: whether activations are in eight bits, too.
+    """
+
+    bits: int
+    group: int
+    is_symmetric: bool
+    rounds: bool
+
+    def problem(self, n: int, k: int) -> str | None:
+        """See `StoredLinear`."""
+        shared = _WORD // self.bits
+        if k % shared or (n % shared and not self.is_symmetric):
+            return f"{n} outputs or {k} inputs are no multiple of {shared}"
+        return group_problem(self.group, k)
+
+    def spec(self, k: int) -> QuantSpec | None:
+        """See `StoredLinear`."""
+        zeros = not self.is_symmetric
+        return integer_spec(self.bits, self.group, k, zeros=zeros, rounds=self.rounds)
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        shared, groups = _WORD // self.bits, k // (k if self.group == -1 else self.group)
+        zeros = StoredTensor(((n // shared, groups),), ("I32",))
+        found = {
+            "weight_packed": StoredTensor(((n, k // shared),), ("I32",)),
+            "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
+            "weight_shape": StoredTensor(((2,),), ("I64", "I32"), needed=False),
+            "weight_g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=False),
+        }
+        return found if self.is_symmetric else {**found, "weight_zero_point": zeros}
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `StoredLinear`."""
+        return self._integer_rows(tensors).canonical()
+
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """See `StoredLinear`."""
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        return self._integer_rows(tensors).numbers(torch_dtype(dtype))
+
+    def order(self, k: int) -> tuple[str, int] | None:
+        """See `StoredLinear`."""
+        return "weight_g_idx", k // (k if self.group == -1 else self.group)
+
+    def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        from quire.models.checkpoint_formats.input_order import in_order
+        from quire.models.checkpoint_formats.integer_rows import (
+            IntegerRows,
+            unpacked,
+            words_as_rows,
+        )
+
+        codes, zeros = words_as_rows(tensors["weight_packed"]), None
+        order = tensors.get("weight_g_idx")
+        permutation = None if order is None else permutation_of(order)
+        if permutation is not None:
+            codes = in_order(codes, permutation, self.bits)
+        if not self.is_symmetric:
+            words = tensors["weight_zero_point"].t()
+            zeros = unpacked(words_as_rows(words), self.bits).t()
+        return IntegerRows(codes, tensors["weight_scale"], zeros, self.bits, permutation)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors(CheckpointFormat):
+    """Linear layers by targets: names of modules, `re:` patterns, or the class Linear.
+
+    groups: pairs of targets and a layout, in order. ignored: targets that are not quantized.
+    """
+
+    groups: tuple[tuple[tuple[str, ...], StoredLinear], ...]
+    ignored: tuple[str, ...]
+    name = "compressed-tensors"
+
+    def stored_linear(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`: names go before classes."""
+        if any(_matches(target, module) for target in self.ignored):
+            return None
+        for targets, linear in self.groups:
+            if any(_matches(target, module) for target in targets):
+                return linear
+        return next((linear for targets, linear in self.groups if "Linear" in targets), None)
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """Scales of an FP8 KV cache, which is stored without."""
+        return (".k_scale", ".v_scale")
+
+
+def _matches(target: str, module: str) -> bool:
+    if target.startswith(_REGEX):
+        return re.match(target.removeprefix(_REGEX), module) is not None
+    return names_module(target, module)
+
+
+def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
+    """The format of a quantization_config. Raises CheckpointError."""
+    status = config.text("quantization_status", "compressed")
+    if status != "compressed":
+        raise config.wrong("quantization_status", f"is {status!r}; save the checkpoint compressed")
+    section = config.section("config_groups")
+    if section is None:
+        raise config.wrong("config_groups", "is missing; take the config file of the checkpoint")
+    groups = []
+    for name in section.values:
+        group = section.section(name)
+        if group is None:
+            raise section.wrong(name, "is empty; take the config file of the checkpoint")
+        layout = _layout(group, group.text("format", config.text("format", "")))
+        groups.append((_targets(group, "targets"), layout))
+    return CompressedTensors(tuple(groups), _targets(config, "ignore"))
+
+
+def _targets(config: ConfigFile, key: str) -> tuple[str, ...]:
+    found = config.texts(key)
+    for target in found:
+        try:
+            re.compile(target.removeprefix(_REGEX) if target.startswith(_REGEX) else "")
+        except re.error as error:
+            raise config.wrong(key, f"holds {target!r}, no regular expression ({error})") from error
+    return found
+
+
+def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
+    """How the weights of a group are stored."""
+    weights = group.section("weights")
+    if weights is None:
+        raise group.wrong("weights", "is missing; take a checkpoint with quantized weights")
+    kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
+    strategy = weights.text("strategy", "group" if weights.get("group_size") else "tensor")
+    activations = group.section("input_activations")
+    rounds = activations is not None and activations.integer("num_bits", 8) == 8
+    where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
+    if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block") and symmetric:
+        block = read_block(weights, "block_structure") if strategy == "block" else None
+        return Fp8Linear(where, "weight_scale", block)
+    if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):
+        if strategy in ("group", "channel"):
+            size = weights.integer("group_size", -1, low=-1) if strategy == "group" else -1
+            return PackedLinear(where, bits, size, symmetric, rounds)
+    elif (kind, bits, symmetric) == ("int", 8, True) and strategy in ("tensor", "channel"):
+        return Int8Linear(where, rounds)
+    raise weights.wrong(
+        "num_bits",
+        f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "
+        "format), which is not read; take pack-quantized integers of 4 or 8 bits by group or "
+        "channel, symmetric int-quantized ones by channel or tensor, or FP8",
+    )

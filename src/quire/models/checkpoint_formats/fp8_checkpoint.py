@@ -1,0 +1,54 @@
+"""Checkpoints with `quant_method` fp8: scales per tensor, or of blocks (DeepSeek's). No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.models.checkpoint_formats.checkpoint_format import (
+    CheckpointFormat,
+    StoredLinear,
+    is_listed,
+)
+from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
+from quire.models.checkpoints.config_file import ConfigFile
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Checkpoint(CheckpointFormat):
+    """All linear layers of decoder layers, but for those that are listed."""
+
+    linear: Fp8Linear
+    ignored: tuple[str, ...]
+    name = "fp8"
+
+    def stored_linear(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`."""
+        if module == "lm_head" or is_listed(self.ignored, module):
+            return None
+        return self.linear
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """Scales of an FP8 KV cache, which is stored without."""
+        return (".k_scale", ".v_scale")
+
+
+def read_fp8(config: ConfigFile) -> Fp8Checkpoint:
+    """The format of a quantization_config. Raises CheckpointError."""
+    fmt = config.text("fmt", "e4m3")
+    if fmt not in ("e4m3", "float8_e4m3fn"):
+        raise config.wrong("fmt", f"is {fmt!r}; take a checkpoint in e4m3")
+    ignored = config.texts("modules_to_not_convert") + config.texts("ignored_layers")
+    where, block = config.where.rstrip("."), config.get("weight_block_size")
+    if block is None:
+        return Fp8Checkpoint(Fp8Linear(where, "weight_scale"), ignored)
+    return Fp8Checkpoint(Fp8Linear(where, "weight_scale_inv", read_block(config)), ignored)
+
+
+def read_block(config: ConfigFile, key: str = "weight_block_size") -> tuple[int, int]:
+    """Rows and columns that share a scale. Raises CheckpointError."""
+    block = config.get(key)
+    whole = isinstance(block, list) and all(type(size) is int and size > 0 for size in block)
+    if not whole or len(block) != 2:
+        raise config.wrong(key, f"is {block!r}; it must be two whole numbers, such as [128, 128]")
+    return block[0], block[1]

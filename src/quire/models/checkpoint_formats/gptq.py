@@ -1,0 +1,195 @@
+"""Checkpoints of GPTQ: four or eight bits, with and without act-order. No torch at import.
+
+qweight [K · bits / 32, N]: a word holds inputs that follow each other, the first in the lowest
+bits; qzeros [groups, N · bits / 32] likewise of outputs, less 1 in version 1; scales [groups, N];
+g_idx [K]: the group of each input. (Frantar et al., 2023; AutoGPTQ, GPTQModel, AutoRound)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from quire.kernels.operands import QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import (
+    SCALE_DTYPES,
+    CheckpointFormat,
+    StoredLinear,
+    StoredTensor,
+    is_listed,
+)
+from quire.models.checkpoint_formats.input_order import permutation_of
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoints.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import QuantizedWeight
+    from quire.models.checkpoint_formats.integer_rows import IntegerRows
+
+_WORD = 32  # bits
+_BITS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class GptqLinear(StoredLinear):
+    """A weight of GPTQ. group: inputs that share a scale; -1 for all.
+
+    is_symmetric: all zero points are half of the codes' range. is_ordered: groups were made in the
+    order of activations (desc_act). stores_less: zero points are stored less 1 (version 1).
+    """
+
+    bits: int
+    group: int
+    is_symmetric: bool
+    is_ordered: bool
+    stores_less: bool
+
+    def problem(self, n: int, k: int) -> str | None:
+        """See `StoredLinear`."""
+        shared = _WORD // self.bits
+        if n % shared or k % shared:
+            return f"{n} outputs or {k} inputs are no multiple of {shared}"
+        return group_problem(self.group, k)
+
+    def spec(self, k: int) -> QuantSpec | None:
+        """See `StoredLinear`. Activations are not rounded to bytes where codes have eight bits."""
+        zeros, permuted = not self.is_symmetric, self.is_ordered
+        return integer_spec(self.bits, self.group, k, zeros=zeros, permuted=permuted)
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        shared, groups = _WORD // self.bits, k // (k if self.group == -1 else self.group)
+        return {
+            "qweight": StoredTensor(((k // shared, n),), ("I32",)),
+            "qzeros": StoredTensor(((groups, n // shared),), ("I32",)),
+            "scales": StoredTensor(((groups, n),), SCALE_DTYPES),
+            "g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=self.is_ordered),
+        }
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `StoredLinear`."""
+        return self._integer_rows(tensors).canonical()
+
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """See `StoredLinear`."""
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        return self._integer_rows(tensors).numbers(torch_dtype(dtype))
+
+    def order(self, k: int) -> tuple[str, int] | None:
+        """See `StoredLinear`."""
+        return "g_idx", k // (k if self.group == -1 else self.group)
+
+    def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        from quire.models.checkpoint_formats.input_order import in_order
+        from quire.models.checkpoint_formats.integer_rows import IntegerRows, words_as_rows
+
+        codes = words_as_rows(tensors["qweight"].t())
+        permutation = permutation_of(tensors["g_idx"]) if "g_idx" in tensors else None
+        if permutation is not None:
+            codes = in_order(codes, permutation, self.bits)
+        zeros = self._zeros(tensors["qzeros"])
+        return IntegerRows(codes, tensors["scales"].t(), zeros, self.bits, permutation)
+
+    def _zeros(self, words: Tensor) -> Tensor | None:
+        from quire.models.checkpoint_formats.integer_rows import unpacked, words_as_rows
+
+        zeros = unpacked(words_as_rows(words), self.bits).t()
+        if self.stores_less:
+            zeros = zeros + 1 & 2**self.bits - 1
+        if not self.is_symmetric:
+            return zeros
+        if not bool((zeros == 2 ** (self.bits - 1)).all()):
+            raise ValueError(
+                "its qzeros are not those of symmetric codes, but config.json says sym is true; "
+                "correct sym, or checkpoint_format"
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq(CheckpointFormat):
+    """Linear layers by rules on their names.
+
+    dynamic: pairs of a pattern and the layout of modules that it matches, None for those that are
+    not quantized. only: ends of names of the modules that are; empty for all.
+    """
+
+    linear: GptqLinear
+    dynamic: tuple[tuple[str, GptqLinear | None], ...]
+    only: tuple[str, ...]
+    has_head: bool
+    name = "gptq"
+
+    def stored_linear(self, module: str) -> StoredLinear | None:
+        """See `CheckpointFormat`."""
+        for pattern, linear in self.dynamic:
+            if re.match(pattern, module):
+                return linear
+        if module == "lm_head":
+            return self.linear if self.has_head else None
+        return self.linear if not self.only or is_listed(self.only, module) else None
+
+
+def read_gptq(config: ConfigFile) -> Gptq:
+    """The format of a quantization_config. Raises CheckpointError."""
+    version = config.text("checkpoint_format", "gptq")
+    if version not in ("gptq", "gptq_v2"):
+        raise config.wrong(
+            "checkpoint_format", f"is {version!r}; take a checkpoint in 'gptq' or 'gptq_v2'"
+        )
+    linear = GptqLinear(
+        config.where.rstrip("."),
+        _bits(config, config.integer("bits")),
+        config.integer("group_size", -1, low=-1),
+        config.boolean("sym", True),
+        config.boolean("desc_act", False),
+        version == "gptq",
+    )
+    blocks = config.get("modules_in_block_to_quantize") or []
+    only = tuple(
+        name for names in blocks for name in (names if isinstance(names, list) else [names])
+    )
+    if not all(isinstance(name, str) for name in only):
+        raise config.wrong("modules_in_block_to_quantize", "must be lists of names")
+    return Gptq(linear, _dynamic(config, linear), only, config.boolean("lm_head", False))
+
+
+def _bits(config: ConfigFile, bits: int) -> int:
+    if bits not in _BITS:
+        raise config.wrong("bits", f"is {bits}; take a checkpoint of 4 or 8 bits")
+    return bits
+
+
+def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[tuple[str, GptqLinear | None], ...]:
+    """The rules per module: `-:pattern` excludes, `+:pattern` or `pattern` changes values."""
+    section = config.section("dynamic")
+    if section is None:
+        return ()
+    found: list[tuple[str, GptqLinear | None]] = []
+    for rule in section.values:
+        pattern = rule.removeprefix("+:").removeprefix("-:")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise section.wrong(rule, f"is no regular expression ({error}); correct it") from error
+        changes: ConfigFile | None = section.section(rule)
+        if rule.startswith("-:"):
+            found.append((pattern, None))
+        else:
+            found.append((pattern, linear if changes is None else _changed(linear, changes)))
+    return tuple(found)
+
+
+def _changed(linear: GptqLinear, config: ConfigFile) -> GptqLinear:
+    values: dict[str, Any] = {
+        "bits": _bits(config, config.integer("bits", linear.bits)),
+        "group": config.integer("group_size", linear.group, low=-1),
+        "is_symmetric": config.boolean("sym", linear.is_symmetric),
+        "is_ordered": config.boolean("desc_act", linear.is_ordered),
+    }
+    return replace(linear, **values)

@@ -1,0 +1,29 @@
+"""What checkpoints of integers have in common before a tensor is read. No torch."""
+
+from __future__ import annotations
+
+from quire.kernels.operands import QuantSpec
+
+_STEP = 32  # groups of four-bit weights are multiples of it
+
+
+def group_problem(group: int, k: int) -> str | None:
+    """Why groups of that size do not fit k inputs, or None. group: -1 for all inputs."""
+    if group == 0 or group < -1:
+        return f"group_size is {group}"
+    return f"{k} inputs are no multiple of group_size {group}" if k % group else None
+
+
+def integer_spec(
+    bits: int, group: int, k: int, *, zeros: bool, permuted: bool = False, rounds: bool = False
+) -> QuantSpec | None:
+    """How canonical rows of such codes are quantized; None where no run-time format holds them.
+
+    rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
+    """
+    size = k if group == -1 else group
+    if bits == 4 and size % _STEP == 0:
+        return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
+    if bits == 8 and size == k and rounds and not zeros:
+        return QuantSpec("int8")
+    return None

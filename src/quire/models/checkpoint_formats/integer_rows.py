@@ -1,0 +1,85 @@
+"""Codes of 4 and 8 bits in rows, as checkpoints of integers all come down to.
+
+Owns the way from such rows to canonical rows or to numbers; where a checkpoint's bits lie is known
+to its own file. Codes are unsigned: (code - zero) · scale, where zero is half of their range if
+there are no zero points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
+from quire.kernels.reference_quantized import WIDENED_ELEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRows:
+    """Rows of codes, `bits` each, of which the first lies in the lower bits of a byte.
+
+    permutation: column i of the codes belongs to input permutation[i]; None where that is i.
+    """
+
+    codes: Tensor  # uint8 [N, K · bits / 8]
+    scale: Tensor  # [N, groups]
+    zeros: Tensor | None  # uint8 [N, groups]
+    bits: int
+    permutation: Tensor | None = None  # int32 [K]
+
+    def canonical(self) -> QuantizedWeight:
+        """The same as an operand of linear layers. Raises ValueError for scales out of range."""
+        if self.bits == 8:
+            assert self.zeros is None
+            assert self.permutation is None
+            scale = self.scale.float().squeeze(1).contiguous()
+            return Int8Weight((self.codes ^ 128).view(torch.int8), scale, hadamard=False)
+        scale = self.scale.half().contiguous()
+        if not scale.isfinite().all():
+            raise ValueError("a scale is not a number, or beyond those of float16")
+        group = self.codes.shape[1] * 2 // scale.shape[1]
+        zeros = None if self.zeros is None else self.zeros.contiguous()
+        return Int4Weight(self.codes.contiguous(), scale, zeros, group, False, self.permutation)
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """The weight [N, K] that they stand for, with its inputs in their own order."""
+        n, k = len(self.codes), self.codes.shape[1] * 8 // self.bits
+        out = torch.empty(n, k, dtype=dtype, device=self.codes.device)
+        step = max(1, WIDENED_ELEMENTS // k)
+        for start in range(0, n, step):
+            rows = slice(start, start + step)
+            codes = unpacked(self.codes[rows], self.bits).float()
+            zeros = (
+                2 ** (self.bits - 1) if self.zeros is None else self.zeros[rows, :, None].float()
+            )
+            groups = torch.unflatten(codes, 1, (self.scale.shape[1], -1)) - zeros
+            found = (groups * self.scale[rows, :, None].float()).flatten(1).to(dtype)
+            if self.permutation is None:
+                out[rows] = found
+            else:
+                out[rows, self.permutation.long()] = found
+        return out
+
+
+def unpacked(codes: Tensor, bits: int) -> Tensor:
+    """uint8 [N, K · bits / 8], the first code in the lower bits, to uint8 [N, K]."""
+    if bits == 8:
+        return codes
+    return torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """The inverse of `unpacked`."""
+    return codes if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4
+
+
+def words_as_rows(words: Tensor) -> Tensor:
+    """int32 words [N, K · bits / 32], lower bits first, as uint8 [N, K · bits / 8]."""
+    return words.contiguous().view(torch.uint8)
+
+
+def rows_as_words(codes: Tensor) -> Tensor:
+    """The inverse of `words_as_rows`."""
+    return codes.contiguous().view(torch.int32)

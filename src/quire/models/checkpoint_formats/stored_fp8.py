@@ -1,0 +1,77 @@
+"""FP8 (e4m3) weights of checkpoints, with scales per tensor, output or block. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.kernels.operands import Fp8Weight, QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import (
+    SCALE_DTYPES,
+    StoredLinear,
+    StoredTensor,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear(StoredLinear):
+    """Codes [N, K] with scales, by which they are multiplied.
+
+    scale: its tensor's name. block: rows and columns that share a scale; None for one scale, or
+    one per output. Scales of activations are not needed: they follow from each token.
+    """
+
+    scale: str
+    block: tuple[int, int] | None = None
+
+    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
+        """See `StoredLinear`: any size will do."""
+        return None
+
+    def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
+        """See `StoredLinear`."""
+        return QuantSpec("fp8") if self.block is None else None
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (n,), (n, 1))
+        if self.block is not None:
+            rows, columns = self.block
+            shapes = ((-(-n // rows), -(-k // columns)),)
+        return {
+            "weight": StoredTensor(((n, k),), ("F8_E4M3",)),
+            self.scale: StoredTensor(shapes, SCALE_DTYPES),
+            "input_scale": StoredTensor(((), (1,)), SCALE_DTYPES, needed=False),
+        }
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `StoredLinear`."""
+        codes, scale = tensors["weight"], tensors[self.scale].float().flatten()
+        return Fp8Weight(codes, scale.expand(len(codes)).contiguous())
+
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """See `StoredLinear`."""
+        import torch
+
+        from quire.kernels.reference_quantized import WIDENED_ELEMENTS
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        codes, scale = tensors["weight"], tensors[self.scale].float()
+        n, k = codes.shape
+        out = torch.empty(n, k, dtype=torch_dtype(dtype), device=codes.device)
+        rows, columns = self.block or (1, k)
+        if self.block is None:
+            scale = scale.flatten().expand(n)[:, None]
+        step = max(1, WIDENED_ELEMENTS // k // rows) * rows
+        for start in range(0, n, step):
+            own = scale[start // rows : -(-(start + step) // rows)]
+            own = own.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+            piece = codes[start : start + step].float()
+            out[start : start + step] = piece * own[: len(piece), :k]
+        return out

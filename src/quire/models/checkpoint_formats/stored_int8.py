@@ -1,0 +1,58 @@
+"""INT8 weights of checkpoints, a byte each, with scales per tensor or output. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.kernels.operands import Int8Weight, QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import (
+    SCALE_DTYPES,
+    StoredLinear,
+    StoredTensor,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear(StoredLinear):
+    """Signed codes [N, K], symmetric, and a scale, or one per output.
+
+    rounds: whether activations are in eight bits, too. Their scales follow from each token.
+    """
+
+    rounds: bool
+
+    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
+        """See `StoredLinear`: any size will do."""
+        return None
+
+    def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
+        """See `StoredLinear`."""
+        return QuantSpec("int8") if self.rounds else None
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        of_activations = StoredTensor(((), (1,)), (*SCALE_DTYPES, "I8", "I32"), needed=False)
+        return {
+            "weight": StoredTensor(((n, k),), ("I8",)),
+            "weight_scale": StoredTensor(((), (1,), (1, 1), (n,), (n, 1)), SCALE_DTYPES),
+            **dict.fromkeys(("input_scale", "input_zero_point"), of_activations),
+        }
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `StoredLinear`."""
+        codes, scale = tensors["weight"], tensors["weight_scale"].float().flatten()
+        return Int8Weight(codes, scale.expand(len(codes)).contiguous(), hadamard=False)
+
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """See `StoredLinear`."""
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        rows = self.rows(tensors)
+        return (rows.codes.float() * rows.scale[:, None]).to(torch_dtype(dtype))

@@ -1,0 +1,157 @@
+"""The weights of a checkpoint, by the names that a model knows, checked before any is read."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.dtypes import CHECKPOINT_DTYPES
+from quire.errors import CheckpointError
+from quire.kernels.operands import LoadedWeight
+from quire.layers.parameter import Weight, WeightShapeError
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.gpu_transfer import DeviceReader
+from quire.models.checkpoints.safetensors_header import TensorEntry
+from quire.models.config.model_config import ModelConfig
+from quire.models.loading.quantized_source import check_orders, quantized_sources
+from quire.quantization.scheme import FormatChoice
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "model."  # of all names but the head's; those saved without a head lack it
+
+# name of a weight → the parameter it fills, and which part of it
+Targets = dict[str, tuple[Weight, str | None]]
+
+
+class CheckpointSource:
+    """A checkpoint's weights. Several tensors of a quantized one become a weight.
+
+    scheme: which formats the model has. Raises CheckpointError.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, model_config: ModelConfig, scheme: FormatChoice | None
+    ) -> None:
+        self._checkpoint, self._model_config = checkpoint, model_config
+        has_prefix = any(name.startswith(_PREFIX) for name in checkpoint.entries)
+        self._prefix = "" if has_prefix else _PREFIX
+        sources = quantized_sources(model_config, scheme, self._prefix)
+        self._quantized = {source.weight: source for source in sources}
+        self._owners = {
+            name: source
+            for source in self._quantized.values()
+            for name in source.tensors(checkpoint.entries.keys())
+        }
+        self._names: set[str] = set()
+        self._log_numbers(model_config)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors that are read."""
+        return sum(self._checkpoint.entries[name].num_bytes for name in self._names)
+
+    def named(self, targets: Targets) -> Targets:
+        """Targets by the names of this checkpoint."""
+        return {name.removeprefix(self._prefix): target for name, target in targets.items()}
+
+    def check(self, targets: Targets) -> None:
+        """Compare names, shapes and data types with a model that has no memory.
+
+        targets: by the names of this checkpoint. Raises CheckpointError for whatever is missing,
+        left over or different.
+        """
+        entries, quantized = self._checkpoint.entries, self._quantized
+        names = (targets.keys() - quantized.keys()) | self._owners.keys()
+        missing = sorted(names - entries.keys())
+        left_over = [name for name in entries if name not in names and not self._is_harmless(name)]
+        if missing or left_over:
+            raise self._different(missing, left_over)
+        for name in names:
+            if name in self._owners:
+                self._owners[name].check(entries[name])
+            else:
+                _check(entries[name], *targets[name])
+        check_orders(self._checkpoint, quantized.values())
+        self._names = names
+
+    def weights(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> Iterator[tuple[str, LoadedWeight, int]]:
+        """Each weight with its name and the bytes that were read for it, in order of the files.
+
+        dtype: of the model.
+        """
+        waiting: dict[str, dict[str, Tensor]] = {}
+        for entry, tensor in read_tensors(self._checkpoint, self._names, device):
+            source = self._owners.get(entry.name)
+            if source is None:
+                yield entry.name, tensor, entry.num_bytes
+                continue
+            own = waiting.setdefault(source.weight, {})
+            own[entry.name] = tensor
+            if len(own) == len(source.tensors(self._names)):
+                num_bytes = sum(each.nbytes for each in own.values())
+                yield source.weight, source.load(waiting.pop(source.weight), dtype), num_bytes
+
+    def _log_numbers(self, model_config: ModelConfig) -> None:
+        """Log how many weights become numbers, which take more memory than their codes."""
+        stored, numbers = model_config.checkpoint_format, Counter[str]()
+        for source in self._quantized.values():
+            numbers[source.stored.settings] += not source.keeps_codes
+        for settings, count in (+numbers).items():
+            assert stored is not None
+            logger.info(
+                "%d weights of %s (%s) have no kernel here as codes: they are loaded as numbers",
+                count, stored.name, settings,
+            )  # fmt: skip
+
+    def _different(self, missing: list[str], left_over: list[str]) -> CheckpointError:
+        config = self._model_config
+        quantized = config.checkpoint_format
+        method = "" if quantized is None else f" quantized by {quantized.name}"
+        return CheckpointError(
+            f"{self._checkpoint.folder}: its tensors are not those of {config.architecture}{method}"
+            f"{_listed('missing', missing)}{_listed('left over', left_over)}; check that "
+            "config.json and the safetensors files belong together"
+        )
+
+    def _is_harmless(self, name: str) -> bool:
+        """Tensors that old checkpoints carry and nothing needs."""
+        config = self._model_config
+        ends = () if config.checkpoint_format is None else config.checkpoint_format.harmless
+        return name.endswith((".rotary_emb.inv_freq", *ends)) or (
+            name == "lm_head.weight" and (config.tie_word_embeddings or not config.has_head)
+        )
+
+
+def read_tensors(
+    checkpoint: Checkpoint, names: set[str], device: torch.device
+) -> Iterator[tuple[TensorEntry, Tensor]]:
+    """Mapped files for a CPU; a GPU gets what several threads read ahead."""
+    if device.type == "cpu":
+        yield from checkpoint.tensors(names)
+        return
+    with DeviceReader(device) as reader:
+        yield from reader.tensors(checkpoint.in_file_order(names))
+
+
+def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
+    if entry.dtype not in CHECKPOINT_DTYPES:
+        known = ", ".join(CHECKPOINT_DTYPES)
+        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {known}")
+    try:
+        param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
+    except WeightShapeError as error:
+        raise entry.wrong(str(error)) from error
+
+
+def _listed(what: str, names: list[str], most: int = 8) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"; {what}: {', '.join(names[:most])}{more}"

@@ -1,0 +1,133 @@
+"""Quantized weights of a checkpoint: checked before anything is loaded, then made of their tensors.
+
+Owns which tensors of a checkpoint make up a weight, and the errors that name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.kernels.operands import LoadedWeight
+from quire.kernels.torch_dtypes import dtype_name
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_scheme import (
+    common_spec,
+    parts_of,
+    stored_weights,
+)
+from quire.models.checkpoint_formats.input_order import check_groups
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.safetensors_header import TensorEntry
+from quire.models.config.model_config import ModelConfig
+from quire.quantization.scheme import FormatChoice
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedSource:
+    """A quantized weight [n, k] of a checkpoint, or a part of a fused one.
+
+    module: its name in the checkpoint. fused: that of the layer that it fills. keeps_codes: whether
+    they stay codes; else they become numbers.
+    """
+
+    module: str
+    fused: str
+    stored: StoredLinear
+    n: int
+    k: int
+    keeps_codes: bool
+
+    @property
+    def weight(self) -> str:
+        """The name that the weight has in checkpoints that are not quantized."""
+        return f"{self.module}.weight"
+
+    def tensors(self, present: Iterable[str] = ()) -> dict[str, StoredTensor]:
+        """The tensors that it needs, and those that it has beside them, by their full names."""
+        found = {f"{self.module}.{name}": t for name, t in self._layout().items()}
+        return {name: tensor for name, tensor in found.items() if tensor.needed or name in present}
+
+    def _layout(self) -> Mapping[str, StoredTensor]:
+        return self.stored.tensors(self.n, self.k)
+
+    def load(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> LoadedWeight:
+        """The weight from its tensors by their full names. Raises CheckpointError."""
+        own = {name.removeprefix(f"{self.module}."): tensor for name, tensor in tensors.items()}
+        try:
+            if self.keeps_codes:
+                return self.stored.rows(own)
+            return self.stored.numbers(own, dtype_name(dtype))
+        except ValueError as error:
+            raise CheckpointError(f"{self.module}: {error}") from error
+
+    def check(self, entry: TensorEntry) -> None:
+        """Raise CheckpointError for a tensor of another shape or data type."""
+        expected = self.tensors({entry.name})[entry.name]
+        shapes = " or ".join(str(list(shape)) for shape in expected.shapes)
+        why = f"of {self.stored.source} ({self.stored.settings}) in config.json"
+        if entry.shape not in expected.shapes:
+            raise entry.wrong(f"its shape is {list(entry.shape)}, not the {shapes} {why}")
+        if entry.dtype not in expected.dtypes:
+            known = " or ".join(expected.dtypes)
+            raise entry.wrong(f"its data type is {entry.dtype}, not the {known} {why}")
+
+
+def quantized_sources(
+    model_config: ModelConfig, scheme: FormatChoice | None, prefix: str = ""
+) -> list[QuantizedSource]:
+    """The quantized weights of a checkpoint.
+
+    prefix: that its names lack. Raises CheckpointError for sizes that its format does not have.
+    """
+    checkpoint, found = model_config.checkpoint_format, list[QuantizedSource]()
+    if checkpoint is None:
+        return found
+    for module, linear in stored_weights(model_config.spec):
+        parts = parts_of(checkpoint, module, linear)
+        wanted = scheme.format_for(module, linear.role, linear.n, linear.k) if scheme else None
+        common = common_spec(parts, linear.k)
+        keeps_codes = wanted is not None and wanted.spec == common
+        for part in parts:
+            if part.stored is None:
+                continue
+            name = part.module.removeprefix(prefix)
+            source = QuantizedSource(name, module, part.stored, part.n, linear.k, keeps_codes)
+            if problem := part.stored.problem(part.n, linear.k):
+                raise CheckpointError(
+                    f"{part.module}: {problem}; correct {part.stored.source} in config.json "
+                    f"({part.stored.settings}), or take another checkpoint"
+                )
+            found.append(source)
+    return found
+
+
+def check_orders(checkpoint: Checkpoint, sources: Iterable[QuantizedSource]) -> None:
+    """Read the group of each input where weights have it (act-order), and check it.
+
+    Raises CheckpointError for groups of different sizes, and for parts of a fused weight whose
+    codes are kept but ordered differently.
+    """
+    owners: dict[str, QuantizedSource] = {}
+    for source in sources:
+        if (order := source.stored.order(source.k)) is not None:
+            owners[f"{source.module}.{order[0]}"] = source
+    first: dict[str, tuple[str, Tensor]] = {}
+    for entry, tensor in checkpoint.tensors(owners.keys() & checkpoint.entries.keys()):
+        source = owners[entry.name]
+        order = source.stored.order(source.k)
+        assert order is not None
+        try:
+            check_groups(tensor, order[1])
+        except ValueError as error:
+            raise entry.wrong(str(error)) from error
+        other, its_order = first.setdefault(source.fused, (entry.name, tensor.clone()))
+        if source.keeps_codes and not torch.equal(its_order, tensor):
+            raise entry.wrong(
+                f"it orders inputs in another way than {other}, but both are parts of one weight "
+                "here; quantize them with one order, or give quantization='int8'"
+            )

@@ -1,0 +1,251 @@
+"""Quantized checkpoints of each format: loaded, compared with their numbers, refused when wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import PagedModel, load_folder
+from quantized_checkpoints import DOWN, METHODS, write_quantized
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.kernels.cpu import native
+from quire.kernels.cpu.native_structs import NativeFormat
+from quire.kernels.operands import Int4Weight, Int8Weight, PackedWeight
+from quire.layers.linear_layers import LinearBase
+from quire.models.checkpoint_formats.awq import outputs_of, words_of
+from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
+from quire.models.checkpoint_formats.integer_rows import (
+    packed,
+    rows_as_words,
+    unpacked,
+    words_as_rows,
+)
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.config.model_config import ModelConfig
+from quire.models.loading.checkpoint_source import CheckpointSource
+from quire.models.prepared.prepared_weights import stored_arrays
+from quire.models.runtimes.compiled_weights import find_weights
+
+PROMPT = torch.randint(3, 500, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_format_gives_the_logits_of_its_numbers(name: str, tmp_path: Path) -> None:
+    """Exactly where they run as numbers; where codes run, activations are rounded to bytes."""
+    oracle = write_quantized(name, tmp_path)
+    model, model_config = load_folder(tmp_path, prepared_weights="none")
+    ours = PagedModel(model, model_config).prefill(PROMPT)
+    with torch.inference_mode():
+        theirs = oracle(torch.tensor([PROMPT])).logits[0]
+    kept, error = METHODS[name].kept, (ours - theirs).norm() / theirs.norm()
+    assert error < (1e-5 if kept is None else 0.05)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_are_the_codes_of_the_checkpoint_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    oracle = write_quantized(name, tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    linears = dict(oracle.named_modules())
+    for setting in ("none", "int8"):
+        scheme = choose_formats(setting, config.checkpoint_format, config.spec, "cpu")
+        source = CheckpointSource(Checkpoint.open(tmp_path), config, scheme)
+        source._names = set(source._checkpoint.entries)
+        for weight, found, _ in source.weights(torch.device("cpu"), torch.float32):
+            module = weight.removesuffix(".weight")
+            if isinstance(found, Tensor) and not isinstance(linears.get(module), torch.nn.Linear):
+                continue
+            expected = linears[module].weight
+            assert torch.equal(numbers_of(found), expected), module
+
+
+def numbers_of(weight: Any) -> Tensor:
+    """What codes stand for, by their definition."""
+    if isinstance(weight, Int8Weight):
+        assert not weight.hadamard
+        return weight.codes.float() * weight.scale[:, None]
+    if not isinstance(weight, Int4Weight):
+        return weight
+    assert not weight.hadamard
+    codes = torch.stack([weight.codes & 15, weight.codes >> 4], dim=2).flatten(1).float()
+    zeros = 8.0 if weight.zeros is None else weight.zeros[:, :, None].float()
+    groups = codes.unflatten(1, (-1, weight.group)) - zeros
+    found = (groups * weight.scale[:, :, None].float()).flatten(1)
+    if weight.permutation is None:
+        return found
+    ordered = torch.empty_like(found)
+    ordered[:, weight.permutation.long()] = found
+    return ordered
+
+
+@pytest.mark.skipif(native.library() is None, reason="there are no compiled kernels")
+@pytest.mark.parametrize("name", METHODS)
+def test_the_compiled_decoder_serves_it(name: str, tmp_path: Path) -> None:
+    """All weights are natively packed; which format they have is what the table here says."""
+    write_quantized(name, tmp_path)
+    model, model_config = load_folder(tmp_path, "bfloat16", prepared_weights="none")
+    find_weights(model_config.spec, stored_arrays(model), 16)
+    layers = [m for m in model.model.layers.modules() if isinstance(m, LinearBase)]
+    formats = [layer.method.operand for layer in layers]
+    assert all(isinstance(operand, PackedWeight) for operand in formats)
+    kept = METHODS[name].kept or "BFLOAT16"
+    skipped = len(METHODS[name].skipped)
+    assert [operand.format for operand in formats].count(NativeFormat[kept]) == len(formats) - (
+        skipped if METHODS[name].kept else 0
+    )
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # who imports it fails
+from quire.config import EngineConfig
+from quire.engine.startup.compiled_start import load_prepared
+from quire.engine.startup.startup_phases import Phases
+settings = dict(device="cpu", dtype="float32", max_model_len=64, num_blocks=8)
+load_prepared(
+    EngineConfig.from_options(model=sys.argv[1], prepared_weights=sys.argv[2], **settings), Phases()
+)
+"""
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq_zeros_order", "int8", "fp8"])
+def test_prepared_weights_are_those_that_were_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a start that finds them needs no PyTorch."""
+    monkeypatch.setattr("quire.models.prepared.prepared_weights.WORTH_BYTES", 0)
+    write_quantized(name, tmp_path / "model")
+    logits = []
+    for _ in range(2):
+        model, config = load_folder(tmp_path / "model", prepared_weights=str(tmp_path / "cache"))
+        logits.append(PagedModel(model, config).prefill(PROMPT))
+        for thread in threading.enumerate():
+            if thread.name == "quire-prepared":
+                thread.join()
+    assert list((tmp_path / "cache").glob("*.safetensors"))
+    assert torch.equal(*logits)
+    if native.library() is not None:
+        folders = tmp_path / "model", tmp_path / "cache"
+        subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *folders], check=True)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packing_and_unpacking_are_inverses(bits: int) -> None:
+    codes = torch.randint(0, 2**bits, (24, 64), dtype=torch.uint8)
+    assert torch.equal(unpacked(packed(codes, bits), bits), codes)
+    assert torch.equal(words_as_rows(rows_as_words(packed(codes, bits))), packed(codes, bits))
+    fours = codes & 15
+    assert torch.equal(outputs_of(words_of(fours)), fours)
+
+
+def drop(leaf: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        del tensors[f"model.layers.0.mlp.up_proj.{leaf}"]
+
+    return change
+
+
+def cast(leaf: str, dtype: torch.dtype) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        name = f"model.layers.0.mlp.up_proj.{leaf}"
+        tensors[name] = tensors[name].to(dtype)
+
+    return change
+
+
+def configure(**changes: Any) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    def change(_: dict[str, Tensor], config: dict[str, Any]) -> None:
+        config["quantization_config"] |= changes
+
+    return change
+
+
+def reorder(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    tensors[name] = tensors[name].flip(0)
+
+
+def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    tensors[name] = tensors[name].clamp(max=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("awq", drop("scales"), r"quantized by awq; missing: model.layers.0.mlp.up_proj.scales;"),
+        (
+            "awq",
+            cast("scales", torch.int64),
+            r"up_proj.scales .* its data type is I64, not the F16",
+        ),
+        ("awq", configure(group_size=64), r"its shape is \[4, \d+\], not the \[2, \d+\] of quanti"),
+        ("awq", configure(group_size=48), r"128 inputs are no multiple of group_size 48; correct"),
+        ("awq", configure(group_size=0), r"group_size is 0; correct quantization_config"),
+        ("awq", configure(bits=3), r"quantization_config.bits is 3, but AWQ is read with 4"),
+        ("awq", configure(version="gemv"), r"version is 'gemv'; take a checkpoint in AWQ's 'gemm'"),
+        ("awq", configure(quant_method="gptq"), r"quantized by gptq; missing: .*qweight"),
+        ("awq", configure(quant_method="aqlm"), r"quant_method is 'aqlm', which is not read; take"),
+        ("awq", configure(modules_to_not_convert=[]), rf"missing: {DOWN}.qweight"),
+        ("awq", configure(modules_to_not_convert="x"), r"must be a list of strings"),
+        ("gptq", configure(bits=8), r"its shape is"),
+        ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
+        (
+            "gptq",
+            configure(checkpoint_format="marlin"),
+            r"is 'marlin'; take a checkpoint in 'gptq'",
+        ),
+        ("gptq", configure(checkpoint_format="gptq_v2"), r"proj: its qzeros are not those of symm"),
+        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( is no regular expression"),
+        ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
+        ("gptq_order", reorder, r"g_idx .*it orders inputs in another way than .*; quantize them"),
+        ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
+        ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
+        ("packed", configure(config_groups={}), r"config_groups is missing"),
+        (
+            "packed",
+            configure(format="nvfp4-pack-quantized"),
+            r"num_bits is 4 \(int, group, symmetric",
+        ),
+        ("packed", configure(ignore=["re:("]), r"ignore holds 're:\(', no regular expression"),
+        (
+            "packed",
+            configure(quantization_status="frozen"),
+            r"is 'frozen'; save the checkpoint com",
+        ),
+        ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
+        (
+            "fp8",
+            configure(weight_block_size=[128]),
+            r"weight_block_size is \[128\]; it must be two",
+        ),
+        ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
+        ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_by_name(
+    name: str, change: Any, message: str, tmp_path: Path
+) -> None:
+    write_quantized(name, tmp_path, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_folder(tmp_path, prepared_weights="none")
+
+
+def test_a_setting_quantizes_the_numbers_again(tmp_path: Path) -> None:
+    """In the setting's format, which is Hadamard-rotated, unlike codes made elsewhere."""
+    oracle = write_quantized("fp8", tmp_path)
+    model, model_config = load_folder(tmp_path, prepared_weights="none", quantization="int8")
+    down = model.model.layers[0].mlp.down_proj
+    assert down.method.weight_format.spec.hadamard
+    ours = PagedModel(model, model_config).prefill(PROMPT)
+    with torch.inference_mode():
+        theirs = oracle(torch.tensor([PROMPT])).logits[0]
+    assert (ours - theirs).norm() / theirs.norm() < 0.05

@@ -1,0 +1,268 @@
+"""Tiny quantized checkpoints, packed here word by word from the documented layouts.
+
+The oracle is transformers' model with the numbers that the codes stand for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+Stored = tuple[dict[str, Tensor], Tensor]  # tensors by their names in the module; the numbers
+Pack = Callable[[Tensor], Stored]
+
+
+def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Tensor, ...]:
+    """Codes [N, K], scales and zeros [N, groups] of a rounded weight, and its numbers."""
+    half, most = 2 ** (bits - 1), 2**bits - 1
+    groups = weight.unflatten(1, (-1, weight.shape[1] if group == -1 else group))
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    if symmetric:
+        scale = (groups.abs().amax(2) / (half - 1)).half().float()
+        zeros = torch.full_like(scale, half)
+    else:
+        scale = ((high - low) / most).half().float()
+        zeros = (-low / scale).round().clamp(0, most)
+    codes = ((groups / scale[:, :, None]).round() + zeros[:, :, None]).clamp(0, most)
+    numbers = ((codes - zeros[:, :, None]) * scale[:, :, None]).flatten(1)
+    return codes.flatten(1).int(), scale, zeros.int(), numbers
+
+
+def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Codes [N, K] in int32 words [N, K · bits / 32]; order: of codes in a word, lowest first."""
+    shared = 32 // bits
+    found = np.zeros((len(codes), codes.shape[1] // shared), np.uint32)
+    for place, item in enumerate(order or range(shared)):
+        found |= codes[:, item::shared].numpy().astype(np.uint32) << np.uint32(place * bits)
+    return torch.from_numpy(found.view(np.int32))
+
+
+def awq(group: int) -> Pack:
+    def pack(weight: Tensor) -> Stored:
+        codes, scale, zeros, numbers = grouped(weight, 4, group, symmetric=False)
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        qweight, qzeros = (words(each.t(), 4, order) for each in (codes, zeros))
+        return {"qweight": qweight, "qzeros": qzeros, "scales": scale.t().half()}, numbers
+
+    return pack
+
+
+def gptq(bits: int, group: int, symmetric: bool, ordered: bool, version: int = 1) -> Pack:
+    def pack(weight: Tensor) -> Stored:
+        n, k = weight.shape
+        size = k if group == -1 else group
+        order = torch.randperm(k, generator=torch.Generator().manual_seed(k))
+        order = order if ordered else torch.arange(k)
+        sorted_codes, scale, zeros, sorted_numbers = grouped(
+            weight[:, order], bits, size, symmetric
+        )
+        codes, numbers = torch.empty_like(sorted_codes), torch.empty_like(sorted_numbers)
+        codes[:, order], numbers[:, order] = sorted_codes, sorted_numbers
+        g_idx = torch.empty(k, dtype=torch.int32)
+        g_idx[order] = torch.arange(k, dtype=torch.int32) // size
+        stored = (zeros - int(version == 1)) & (2**bits - 1)
+        return {
+            "qweight": words(codes.contiguous(), bits).reshape(n, -1).t(),
+            "qzeros": words(stored.t(), bits),
+            "scales": scale.t().half(),
+            "g_idx": g_idx,
+        }, numbers
+
+    return pack
+
+
+def packed(bits: int, group: int, symmetric: bool) -> Pack:
+    def pack(weight: Tensor) -> Stored:
+        codes, scale, zeros, numbers = grouped(weight, bits, group, symmetric)
+        tensors = {
+            "weight_packed": words(codes, bits),
+            "weight_scale": scale.half(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = words(zeros.t(), bits).t()
+        return tensors, numbers
+
+    return pack
+
+
+def int8(weight: Tensor) -> Stored:
+    codes, scale, _, numbers = grouped(weight, 8, -1, symmetric=True)
+    return {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}, numbers
+
+
+def fp8(blocks: tuple[int, int] | None, scale_name: str = "weight_scale") -> Pack:
+    """Scales of blocks of so many rows and columns; (1, 0) per output; None for one."""
+
+    def pack(weight: Tensor) -> Stored:
+        n, k = weight.shape
+        rows, columns = (n, k) if blocks is None else (blocks[0], blocks[1] or k)
+        scale = torch.zeros(-(-n // rows), -(-k // columns))
+        for i in range(len(scale)):
+            for j in range(scale.shape[1]):
+                block = weight[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+                scale[i, j] = block.abs().max() / 448.0
+        whole = scale.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
+        codes = (weight / whole).to(torch.float8_e4m3fn)
+        stored = scale.reshape(()) if blocks is None else scale
+        return {"weight": codes, scale_name: stored}, codes.float() * whole
+
+    return pack
+
+
+def group_config(stored_as: str, activations: Any = None, **weights: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors with one group."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored_as,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*layers.1.mlp.down_proj"],
+    }
+
+
+@dataclass(frozen=True)
+class Method:
+    """A quantized checkpoint. kept: how codes run on a CPU; None where they become numbers.
+
+    skipped: modules that are not quantized.
+    """
+
+    config: Mapping[str, Any]
+    pack: Pack
+    kept: str | None = None
+    skipped: tuple[str, ...] = ()
+
+
+DOWN = "model.layers.1.mlp.down_proj"
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "sym": True, "desc_act": False}
+INT4 = {"type": "int", "num_bits": 4, "symmetric": True, "strategy": "group", "group_size": 32}
+INT8 = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
+FP8 = {"type": "float", "num_bits": 8, "symmetric": True}
+TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
+
+METHODS = {
+    "awq": Method(
+        AWQ | {"group_size": 32, "modules_to_not_convert": [DOWN]}, awq(32), "INT4_ZEROS", (DOWN,)
+    ),
+    "awq_g128": Method(AWQ | {"group_size": 128}, awq(128), "INT4_ZEROS"),
+    "awq_channel": Method(AWQ | {"group_size": -1}, awq(-1), "INT4_ZEROS"),
+    "gptq": Method(GPTQ | {"group_size": 32}, gptq(4, 32, True, False), "INT4"),
+    "gptq_channel": Method(GPTQ | {"group_size": -1}, gptq(4, -1, True, False), "INT4"),
+    "gptq_order": Method(
+        GPTQ | {"group_size": 32, "desc_act": True}, gptq(4, 32, True, True), "INT4"
+    ),
+    "gptq_zeros_order": Method(
+        GPTQ | {"group_size": 64, "desc_act": True, "sym": False},
+        gptq(4, 64, False, True),
+        "INT4_ZEROS",
+    ),
+    "gptq_v2": Method(
+        GPTQ | {"group_size": 64, "sym": False, "checkpoint_format": "gptq_v2"},
+        gptq(4, 64, False, False, 2),
+        "INT4_ZEROS",
+    ),
+    "gptq_8": Method(GPTQ | {"bits": 8, "group_size": 32}, gptq(8, 32, True, False)),
+    "gptq_8_order": Method(
+        GPTQ | {"bits": 8, "group_size": 32, "desc_act": True, "sym": False},
+        gptq(8, 32, False, True),
+    ),
+    "gptq_g16": Method(GPTQ | {"group_size": 16}, gptq(4, 16, True, False)),
+    "gptq_rules": Method(
+        GPTQ | {"group_size": 32, "dynamic": {r"-:.*layers\.1\.mlp\.down_proj": {}}},
+        gptq(4, 32, True, False),
+        "INT4",
+        (DOWN,),
+    ),
+    "packed": Method(group_config("pack-quantized", **INT4), packed(4, 32, True), "INT4", (DOWN,)),
+    "packed_zeros": Method(
+        group_config("pack-quantized", **INT4 | {"group_size": 64, "symmetric": False}),
+        packed(4, 64, False),
+        "INT4_ZEROS",
+        (DOWN,),
+    ),
+    "packed_channel": Method(
+        group_config("pack-quantized", **INT4 | {"strategy": "channel", "group_size": None}),
+        packed(4, -1, True),
+        "INT4",
+        (DOWN,),
+    ),
+    "packed_8": Method(group_config("pack-quantized", **INT8), packed(8, -1, True), None, (DOWN,)),
+    "int8": Method(group_config("int-quantized", TOKENS, **INT8), int8, "INT8", (DOWN,)),
+    "int8_weights": Method(group_config("int-quantized", **INT8), int8, None, (DOWN,)),
+    "float_tensor": Method(
+        group_config("float-quantized", **FP8, strategy="tensor"), fp8(None), None, (DOWN,)
+    ),
+    "float_channel": Method(
+        group_config("float-quantized", **FP8, strategy="channel"), fp8((1, 0)), None, (DOWN,)
+    ),
+    "float_block": Method(
+        group_config("float-quantized", **FP8, strategy="block", block_structure=[48, 64]),
+        fp8((48, 64)),
+        None,
+        (DOWN,),
+    ),
+    "fp8": Method({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8(None)),
+    "fp8_block": Method(
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+        fp8((128, 128), "weight_scale_inv"),
+    ),
+}
+
+
+def write_quantized(
+    name: str,
+    folder: Path,
+    change: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
+) -> transformers.PreTrainedModel:
+    """Save the named checkpoint; returns transformers' model with the numbers of its codes.
+
+    change: harms the tensors or the config before they are saved.
+    """
+    method = METHODS[name]
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES)
+    model = transformers.LlamaForCausalLM(config).eval()
+    tensors = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    for module, linear in model.named_modules():
+        is_layer = isinstance(linear, torch.nn.Linear) and module != "lm_head"
+        if not is_layer or module in method.skipped:
+            continue
+        del tensors[f"{module}.weight"]
+        stored, numbers = method.pack(linear.weight.detach())
+        tensors |= {f"{module}.{leaf}": tensor.contiguous() for leaf, tensor in stored.items()}
+        linear.weight.data = numbers
+    values = config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
+    values["quantization_config"] = dict(method.config)
+    if change is not None:
+        change(tensors, values)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(values))
+    return model
