@@ -20,6 +20,7 @@ def _nothing_is_fetched_yet() -> None:
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     assert hub.resolve_model(str(tmp_path)) == tmp_path
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.errors import CheckpointError
+from quire.model_folder import check_model_file, check_model_folder
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
 _BUNDLED_FOLDER = Path(__file__).parent / "bundled"
@@ -45,9 +46,10 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     folder = Path(os.path.expanduser(name))  # unlike Path's, leaves an unknown ~user as it is
     if name.strip() and folder.is_dir():
         _refuse_revision(name, revision, "is a local folder")
+        check_model_folder(folder)
         return folder
     if folder.is_file():
-        raise CheckpointError(f"{name} is a file; use the folder of a model, or a hub name")
+        check_model_file(folder)
     if near := difflib.get_close_matches(name, BUNDLED, n=1, cutoff=0.8):
         raise CheckpointError(f"there is no model {name!r}; did you mean {near[0]!r}?")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():

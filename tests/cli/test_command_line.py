@@ -53,6 +53,7 @@ SURFACE = {
     "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
+    "cache": "--prepared-weights",
     "demo": "--url --api-key --concurrency --json",
 }
 
@@ -84,7 +85,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["srve"], "did you mean 'serve'?"),
         (["--bogus"], "unknown option '--bogus'"),
-        (["xyzzy"], "use one of serve, chat, generate, run-batch, profile, demo"),
+        (["xyzzy"], "use one of serve, chat, generate, run-batch, profile, cache, demo"),
         (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
         (["serve", "--no-prefix-caching"], "did you mean --enable-prefix-caching?"),

@@ -128,3 +128,26 @@ def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[
     assert err == f"error: --prompt: {TOLD}\n"
     record = json.loads(out)
     assert (record["outputs"], record["error"]) == ([], TOLD.replace("--max-tokens", "max_tokens"))
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "prompts"),
+    [
+        (["hello you"], None, ["hello you"]),
+        (["gpt"], None, ["gpt"]),
+        (["a/b", "hello"], "a/b", ["hello"]),
+        (["quire-tiny", "hello", "--prompt", "b"], "quire-tiny", ["hello", "b"]),
+        (["gpt", "--prompt", "b"], "gpt", ["b"]),
+    ],
+)
+def test_words_without_an_option(
+    llm: list[Any], words: list[str], model: str | None, prompts: list[str]
+) -> None:
+    assert main(["generate", *words]) == 0
+    assert (llm[0].get("model"), llm[1][0]) == (model, prompts)
+
+
+@pytest.mark.parametrize("word", ["a/b", "quire-tiny", "."])
+def test_a_model_alone_is_no_prompt(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", word]) == 2
+    assert "there is no prompt; use `quire generate MODEL TEXT`" in capsys.readouterr().err

@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "answer a file or a list of prompts, without a server",
     "run-batch": "answer a file of requests in OpenAI's batch form",
     "profile": "profile one step of a model: bytes, FLOPs, time, the roofline",
+    "cache": "list or remove prepared weights",
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from argparse import Namespace
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.sampling import add_sampling_options, sampling_params
+from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
+from quire.hub import BUNDLED
 
 if TYPE_CHECKING:
     from quire.core.request_output import RequestOutput
 
 EXAMPLES = (
     'quire generate --chat --prompt "red runing shoes" --temperature 0',
+    'quire generate "A list is"',
+    'quire generate Qwen/Qwen3-0.6B "Name three rivers." --chat',
     "quire generate Qwen/Qwen3-0.6B --file prompts.txt --max-tokens 200 --json > answers.jsonl",
     "cat prompts.txt | quire generate --file -",
 )
@@ -36,7 +41,9 @@ class Given(NamedTuple):
 
 def make_parser() -> CommandParser:
     """The parser of the options of `quire generate`."""
-    parser = CommandParser("generate", "Answer prompts, all of them at once.", EXAMPLES)
+    parser = CommandParser(
+        "generate", "Answer prompts, all of them at once.", EXAMPLES, words="[MODEL] [TEXT] "
+    )
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times"
     )
@@ -52,6 +59,7 @@ def make_parser() -> CommandParser:
     )
     add_sampling_options(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
     add_engine_options(parser)
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="a prompt")
     return parser
 
 
@@ -63,6 +71,7 @@ def run(argv: Sequence[str]) -> int:
     """
     parser = make_parser()
     args = parser.parse(argv)
+    read_words(args)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
     from quire.engine.startup.torch_import import dedicated_start
@@ -88,9 +97,26 @@ def run(argv: Sequence[str]) -> int:
     return _status([result.error for result in results])
 
 
+def read_words(args: Namespace) -> None:
+    """A single word without other prompts is the text, for the bundled model, if it is no model."""
+    given = vars(args)
+    is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
+    if is_alone and not could_be_model(args.model):
+        args.text = given.pop("model")
+        print(f"note: {args.text[:64]!r} is the prompt, for {BUNDLED_MODEL}", file=sys.stderr)
+
+
+def could_be_model(word: str) -> bool:
+    """Whether a word names a folder, a file, a bundled model, or a repository of the hub."""
+    is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", word) is not None
+    return word in BUNDLED or is_repository or os.path.exists(os.path.expanduser(word))
+
+
 def read_prompts(args: Namespace) -> list[Given]:
     """All prompts that were given. Raises ConfigError if there is none."""
     found, given = list[Given](), vars(args)
+    if "text" in given:
+        found.append(Given(args.text, "TEXT"))
     for number, text in enumerate(given.get("prompt", ()), 1):
         found.append(Given(text, f"--prompt {number}" if len(given["prompt"]) > 1 else "--prompt"))
     if "file" in args:
@@ -99,7 +125,10 @@ def read_prompts(args: Namespace) -> list[Given]:
             if line.strip():
                 found.append(Given(line, f"{name}, line {number}"))
     if not found:
-        raise ConfigError("there is no prompt; set --prompt TEXT, or --file with one per line")
+        raise ConfigError(
+            "there is no prompt; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
+            "one per line"
+        )
     return found
 
 

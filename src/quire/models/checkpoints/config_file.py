@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError
+from quire.model_folder import check_regular
 
 _LARGEST_FILE = 64 * 1024 * 1024  # bytes; real ones have a few thousand
 
@@ -130,7 +131,7 @@ class ConfigFile:
 def _parse(path: Path) -> Any:
     """The value that a JSON file holds. Raises CheckpointError."""
     try:
-        if path.stat().st_size > _LARGEST_FILE:
+        if check_regular(path) > _LARGEST_FILE:
             raise CheckpointError(
                 f"{path} is larger than 64 MiB, too large for a config file; download it again"
             )

@@ -15,10 +15,13 @@ from typing import Any
 
 from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
+from quire.model_folder import check_regular
 
 STEP_BYTES = "product_bytes"  # in the metadata of prepared files: bytes that each step reads
 
 _LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
+_MOST_TENSORS = 100_000  # of a file; checkpoints with many experts have some thousand
+_TENSOR = b'"data_offsets"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def read_header(path: Path) -> list[TensorEntry]:
     Raises CheckpointError with the file's name and a byte offset.
     """
     try:
-        size = path.stat().st_size
+        size = check_regular(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _LARGEST_HEADER):
@@ -59,6 +62,8 @@ def read_header(path: Path) -> list[TensorEntry]:
                     path, 0, f"it says that the header has {length} bytes, of {size} in all"
                 )
             header = file.read(length)
+        if header.count(_TENSOR) > _MOST_TENSORS:
+            raise _damaged(path, 8, f"the header has more than {_MOST_TENSORS:,} tensors")
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror}); check that it is there"
@@ -107,23 +112,24 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(path: Path, header: bytes, start: int, name: str, value: Any) -> TensorEntry:
     """Check one tensor's description by itself."""
-    position = 8 + max(
-        0, header.find(json.dumps(name, ensure_ascii=False).encode(errors="replace"))
-    )
     value = value if isinstance(value, dict) else {}
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in SAFETENSORS:
-        raise _damaged(path, position, f"{name} has the unknown dtype {dtype!r}")
+        raise _damaged(path, _position(header, name), f"{name} has the unknown dtype {dtype!r}")
     if not _is_list_of_sizes(shape):
-        raise _damaged(path, position, f"{name} has the shape {shape!r}")
+        raise _damaged(path, _position(header, name), f"{name} has the shape {shape!r}")
     if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(path, position, f"{name} has the data_offsets {offsets!r}")
+        raise _damaged(path, _position(header, name), f"{name} has the data_offsets {offsets!r}")
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * SAFETENSORS[dtype].bits:
-        raise _damaged(
-            path, position, f"{name}, {dtype} {shape}, does not fit its {end - begin} bytes"
-        )
+        problem = f"{name}, {dtype} {shape}, does not fit its {end - begin} bytes"
+        raise _damaged(path, _position(header, name), problem)
     return TensorEntry(name, path, dtype, tuple(shape), start + begin, end - begin)
+
+
+def _position(header: bytes, name: str) -> int:
+    """The byte in the file at which a tensor is named; looked for only once something is wrong."""
+    return 8 + max(0, header.find(json.dumps(name, ensure_ascii=False).encode(errors="replace")))
 
 
 def _is_list_of_sizes(value: Any) -> bool:

@@ -12,6 +12,8 @@ from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.family import BiasRule, Family
 from quire.models.families.registry import ARCHITECTURES
 
+_EXAMPLES = "Qwen/Qwen3-0.6B or meta-llama/Llama-3.2-1B-Instruct"
+
 
 def read_family(config: ConfigFile) -> tuple[str, Family]:
     """The architecture named in config.json, and its family."""
@@ -20,7 +22,9 @@ def read_family(config: ConfigFile) -> tuple[str, Family]:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.wrong("architectures", f"must be a list with one of {known}")
     if names[0] not in ARCHITECTURES:
-        raise config.wrong("architectures", f"names {names[0]}; supported are {known}")
+        raise config.wrong(
+            "architectures", f"names {names[0]}; supported are {known}, such as {_EXAMPLES}"
+        )
     return names[0], ARCHITECTURES[names[0]]
 
 

@@ -26,6 +26,7 @@ from quire.version import __version__
 LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how weights are rounded
 # an entry of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
+SOURCE = "source"  # the checkpoint's folder
 _SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
@@ -137,6 +138,21 @@ def free_space(folder: Path, limit: int) -> None:
             break
         total -= file.stat().st_size
         file.unlink(missing_ok=True)
+
+
+def stored_files(folder: Path) -> list[Path]:
+    """All files of the folder that Quire has written, the most recently used first."""
+    patterns = (f"{'?' * _DIGITS}-{'?' * _DIGITS}{ending}" for ending in (_SUFFIX, ".*.tmp"))
+    found = [file for pattern in patterns for file in folder.glob(pattern)]
+    return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def source_of(file: Path) -> str:
+    """The checkpoint's folder that a file was made of; empty where it does not say."""
+    try:
+        return str(read_metadata(file)[1].get(SOURCE, ""))
+    except (OSError, ValueError, LookupError):
+        return ""
 
 
 def _patience_with(unfinished: Path) -> float:

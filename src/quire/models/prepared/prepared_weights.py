@@ -35,6 +35,7 @@ from quire.layers.rope import RotaryEmbedding
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
     FORMATS,
+    SOURCE,
     free_space,
     prepared_file,
     unfinished_name,
@@ -73,14 +74,15 @@ def prepared_weights(
             is_emulated(dtype),
         )
     file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
-    return None if file is None else PreparedWeights(file)
+    return None if file is None else PreparedWeights(file, source=str(path))
 
 
 class PreparedWeights:
-    """One file of prepared weights, whether it exists or not."""
+    """One file of prepared weights, whether it exists or not. source: the checkpoint's folder."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, source: str = "") -> None:
         self.file = file
+        self._source = source
 
     def restore(self, build: Callable[[], Model]) -> Model | None:
         """A model with the weights of the file; None if there is none that can be used.
@@ -132,10 +134,12 @@ class PreparedWeights:
                 return
             check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
             everything = tensors | {CHECK: torch.tensor([check])}
-            metadata = {FORMATS: json.dumps(formats)}
+            metadata = {FORMATS: json.dumps(formats), SOURCE: self._source}
             if write_tensors(unfinished, everything, tables, ending.stops, metadata):
                 bring_to_disk(unfinished, ending.has_started)
                 unfinished.replace(self.file)
+                text = "%.2f GiB of prepared weights stored in %s (`quire cache` lists them)"
+                logger.info(text, num_bytes / 2**30, self.file)
             else:
                 unfinished.unlink()
         except OSError as error:

@@ -1,0 +1,78 @@
+"""What a file or folder is that was named as a model and is none: GGUF, an adapter, a pointer.
+
+Looks at names and first bytes only. Folders that look like a model's are checked where they are
+read.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from quire.errors import CheckpointError
+
+_SAFETENSORS = (
+    "use the folder or the hub name of the model in safetensors, with --quantization int8 or int4 "
+    "on a CPU for small weights"
+)
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES = 1024  # a pointer is shorter
+_LOOKED_AT = 64  # files of a folder
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise CheckpointError for a folder that cannot be a model's; it says what it is."""
+    files = sorted(folder.iterdir())[:_LOOKED_AT]
+    names = [file.name for file in files]
+    if not files:
+        raise CheckpointError(f"{folder} is empty; download the model into it, or use a hub name")
+    for file in files:
+        _check_pointer(file)
+    if (folder / "config.json").exists():
+        return
+    if "adapter_config.json" in names:
+        raise CheckpointError(
+            f"{folder} is a LoRA adapter, without the weights of its model; merge it (peft: "
+            "PeftModel.merge_and_unload, then save_pretrained), and name the merged folder"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        raise CheckpointError(f"{folder} has GGUF files, which are not read; {_SAFETENSORS}")
+    if "model_index.json" in names:
+        raise CheckpointError(f"{folder} is an image model (diffusers); name a language model")
+    if "params.json" in names:
+        raise CheckpointError(
+            f"{folder} is in its maker's own format (params.json); use the model's folder in "
+            "Hugging Face's format, which has a config.json"
+        )
+
+
+def check_model_file(file: Path) -> None:
+    """Raise CheckpointError for a file that was named as a model."""
+    if file.suffix == ".gguf" or _begins_with(file, b"GGUF"):
+        raise CheckpointError(f"{file} is a GGUF file, which is not read; {_SAFETENSORS}")
+    if file.suffix == ".safetensors":
+        raise CheckpointError(f"{file} is one file of a model; use its folder, {file.parent}")
+    raise CheckpointError(f"{file} is a file; use the folder of a model, or a hub name")
+
+
+def check_regular(file: Path) -> int:
+    """The size of a file in bytes. Raises CheckpointError for a pipe or device, and OSError."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{file} must be a regular file, not a folder, pipe or device")
+    return status.st_size
+
+
+def _check_pointer(file: Path) -> None:
+    if file.is_file() and file.stat().st_size < _POINTER_BYTES and _begins_with(file, _POINTER):
+        raise CheckpointError(
+            f"{file} is a Git-LFS pointer, not the file itself; run `git lfs pull` in {file.parent}"
+        )
+
+
+def _begins_with(file: Path, start: bytes) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(start)) == start
+    except OSError:
+        return False

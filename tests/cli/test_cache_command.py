@@ -1,0 +1,47 @@
+"""`quire cache` lists and removes what Quire has stored, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from quire import LLM
+from quire.cli import main
+from quire.models.prepared import prepared_weights
+
+
+def test_files_are_told_listed_and_removed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "model.safetensors").write_text("mine")
+    monkeypatch.setattr(prepared_weights, "WORTH_BYTES", 1)
+    caplog.set_level(logging.INFO, "quire")
+    LLM(num_blocks=64, prepared_weights=tmp_path, quantization="int8")
+    for thread in prepared_weights.threading.enumerate():
+        if thread.name == "quire-prepared":
+            thread.join()
+    (told,) = [
+        r.getMessage() for r in caplog.records if "prepared weights stored" in r.getMessage()
+    ]
+    assert str(tmp_path) in told
+    assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
+    first, total, hub = capsys.readouterr().out.splitlines()
+    assert first.split()[1] == "MiB"
+    assert "quire-tiny" in first
+    assert total.startswith("1 files, ")
+    assert "hf cache ls" in hub
+    assert main(["cache", "clear", "--prepared-weights", str(tmp_path)]) == 0
+    assert "removed" in capsys.readouterr().out
+    left = {path.name for path in tmp_path.iterdir() if path.name != "steps.json"}
+    assert left == {"notes.txt", "model.safetensors"}
+
+
+def test_another_action(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "purge"]) == 2
+    assert capsys.readouterr().err == "error: action must be one of ls, clear, not 'purge'\n"

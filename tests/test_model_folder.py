@@ -1,0 +1,98 @@
+"""What is named as a model and is none: the message says what it is, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from quire import hub
+from quire.errors import CheckpointError
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.config.model_config import ModelConfig
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4000000000\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({}, "is empty; download the model into it"),
+        ({"a.gguf": "GGUF", "README.md": "x"}, "has GGUF files, which are not read; use"),
+        ({"adapter_config.json": "{}", "adapter_model.safetensors": "x"}, "is a LoRA adapter, .*"
+         "merge it .*, and name the merged folder"),
+        ({"model_index.json": "{}"}, "is an image model"),
+        ({"params.json": "{}", "consolidated.safetensors": "x"}, "its maker's own format"),
+        ({"config.json": "{}", "model.safetensors": POINTER}, r"model\.safetensors is a Git-LFS "
+         "pointer, not the file itself; run `git lfs pull` in "),
+        ({"config.json": POINTER}, r"config\.json is a Git-LFS pointer"),
+    ],
+)  # fmt: skip
+def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}.*{text}"):
+        hub.resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("model.gguf", "", "is a GGUF file, which is not read; use the folder or the hub name"),
+        ("model.bin", "GGUF...", "is a GGUF file"),
+        ("model.safetensors", "", "is one file of a model; use its folder, /"),
+        ("notes.txt", "", "is a file; use the folder of a model, or a hub name"),
+    ],
+)
+def test_files(tmp_path: Path, name: str, content: str, text: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=f"{name} {text}"):
+        hub.resolve_model(str(tmp_path / name))
+
+
+def test_a_pipe_or_device_is_not_waited_for(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    os.mkfifo(config)
+    with pytest.raises(CheckpointError, match=r"config\.json must be a regular file"):
+        ModelConfig.from_folder(tmp_path)
+    config.unlink()
+    config.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"config\.json must be a regular file"):
+        ModelConfig.from_folder(tmp_path)
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=r"a\.safetensors must be a regular file"):
+        Checkpoint.open(tmp_path)
+
+
+def write_header(file: Path, num_tensors: int) -> None:
+    tensors = {
+        f"layer.{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]}
+        for i in range(num_tensors)
+    }
+    header = json.dumps(tensors).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(num_tensors))
+
+
+def test_headers_with_very_many_tensors_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    write_header(tmp_path / "model.safetensors", 300_000)
+    begin = time.process_time()
+    with pytest.raises(CheckpointError, match="more than 100,000 tensors"):
+        Checkpoint.open(tmp_path)
+    assert time.process_time() - begin < 1.0
+
+
+def test_headers_with_many_tensors_take_linear_time(tmp_path: Path) -> None:
+    write_header(tmp_path / "model.safetensors", 60_000)
+    begin = time.process_time()
+    assert len(Checkpoint.open(tmp_path).entries) == 60_000
+    assert time.process_time() - begin < 5.0  # far more if each name were searched for
+
+
+def test_another_family_is_told_what_runs(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MixtralForCausalLM"]}')
+    with pytest.raises(CheckpointError, match=r"names MixtralForCausalLM; supported are Llama.*, "
+                       "such as Qwen/Qwen3-0.6B"):  # fmt: skip
+        ModelConfig.from_folder(tmp_path)
