@@ -43,7 +43,7 @@ SERVE = ["--port", "0", "--served-model-name", "quire", "--max-model-len", "128"
 
 ADMIN_KEY = "fuzz"
 HALF = "completions|tokenize"  # about half of the work
-TELL_SECONDS = 15.0  # between lines of progress
+REPORT_SECONDS = 15.0  # between lines of progress
 
 # These two know less than the hooks about which refusals and 408s are right.
 REPLACED = "positive_data_acceptance,not_a_server_error"
@@ -144,12 +144,12 @@ class Shard:
         """Its figures at the end; failures are shown."""
         if self._process.returncode:
             print(self._log.read_text(), flush=True)
-        told = json.loads(self._report.read_text())
+        report = json.loads(self._report.read_text())
         return {
-            "schemathesis": told["schemathesis_version"],
+            "schemathesis": report["schemathesis_version"],
             "exit_code": self._process.returncode,
-            "operations": told["operations"]["tested"],
-            "cases": Counter(told["test_cases"]),
+            "operations": report["operations"]["tested"],
+            "cases": Counter(report["test_cases"]),
         }
 
 
@@ -185,15 +185,15 @@ def fuzz(run: Run, examples: int, seed: int, folder: Path) -> dict[str, Any]:
 
 def follow(name: str, shards: list[Shard], begin: float) -> None:
     """Wait for the end, and tell now and then how far it is."""
-    told = begin
+    reported = begin
     while not all(shard.is_done for shard in shards):
         time.sleep(0.5)
-        if time.monotonic() - told > TELL_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
             seen = sum((shard.seen for shard in shards), Counter[str]())
             statuses = {k.split()[1]: n for k, n in sorted(seen.items()) if k.startswith("status")}
             total = sum(statuses.values())
-            print(f"{name}: {told - begin:.0f} s, {total:,} requests, {statuses}", flush=True)
+            print(f"{name}: {reported - begin:.0f} s, {total:,} requests, {statuses}", flush=True)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from quire.kernels.cpu import native_attention, torch_attention
 from quire.kernels.cpu.native import num_threads, set_num_threads
 
 MODELS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}  # heads, key heads, numbers of a head
-WAYS = {"compiled": native_attention.attention, "torch": torch_attention.attention}
+KERNELS = {"compiled": native_attention.attention, "torch": torch_attention.attention}
 CONTEXTS, BATCHES, PROMPTS = (128, 1024, 4096, 16384), (1, 8, 32), (512, 2048, 8192)
 OUTGROWN = 100_000_000  # bytes, of which no processor here keeps half
 BLOCK_SIZE = 16
@@ -75,11 +75,11 @@ def measure(
     caches = [(k, v) for k, v in numbers.repeat(copies * 2 * table.numel()).view(shape)]
     query = torch.randn(sum(queries), heads, dim).bfloat16()
     work = 2 * heads * dim * sum(n * (n + 1) for n in lens)  # of prompts
-    floor = read_seconds if decodes else product_seconds
-    found: dict[str, list[float]] = {name: [] for name in (*WAYS, "floor")}
+    floor = read_seconds if decodes else linear_seconds
+    found: dict[str, list[float]] = {name: [] for name in (*KERNELS, "floor")}
     for _ in range(args.rounds):
         found["floor"].append(floor() * (num_bytes if decodes else work))
-        for name, attend in WAYS.items():
+        for name, attend in KERNELS.items():
             found[name].append(time_calls(attend, query, caches, layout, dim**-0.5, args.seconds))
     times = {f"{name}_us": statistics.median(t) * 1e6 for name, t in found.items()}
     size = {"gigabytes": num_bytes / 1e9} if decodes else {"gflop": work / 1e9}
@@ -117,7 +117,7 @@ def read_seconds() -> float:
     return min(times) / data.nbytes
 
 
-def product_seconds() -> float:
+def linear_seconds() -> float:
     """Of an operation in a large product with all threads, in float32 or bfloat16."""
     times = []
     for dtype in (torch.float32, torch.bfloat16):

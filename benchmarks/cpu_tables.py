@@ -23,11 +23,11 @@ def cpu_peers(result: Result) -> str:
         rows = [row for row in result["rows"] if row["context"] == context]
         parts += ["\n".join(_peers_at(context, rows)), _behind(rows)]
     versions = dict.fromkeys((row["engine"], row["version"]) for row in result["rows"])
-    told = ", ".join(f"{ENGINES[engine]} {version}" for engine, version in versions)
+    shown = ", ".join(f"{ENGINES[engine]} {version}" for engine, version in versions)
     disturbed = [row["others_cores"] for row in result["rows"] if _is_disturbed(row)]
     if disturbed:
         parts.append(f"\\* disturbed: others kept up to {max(disturbed):.1f} cores busy beside it.")
-    return "\n\n".join([*parts, f"Versions: {told}."])
+    return "\n\n".join([*parts, f"Versions: {shown}."])
 
 
 def cpu_peers_brief(result: Result) -> str:
@@ -87,7 +87,7 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
 
 def _behind(rows: list[Result]) -> str:
     """Every cell in which a peer with as many bits does better than Quire."""
-    told = []
+    shown = []
     for ours in (row for row in rows if row["engine"] == "quire"):
         peers = [row for row in rows if row["engine"] != "quire" and _bits(row) == _bits(ours)]
         cells = []
@@ -98,8 +98,8 @@ def _behind(rows: list[Result]) -> str:
                 name = f"{ENGINES[best['engine']]} {best['weights']}"
                 cells.append(f"{what} {mine:,.2f} ({name} {theirs:,.2f})")
         if cells:
-            told.append(f"{ours['weights']}: {', '.join(cells)}")
-    return f"Behind a peer with as many bits: {'; '.join(told) or 'in no cell'}."
+            shown.append(f"{ours['weights']}: {', '.join(cells)}")
+    return f"Behind a peer with as many bits: {'; '.join(shown) or 'in no cell'}."
 
 
 def _bits(row: Result) -> int:

@@ -168,9 +168,9 @@ def earlier(rows: list[dict[str, Any]], gpu: str, folder: Path) -> list[dict[str
     """Rows of other shapes and weights from earlier runs on such a GPU."""
     path = folder / f"{NAME}.json"
     found = json.loads(path.read_text()) if path.is_file() else {"gpu": None}
-    kept = found["rows"] if found["gpu"] == gpu else []
+    earlier = found["rows"] if found["gpu"] == gpu else []
     new = {weights(row) for row in rows}
-    return [row for row in kept if weights(row) not in new]
+    return [row for row in earlier if weights(row) not in new]
 
 
 def weights(row: dict[str, Any]) -> tuple[str, str]:

@@ -65,9 +65,9 @@ def start(folder: Path) -> dict[str, Any]:
     begin = time.monotonic()
     command = [sys.executable, "-c", START, str(folder)]
     env = record.installed()
-    told = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+    output = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
     whole = time.monotonic() - begin
-    return json.loads(told.splitlines()[-1]) | {"process_s": round(whole, 2)}
+    return json.loads(output.splitlines()[-1]) | {"process_s": round(whole, 2)}
 
 
 def write_checkpoint(shape: Path, folder: Path, device: str = "cuda") -> int:

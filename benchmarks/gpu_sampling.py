@@ -28,7 +28,7 @@ from quire.sampling import Sampler, SamplingState
 from quire.sampling.device_sampler import DeviceSampler
 
 VOCAB = 128_256
-WISHES = {
+PARAMS = {
     "greedy": SamplingParams(temperature=0.0),
     "plain": SamplingParams(temperature=0.8),
     "top-k 50": SamplingParams(top_k=50),
@@ -80,7 +80,7 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
     """Times of one case in microseconds: each cut's, PyTorch's; and whether the host agrees."""
     state = SamplingState(count, VOCAB)
     for row in range(count):
-        state.set_row(row, WISHES[name], seed=row, eos_token_ids=[], bad_words_ids=[])
+        state.set_row(row, PARAMS[name], seed=row, eos_token_ids=[], bad_words_ids=[])
     copies = copies_beyond_cache(count * VOCAB * 4, 4)
     inputs = [make_logits(kind, count) for _ in range(copies)]
     rows = torch.arange(count, dtype=torch.int32, device=DEVICE)
@@ -98,7 +98,7 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
         wrong += tokens.tolist()[: len(few)] != expected.token_ids
         calls = [lambda x=x, s=sampler: s.sample(x, rows, positions) for x in inputs]
         times.append({"cut": asdict(cut), "us": time_graph(calls)})
-    draw = torch_draw(WISHES[name])
+    draw = torch_draw(PARAMS[name])
     theirs = time_graph([lambda x=x: draw(x) for x in inputs])
     return {
         "logits": kind, "rows": count, "params": name, "wrong": wrong,
@@ -120,7 +120,7 @@ def main() -> None:
         "launch_us": gpu_timing.launch_us(), "cases": cases,
     }  # fmt: skip
     every = [
-        (kind, rows, name) for kind in ("model", "flat") for rows in args.rows for name in WISHES
+        (kind, rows, name) for kind in ("model", "flat") for rows in args.rows for name in PARAMS
     ]
     for kind, rows, name in every:
         if budget.left < 0:

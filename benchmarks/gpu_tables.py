@@ -202,14 +202,14 @@ def gpu_prefill(result: Result) -> str:
 
 def _short_cell(row: Result | None) -> str:
     """Of a case for which there was time."""
-    return f"{row['us']['few keys']:.1f} ({row['us'][_prefill_way(row)]:.1f})" if row else ""
+    return f"{row['us']['few keys']:.1f} ({row['us'][_prefill_kernel(row)]:.1f})" if row else ""
 
 
 def _prefill_cell(row: Result | None) -> str:
     """Of a case for which there was time; the run takes the most wanted first."""
     if row is None:
         return ""
-    taken, plain = row["us"][_prefill_way(row)], row["us"]["all GPUs"]
+    taken, plain = row["us"][_prefill_kernel(row)], row["us"]["all GPUs"]
     return f"{_tflops(row, taken)} ({_tflops(row, plain)})"
 
 
@@ -217,7 +217,7 @@ def _tflops(row: Result, us: float) -> str:
     return f"{row['flops'] / us / 1e6:.0f}"
 
 
-def _prefill_way(row: Result) -> str:
+def _prefill_kernel(row: Result) -> str:
     """Which half Hopper's kernel has on a GPU with 132 multiprocessors."""
     from quire.kernels.triton.launch import attention_config
 

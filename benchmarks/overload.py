@@ -131,7 +131,7 @@ async def goodput(seen: Seen, seconds: float) -> float:
 
 async def run(seconds: float, rounds: int) -> dict[str, Any]:
     """In turns: the capacity, and the overload. The capacity once more at the end."""
-    best, kept = [], []
+    best, goodputs = [], []
     async with serve("quire-tiny", *OPTIONS) as server:
         with suppress(PermissionError):  # after the server's start, which would inherit it
             os.setpriority(os.PRIO_PROCESS, 0, PRECEDENCE)
@@ -139,10 +139,12 @@ async def run(seconds: float, rounds: int) -> dict[str, Any]:
         clients = Clients(server.url)
         for number in range(rounds):
             best.append(await best_goodput(server.url, seconds / 2))
-            kept.append(await flood(clients, OVERLOAD * best[-1], seconds))
-            print(f"round {number + 1} of {rounds}: {kept[-1]:.1f} of {best[-1]:.1f} requests/s")
+            goodputs.append(await flood(clients, OVERLOAD * best[-1], seconds))
+            print(
+                f"round {number + 1} of {rounds}: {goodputs[-1]:.1f} of {best[-1]:.1f} requests/s"
+            )
         best.append(await best_goodput(server.url, seconds / 2))
-        return summary(best, kept, clients.seen) | await leftovers(server)
+        return summary(best, goodputs, clients.seen) | await leftovers(server)
 
 
 async def leftovers(server: Server) -> dict[str, Any]:
@@ -150,7 +152,7 @@ async def leftovers(server: Server) -> dict[str, Any]:
     return {"leaked_blocks": (await server.at_rest()).used}
 
 
-def summary(best: list[float], kept: list[float], seen: Seen) -> dict[str, Any]:
+def summary(best: list[float], goodputs: list[float], seen: Seen) -> dict[str, Any]:
     refused = sorted(s for status in REFUSALS for s in seen.seconds.get(status, []))
     accepted = sorted(seen.seconds.get(200, []))
     return {
@@ -168,9 +170,9 @@ def summary(best: list[float], kept: list[float], seen: Seen) -> dict[str, Any]:
         "refused_p99_ms": round(percentile(refused, 0.99) * 1e3, 2),
         "refused_without_retry_after": seen.num_without_advice,
         "client_lateness_p99_ms": round(percentile(sorted(seen.lateness), 0.99) * 1e3, 2),
-        "goodput_of_each_round": [round(figure, 1) for figure in kept],
-        "goodput_requests_per_second": round(statistics.median(kept), 1),
-        "goodput_over_best": round(statistics.median(kept) / statistics.median(best), 3),
+        "goodput_of_each_round": [round(figure, 1) for figure in goodputs],
+        "goodput_requests_per_second": round(statistics.median(goodputs), 1),
+        "goodput_over_best": round(statistics.median(goodputs) / statistics.median(best), 3),
     }
 
 

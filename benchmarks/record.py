@@ -38,19 +38,19 @@ def installed(**more: str) -> dict[str, str]:
 
     An installation has it there; some environments for development forbid to write it.
     """
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | more
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return env | more
 
 
 def command() -> str:
     """How this program was called, but for LEFT_OUT."""
-    words, kept = iter(sys.argv[1:]), []
+    words, chosen = iter(sys.argv[1:]), []
     for word in words:
         if word in LEFT_OUT:
             next(words, None)
         elif not word.startswith(tuple(f"{option}=" for option in LEFT_OUT)):
-            kept.append(word)
-    return shlex.join(["python", Path(sys.argv[0]).name, *kept])
+            chosen.append(word)
+    return shlex.join(["python", Path(sys.argv[0]).name, *chosen])
 
 
 def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:

@@ -38,7 +38,7 @@ MIXED = {
 }  # fmt: skip
 KEYS = 0.075
 HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
-WAY = 0.0011  # seconds between client and engine, each way
+LATENCY = 0.0011  # seconds between client and engine, in each direction
 MAX_LEN, ROWS, BUDGET = 8192, 256, 8192
 
 
@@ -114,29 +114,29 @@ class Level(Machine):
         self._num_requests, self._prompt_len = num_requests, prompt_len
         self._sampling = SamplingParams(max_tokens=answer_len, ignore_eos=True)
         self._sizes = sizes
-        self._under_way: deque[tuple[float, str]] = deque()  # (arrival, name)
+        self._in_transit: deque[tuple[float, str]] = deque()  # (arrival, name)
 
     def run(self) -> None:
         """All requests to their ends."""
         for _ in range(self._num_requests):
             self.send(0.0)
-        while self._under_way or self.scheduler.has_unfinished:
-            while self._under_way and self._under_way[0][0] <= self.now:
-                _, name = self._under_way.popleft()
+        while self._in_transit or self.scheduler.has_unfinished:
+            while self._in_transit and self._in_transit[0][0] <= self.now:
+                _, name = self._in_transit.popleft()
                 self.add(name, [len(self.sent)] * self._prompt_len, self._sampling)
-            if not self.step(HOST) and self._under_way:
-                self.now = max(self.now, self._under_way[0][0])
+            if not self.step(HOST) and self._in_transit:
+                self.now = max(self.now, self._in_transit[0][0])
 
     def send(self, moment: float) -> None:
         """A client sends a request; its time to a first token has both ways in it."""
         number = len(self.sent)
         if number < 3 * self._num_requests:
-            self.sent[f"r{number}"] = moment - WAY
-            self._under_way.append((moment + WAY, f"r{number}"))
+            self.sent[f"r{number}"] = moment - LATENCY
+            self._in_transit.append((moment + LATENCY, f"r{number}"))
 
     def on_end(self) -> None:
         """Its client sends another one."""
-        self.send(self.now + WAY)
+        self.send(self.now + LATENCY)
 
     def seconds(self, plan: SchedulerOutput) -> float:
         """What a step takes."""

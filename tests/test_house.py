@@ -270,10 +270,11 @@ def test_torch_free_rooms_import_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_server_imports_no_numpy_beside_its_engine() -> None:
+def test_a_server_imports_neither_numpy_nor_models_beside_its_engine() -> None:
     """A tenth of a second for its parent, and for each of its workers."""
     code = (
-        "import sys; sys.modules['numpy'] = None  # any import of it now fails\n"
+        "import sys\n"
+        "sys.modules['numpy'] = sys.modules['quire.models'] = None  # any import of it now fails\n"
         "import quire.cli.serve, quire.server.worker"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -308,16 +309,19 @@ def old_words_in(path: Path) -> Iterator[str]:
             yield from {part.lower() for part in parts} & old
 
 
-def test_names_are_the_terms_of_the_field() -> None:
-    found = {path: Counter(old_words_in(path)) for path in FILES}
+@pytest.mark.parametrize(
+    ("files", "known"), [(FILES, house_words.KNOWN), (PROGRAMS, house_words.KNOWN_IN_PROGRAMS)]
+)
+def test_names_are_the_terms_of_the_field(files: list[Path], known: dict[str, int]) -> None:
+    found = {path: Counter(old_words_in(path)) for path in files}
     total = sum(found.values(), Counter[str]())
     instead = {w: new for words, new in house_words.OLD_WORDS.items() for w in words.split()}
     expect_none(
         f"{path}: {words[word]} of {total[word]} names with {word!r}, at most "
-        f"{house_words.KNOWN.get(word, 0)} are left: say {instead[word]}"
+        f"{known.get(word, 0)} are left: say {instead[word]}"
         for path, words in found.items()
         for word in words
-        if total[word] > house_words.KNOWN.get(word, 0)
+        if total[word] > known.get(word, 0)
     )
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from workloads.vocabulary import make_folder
 
-_SPREAD = 0.02  # of the weights, as models are initialised
+_STD = 0.02  # of the weights, as models are initialised
 
 
 def write_checkpoint(shape: Path, folder: Path) -> Path:
@@ -36,7 +36,7 @@ def _weights(config: dict[str, Any]) -> dict[str, Tensor]:
 def _weight(seed: int, size: tuple[int, ...]) -> Tensor:
     weight = torch.ones(size, dtype=torch.bfloat16)
     if len(size) > 1:
-        weight.normal_(0.0, _SPREAD, generator=torch.Generator().manual_seed(seed))
+        weight.normal_(0.0, _STD, generator=torch.Generator().manual_seed(seed))
     return weight
 
 
