@@ -65,13 +65,13 @@ def measure(root: str) -> dict[str, Any]:
         found = {"weight": hops(lambda: LLM(**options), of_weights=True)}
         llm = LLM(**options)
     app, params = build_app(FakeEngine(), ServerSettings()), SamplingParams(max_tokens=4)
-    ways: dict[str, Callable[[], object]] = {
+    paths: dict[str, Callable[[], object]] = {
         "request_server": lambda: call(app, "/v1/chat/completions", {"messages": CHAT}),
         "request_engine": lambda: llm.chat(CHAT, params, use_tqdm=False),
     }
-    for name, way in ways.items():
-        way()
-        found[name] = hops(way)
+    for name, path in paths.items():
+        path()
+        found[name] = hops(path)
     return found
 
 
