@@ -50,8 +50,10 @@ def serving(peer: Row) -> str:
     ours = _load(SERVED)
     parts = [f"vLLM's figures: {peer['source']}", _source(ours), _starts(peer, ours, _load(FIRST))]
     for workload in WORKLOADS:
+        ours_too = {r["label"] for r in ours["levels"] if r["workload"] == workload.name}
         labels = [row["label"] for row in peer["levels"] if row["workload"] == workload.name]
-        parts += [_table(workload, label, peer, ours) for label in dict.fromkeys(labels)]
+        shown = [label for label in dict.fromkeys(labels) if label in ours_too]
+        parts += [_table(workload, label, peer, ours) for label in shown]
     return "\n\n".join(part for part in parts if part)
 
 

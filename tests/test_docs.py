@@ -175,10 +175,12 @@ def anchors(page: Path) -> set[str]:
 def test_files_that_the_pages_name_exist(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return  # what it names was there at the time
-    folders = ("src", "tests", "benchmarks", "docs", "training")
+    folders = ("src", "tests", "benchmarks", "docs", "training", "examples", "deploy")
     files = [f"/{p.relative_to(ROOT).as_posix()}" for f in folders for p in (ROOT / f).rglob("*")]
     text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:tests|benchmarks|src|docs)/[\w/.-]+\.\w+)`", text))
+    named = set(
+        re.findall(r"`((?:tests|benchmarks|src|docs|examples|deploy)/[\w/.-]+\.\w+)`", text)
+    )
     named |= set(re.findall(r"`([\w/-]+\.(?:py|h|cpp))`", text))
     assert {name for name in named if not any(f.endswith(f"/{name}") for f in files)} == set()
 
@@ -237,6 +239,16 @@ def test_a_table_that_cannot_be_filled_is_an_error(
     monkeypatch.setattr(tables, "TABLES", dict.fromkeys(("empty", "lost"), str))
     with pytest.raises(tables.TableError, match=problem):
         tables.fill(text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_table_has_a_column_of_nothing(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *rows = (re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines())
+        assert rows, head
+        for name, *column in zip(head, *rows, strict=True):
+            assert any(cell.strip() not in ("", "-") for cell in column), (head, name)
 
 
 def test_the_readme_example_answers_as_it_says() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +21,8 @@ from quire.engine.frontend.async_engine import AsyncEngine
 from quire.hub import resolve_model
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tools"
 
 TEMPLATE = (
     "{% if tools %}<|system|>{{ tools | tojson }} <tool_call></tool_call><|end|>{% endif %}"
@@ -105,3 +110,28 @@ def test_control_tokens_of_calls_reach_the_parser(folder: Path) -> None:
             assert len(answer["message"]["tool_calls"][0]["id"]) == 9
 
     asyncio.run(scenario())
+
+
+def test_the_example_completes_two_turns(tmp_path: Path) -> None:
+    """examples/tools as docs/tools.md runs it: a forced call, its result, and an answer from it."""
+    model = tmp_path / "tooled"
+    shutil.copytree(resolve_model("quire-tiny"), model)
+    shutil.copy(EXAMPLE / "chat_template.jinja", model)
+    command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0"]
+    options = ["--num-blocks", "256", "--log-level", "error"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            ready = re.search(r"ready at (http://\S+)", server.stdout.readline())
+            assert ready is not None
+            done = subprocess.run(
+                [sys.executable, str(EXAMPLE / "two_turns.py"), ready[1]],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+        finally:
+            server.terminate()
+    call, answer = done.stdout.splitlines()
+    hours = {"pharmacy": "Monday to Friday from 9:30 am", "bakery": "Monday to Saturday from 6 am"}
+    shop = re.fullmatch(r"opening_hours\({'shop': '(\w+)'}\)", call)
+    assert shop is not None
+    assert hours[shop[1]] in answer
