@@ -24,7 +24,7 @@ class Logprob(msgspec.Struct):
 PositionLogprobs = dict[int, Logprob]  # token id → Logprob, the produced token first
 
 
-class CompletionOutput(msgspec.Struct):
+class CompletionOutput(msgspec.Struct, gc=False):
     """One answer; in a stream, the part that is new.
 
     finish_reason: "stop", "length" or "abort"; None while it is unfinished.

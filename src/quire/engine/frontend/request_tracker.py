@@ -206,5 +206,6 @@ class RequestTracker:
             queue.put(self.failure)
 
     def _put(self, request_id: str, output: RequestOutput | QuireError) -> None:
-        if request_id in self._queues:
-            self._queues[request_id].put(output)
+        queue = self._queues.get(request_id)
+        if queue is not None:
+            queue.put(output)

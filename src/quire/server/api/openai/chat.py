@@ -126,7 +126,7 @@ class ChatFormatter(OpenAIReplyFormatter):
         if not deltas and (has_token_fields or not is_held):
             deltas = [Delta(content="")]
         parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
-        if parts:
+        if parts and has_token_fields:
             parts[0].logprobs = self._logprobs(output)
             if self.job.return_token_ids:
                 parts[0].token_ids = output.token_ids

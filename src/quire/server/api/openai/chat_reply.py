@@ -71,7 +71,7 @@ class ChatReply(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
-class Delta(msgspec.Struct, kw_only=True):
+class Delta(msgspec.Struct, kw_only=True, gc=False):
     """What a chunk adds to the assistant's message."""
 
     role: str | UnsetType = UNSET
@@ -81,7 +81,7 @@ class Delta(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChunkChoice(msgspec.Struct, kw_only=True):
+class ChunkChoice(msgspec.Struct, kw_only=True, gc=False):
     """The next part of one answer."""
 
     index: int
@@ -92,7 +92,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
+class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
     """One chunk of a stream."""
 
     id: str
