@@ -47,11 +47,15 @@ def require(condition: bool, message: str) -> None:
 def check_ranges(settings: Any) -> None:
     """Raises ConfigError for a number that is out of its setting's range."""
     for field in dataclasses.fields(settings):
-        within, value = field.metadata["within"], getattr(settings, field.name)
-        if within is not None and value is not None:
-            least, most = within
-            message = f"{field.name} must be between {least} and {most}, not {value}"
-            require(least <= value <= most, message)  # also refuses NaN
+        check_range(field.name, field.metadata["within"], getattr(settings, field.name))
+
+
+def check_range(name: str, within: Range | None, value: Any) -> None:
+    """Raises ConfigError for a number that is out of the range of the setting `name`."""
+    if within is not None and value is not None:
+        least, most = within
+        message = f"{name} must be between {least} and {most}, not {value}"
+        require(least <= value <= most, message)  # also refuses NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.cli import main
-from quire.cli.models_file import read_models
-from quire.cli.serve import make_parser, model_plans
+from quire.cli.models_file import ConfigFile
+from quire.cli.serve import make_parser, model_plans, read_config, server_settings
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError
 from quire.server.settings import ServerSettings
 
 
 def plans(*words: str, **settings: str) -> list[ModelSpec]:
-    return model_plans(make_parser().parse(words), ServerSettings(**settings))  # type: ignore[arg-type]
+    args = make_parser().parse(words)
+    read_config(args)
+    return model_plans(args, ServerSettings(**settings))  # type: ignore[arg-type]
+
+
+def read_models(path: str, common: dict[str, Any], load: str) -> list[ModelSpec]:
+    return ConfigFile(path).models(common, load)
 
 
 def test_one_model_as_ever() -> None:
@@ -40,7 +47,6 @@ def test_several_share_the_options(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (("quire-tiny", "--model", "b"), "use one of them"),
-        (("--config", "x", "--model", "b"), "use one of them"),
         (("--model", "a=x", "--model", "a=y"), "two models have the name 'a'"),
         (("--model", "=x"), "MODEL or NAME=MODEL"),
         (("--model", "a="), "MODEL or NAME=MODEL"),
@@ -83,13 +89,19 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ("", None, "start it with the line `models:`"),
-        ("- a\n", None, "start it with the line `models:`"),
+        ("", None, "it has no options; write one a line"),
+        ("- a\n", None, "it has no options; write one a line"),
         ("models:\n", 1, "models must be a list"),
         ("models: []\n", 1, "models must be a list"),
-        ("model: x\n", 1, "unknown field model; did you mean models?"),
+        ("modls: x\n", 1, "unknown option modls; did you mean models?"),
+        ("port: 70000\n", 1, "port must be between 0 and 65535, not 70000"),
+        ("a: 1\n", 1, "unknown option a; known: models, model,"),
+        ("host: a\nmodel: x\nmodels: [{model: y}]\n", 2, "model and models both name models"),
+        ("host: a\ntensor-parallel-size: 2\n", 2, "tensor_parallel_size 2 is not supported: a"),
+        ("n_ctx: 8\nmax-model-len: 9\n", 2, "max_model_len is set twice"),
+        ("host: a\nlog-level: [a]\n", 2, "log_level must be one"),
+        ("speculative-config: {a: 1}\n", 1, "speculative_config .* is not supported"),
         ("models:\n  - quire-tiny\n", 2, r"models\[0\] must have fields"),
-        ("models:\n  - served_model_name: a\n", 2, r"served_model_name; did you mean name\?"),
         ("models:\n  - name: a\n", 2, r"models\[0\] has no model"),
         ("models:\n  - model: a\n    num_block: 3\n", 3, "num_block; did you mean num_blocks?"),
         (
@@ -105,6 +117,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("models:\n  - model: a\n  - model: b\n    name: a\n", 3, "two models have the name 'a'"),
         ("models:\n  - model: a\n    max_num_seqs: 3\n    max_num_batched_tokens: 2\n", 4, "below"),
         ("models:\n  - model: a\n   name: [\n", 3, "it must be YAML"),
+        ("models: [&x {model: [*x]}]\n", 1, "model must be one value"),
         ("models: &x\n  - {model: *y}\n", 2, "it must be YAML"),
         ("models: \x00", None, "it must be YAML"),
     ],
@@ -158,3 +171,59 @@ def test_the_command_tells_the_files_own_names(
     file.write_text("models:\n  - model: quire-tiny\n    scheduling_policy: x\n")
     assert main(["serve", "--config", str(file)]) == 2
     assert "models[0]: scheduling_policy must be one of" in capsys.readouterr().err
+
+
+ALL = """\
+# as other engines write it
+model: quire-tiny
+served-model-name: [tiny]
+host: 127.0.0.1
+port: 9000
+api-key:
+  - first
+  - second
+max_model_len: 2K
+dtype: half
+tensor-parallel-size: 1
+trust-remote-code: true
+uvicorn-log-level: critical
+request_timeout: 60
+enable-prefix-caching: false
+"""
+
+
+def test_every_option_may_stand_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(ALL)
+    args = make_parser().parse(["--config", str(file), "--port", "0"])
+    read_config(args)
+    settings = server_settings(args)
+    assert (settings.port, settings.api_key) == (0, "first,second")  # the command line wins
+    assert (settings.log_level, settings.request_timeout) == ("error", 60)
+    (plan,) = model_plans(args, settings)
+    assert (plan.name, plan.config.model.model) == ("tiny", "quire-tiny")
+    assert (plan.config.model.dtype, plan.config.model.max_model_len) == ("float16", 2048)
+    assert not plan.config.cache.enable_prefix_caching
+    err = capsys.readouterr().err
+    assert err == "note: trust_remote_code has no effect: no code of a model's folder is ever run\n"
+    assert plans("other", "--config", str(file))[0].config.model.model == "other"
+    assert [p.name for p in plans("--model", "a=x", "--model", "b=y", "--config", str(file))] == [
+        "a", "b",
+    ]  # fmt: skip
+
+
+def test_a_list_of_models_excludes_another_model(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("num_blocks: 7\nmodels:\n  - model: quire-tiny\n    served-model-name: a\n")
+    (plan,) = plans("--config", str(file))
+    assert (plan.name, plan.config.cache.num_blocks) == ("a", 7)
+    for words in (["b"], ["--model", "b"]):
+        with pytest.raises(ConfigError, match="exclude each other"):
+            plans("--config", str(file), *words)
+
+
+def test_a_file_without_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        ConfigFile("/dev/zero")

@@ -1,150 +1,132 @@
-"""`--config models.yaml`: the models of a server, each with its own engine options.
+"""`--config FILE`: options of `quire serve` in YAML, and several models with their own.
 
-    models:
-      - name: chat            # as requests name it; default: the model
+    port: 9000                  # any option of the command line
+    max-model-len: 8K
+    models:                     # or `model: NAME` for one
+      - name: chat              # as requests name it; default: the model
         model: Qwen/Qwen3-0.6B
-        load: at_start        # or on_demand
+        load: at_start          # or on_demand
         kv_cache_memory_bytes: 2G
       - model: quire-tiny-draft
 
-Owns the file format; every error names its line. Options and their ranges are in config.py.
+Owns what may stand where; options and their ranges are in config.py and server/settings.py.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.options import human_int
+from quire.cli.yaml_file import Given, YamlFile
 from quire.config import EngineConfig, iter_options
 from quire.engine.processes.fleet_model import ModelSpec
-from quire.errors import ConfigError, FileError, UserError
-from quire.options import Option
+from quire.errors import ConfigError, UserError
+from quire.options import options_of
+from quire.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     import yaml
 
-_INSTEAD = {"served_model_name": ["name"]}
 LOADS = ("at_start", "on_demand")
-_OPTIONS: Mapping[str, Option] = {option.name: option for _, option in iter_options()}
-_NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_OPTIONS, key=len, reverse=True))})(?![\w-])")
-_FIELDS = ("name", "load", *(name for name in _OPTIONS if name != "served_model_name"))
+_ENGINE = {option.name: option for _, option in iter_options()}
+_ALL = _ENGINE | {option.name: option for option in options_of(ServerSettings)}
+_NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_ENGINE, key=len, reverse=True))})(?![\w-])")
 
 
-def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelSpec]:
-    """The models of a file. common: engine options, load: the default, for those without own.
+class ConfigFile:
+    """The contents of a file. options: of the server and the engine, by name.
 
-    Raises ConfigError that names the file, the line and the field.
+    Raises ConfigError that names the file, the line and the option.
     """
-    import yaml  # only those who have such a file wait for it
-
-    file = _File(path)
-    try:
-        root = yaml.compose(file.read(), Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise file.wrong(mark, f"it must be YAML ({error.problem})") from None
-    except yaml.YAMLError:
-        raise file.wrong(None, "it must be YAML; see docs/several-models.md") from None
-    if not isinstance(root, yaml.MappingNode):
-        raise file.wrong(None, "it has no models; start it with the line `models:`")
-    found = file.fields(root, ("models",), "")
-    listed = found.get("models")
-    if not isinstance(listed, yaml.SequenceNode) or not listed.value:
-        raise file.wrong(root.start_mark, "models must be a list with an entry for each model")
-    plans = [
-        file.plan(node, f"models[{position}]", common, load)
-        for position, node in enumerate(listed.value)
-    ]
-    file.check_names(plans, listed.value)
-    return plans
-
-
-class _File:
-    """One file; its methods raise FileErrors with the line."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-
-    def read(self) -> str:
-        try:
-            return Path(self._path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it") from None
-
-    def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:
-        line = "" if mark is None else f", line {mark.line + 1}"
-        return FileError(f"{self._path}{line}: {problem}")
-
-    def fields(
-        self, node: yaml.MappingNode, known: tuple[str, ...], where: str
-    ) -> dict[str, yaml.Node]:
-        """The values by their names, which must be known and stand once."""
-        found: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            if name not in known:
-                near = _INSTEAD.get(name) or difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-                raise self.wrong(key.start_mark, f"unknown field {where}{name[:64]}; {hint}")
-            if name in found:
-                raise self.wrong(key.start_mark, f"{where}{name} is set twice; remove one")
-            found[name] = value
-        return found
-
-    def plan(self, node: yaml.Node, where: str, common: Mapping[str, Any], load: str) -> ModelSpec:
         import yaml
 
+        self._file = YamlFile(path)
+        root = self._file.root()
+        found = self._file.options(root, _ALL, ("engine", "server"), others=("models",))
+        self._entries: list[yaml.Node] = []
+        if listed := found.pop("models", None):
+            if not isinstance(listed.node, yaml.SequenceNode) or not listed.node.value:
+                text = "models must be a list with an entry for each model"
+                raise self._file.wrong(listed.node.start_mark, text)
+            self._entries = listed.node.value
+        self.options: dict[str, Any] = {name: given.value for name, given in found.items()}
+        if self._entries and "model" in self.options:
+            text = "model and models both name models; use one of them"
+            raise self._file.wrong(found["model"].node.start_mark, text)
+
+    @property
+    def names_models(self) -> bool:
+        """Whether it has a list of models."""
+        return bool(self._entries)
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on options of other engines that had no effect."""
+        return self._file.notices
+
+    def models(self, common: Mapping[str, Any], load: str) -> list[ModelSpec]:
+        """The listed models. common: engine options, load: the default, for those without own."""
+        plans = [
+            self._plan(node, f"models[{position}]", common, load)
+            for position, node in enumerate(self._entries)
+        ]
+        seen: set[str] = set()
+        for plan, node in zip(plans, self._entries, strict=True):
+            if plan.name in seen:
+                text = f"two models have the name {plan.name!r}; names must be unique"
+                raise self._file.wrong(node.start_mark, text)
+            seen.add(plan.name)
+        return plans
+
+    def _plan(self, node: yaml.Node, where: str, common: Mapping[str, Any], load: str) -> ModelSpec:
+        import yaml
+
+        wrong = self._file.wrong
         if not isinstance(node, yaml.MappingNode):
-            raise self.wrong(node.start_mark, f"{where} must have fields, such as `model: NAME`")
-        fields = self.fields(node, _FIELDS, f"{where}.")
+            raise wrong(node.start_mark, f"{where} must have fields, such as `model: NAME`")
+        fields = self._file.options(
+            node, _ENGINE, ("engine",), others=("name", "load"), where=where
+        )
         if "model" not in fields:
-            raise self.wrong(node.start_mark, f"{where} has no model; set a folder or a hub name")
-        values = {name: self.value(name, fields[name], where) for name in fields}
-        load, name = values.pop("load", load), values.pop("name", values["model"])
+            raise wrong(node.start_mark, f"{where} has no model; set a folder or a hub name")
+        values = {name: given.value for name, given in fields.items()}
+        load = self._text(values.pop("load", None), where) or load
+        own_name = self._text(values.pop("name", None), where)
+        name = own_name or values.pop("served_model_name", None) or values["model"]
         if load not in LOADS:
             text = f"{where}.load must be one of {', '.join(LOADS)}, not {load!r}"
-            raise self.wrong(fields["load"].start_mark, text)
-
-        def explain(error: UserError) -> UserError:
-            named = _NAMED.findall(str(error))
-            if named and named[0] in common and named[0] not in fields:
-                return error  # an option of the command line
-            mark = next((fields[n].start_mark for n in named if n in fields), node.start_mark)
-            return self.wrong(mark, f"{where}: {error}")
-
+            raise wrong(fields["load"].node.start_mark, text)
+        explain = self._explainer(node, where, common, fields)
         try:
             config = EngineConfig.from_options(**{**common, **values, "served_model_name": name})
         except ConfigError as error:
             raise explain(error) from None
         return ModelSpec(name=name, config=config, at_start=load == "at_start", explain=explain)
 
-    def value(self, name: str, node: yaml.Node, where: str) -> Any:
-        """A scalar; numbers of bytes may be written as on the command line."""
+    def _text(self, node: yaml.Node | None, where: str) -> str | None:
         import yaml
 
-        if not isinstance(node, yaml.ScalarNode):
-            raise self.wrong(node.start_mark, f"{where}.{name} must be one value")
-        option = _OPTIONS.get(name)
-        if option is None or option.kind is str:
-            return str(node.value)
-        value = yaml.safe_load(node.value)
-        if option.kind is int and isinstance(value, str):
-            try:
-                return human_int(value)
-            except argparse.ArgumentTypeError as error:
-                raise self.wrong(node.start_mark, f"{where}.{name}: {error}") from None
-        return value
+        if node is not None and not isinstance(node, yaml.ScalarNode):
+            raise self._file.wrong(node.start_mark, f"{where}: name and load must be one value")
+        return None if node is None else str(node.value)
 
-    def check_names(self, plans: list[ModelSpec], nodes: list[yaml.Node]) -> None:
-        seen: set[str] = set()
-        for plan, node in zip(plans, nodes, strict=True):
-            if plan.name in seen:
-                text = f"two models have the name {plan.name!r}; names must be unique"
-                raise self.wrong(node.start_mark, text)
-            seen.add(plan.name)
+    def _explainer(
+        self,
+        node: yaml.Node,
+        where: str,
+        common: Mapping[str, Any],
+        fields: Mapping[str, Given],
+    ) -> Any:
+        """A function that adds the place in the file to an error about a model."""
+
+        def explain(error: UserError) -> UserError:
+            named = _NAMED.findall(str(error))
+            if named and named[0] in common and named[0] not in fields:
+                return error  # an option for all models
+            mark = next((fields[n].node.start_mark for n in named if n in fields), node.start_mark)
+            return self._file.wrong(mark, f"{where}: {error}")
+
+        return explain

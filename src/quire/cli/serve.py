@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from quire.cli.banner import key_in_shell, ready_text
-from quire.cli.models_file import read_models
+from quire.cli.models_file import ConfigFile
 from quire.cli.options import (
     CommandParser,
     add_engine_options,
@@ -38,6 +39,8 @@ from quire.server.settings import ServerSettings
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
 _OPEN_TO_ALL = "  note      other machines can reach this without a key; set --api-key"
 
+_OF_ONE_MODEL = ("model", "served_model_name")
+
 EXAMPLES = (
     "quire serve",
     "quire serve meta-llama/Llama-3.2-1B-Instruct --max-model-len 8K --port 9000",
@@ -59,7 +62,7 @@ def make_parser() -> CommandParser:
         help="one of several models, given once for each; the first is the default",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML file with the models and their own options"
+        "--config", metavar="FILE", help="YAML file with any of these options, and models"
     )
     parser.add_argument(
         "--dry-run",
@@ -85,6 +88,7 @@ def run(argv: Sequence[str]) -> int:
     begin = time.monotonic()
     parser = make_parser()
     args = parser.parse(argv)
+    read_config(args)
     settings = server_settings(args)
     locked = settings.keys.are_required  # a file of keys that cannot be read is told at once
     from_environment = settings.api_key is not None and "api_key" not in vars(args)
@@ -105,6 +109,25 @@ def run(argv: Sequence[str]) -> int:
         return asyncio.run(_serve(plans, settings, listener, admin, begin, key))
 
 
+def read_config(args: argparse.Namespace) -> None:
+    """Add the options of the file, if there is one; those of the command line win.
+
+    The file takes the place of its name in `args.config`. Raises ConfigError.
+    """
+    given = vars(args)
+    if "config" not in given:
+        return
+    file = ConfigFile(args.config)
+    for notice in file.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    if file.names_models and given.keys() & {"model", "models"}:
+        raise ConfigError("MODEL, --model and the models of --config exclude each other; use one")
+    if "models" in given:
+        file.options = {n: v for n, v in file.options.items() if n not in _OF_ONE_MODEL}
+    args.__dict__.update(file.options | given)
+    args.config = file
+
+
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Those of the server; keys that were not given are the environment's. Raises ConfigError."""
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
@@ -117,20 +140,20 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
 def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelSpec]:
     """The models to serve, by whichever way they were given. Raises ConfigError."""
     given = vars(args)
-    sources = [name for name in ("model", "models", "config") if name in given]
-    if len(sources) > 1:
-        raise ConfigError("MODEL, --model and --config all name models; use one of them")
-    if sources == ["models"] and len(args.models) == 1 and "=" not in args.models[0]:
-        args.model, sources = args.models[0], ["model"]  # as other engines write one model
-    if not {"models", "config"} & set(sources):
-        config = engine_config(args)
-        return [_plan(config, settings)]
+    file: ConfigFile | None = given.get("config")
+    lists_models = file is not None and file.names_models
+    if {"model", "models"} <= given.keys():
+        raise ConfigError("MODEL and --model both name models; use one of them")
+    if len(given.get("models", ())) == 1 and "=" not in args.models[0]:
+        args.model = given.pop("models")[0]  # as other engines write one model
+    if "models" not in given and not lists_models:
+        return [_plan(engine_config(args), settings)]
     if "served_model_name" in given:
         text = "served_model_name is for one model; set names with --model NAME=MODEL"
         raise ConfigError(f"{text} or in the file")
     options = engine_options(args)
-    if "config" in given:
-        return read_models(given["config"], options, settings.model_load)
+    if file is not None and lists_models:
+        return file.models(options, settings.model_load)
     plans = []
     for text in given["models"]:
         name, model = _named(text)
