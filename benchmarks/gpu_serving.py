@@ -14,6 +14,8 @@ Workloads: voice-8b and voice-1b (1,950 tokens in, 200 out, streamed, so many at
 voice-8b-shared (1,750 of them the same, prefix caching on), rewrite-1b (15 in, 15 out, not
 streamed, so many a second, Poisson); with --offline, if they are named, saturated-128-128 and
 others (workloads/plan.py): so many at a time from the first moment on, see workloads/steady.py.
+Named alone as well: varied-2000-200 and others, whose lengths vary by 60 % either way, and
+open-1950-200, so many a second. --shape takes another model's shape for all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from quire.cli.options import chosen as given
 from quire.config import iter_options
 from quire.hub import resolve_model
 
-MAX_MODEL_LEN = 8192
+MAX_MODEL_LEN, VARIED_MODEL_LEN = 8192, 16384
 API_PROCESSES = 4
 STEADY_ROWS = 512, 1024  # so that few engines serve all of those workloads
 WARM_UP = 8  # requests, four at a time, whose figures are not kept
@@ -99,6 +101,8 @@ class Bench:
                 make_folder(shape_folder(workload.shape), own)
             options["model"] = str(own)
             lengths = [each.input_len + each.output_len for each in (workload, *SATURATED)]
+            if workload.jitter:
+                lengths = [VARIED_MODEL_LEN]
             longest = max(lengths) if workload.is_steady else max(MAX_MODEL_LEN, lengths[0])
             options |= {"load_format": "dummy", "max_model_len": longest}
         else:
@@ -190,6 +194,7 @@ def resized(workload: Workload, args: argparse.Namespace) -> Workload:
     input_len = args.input_len or workload.input_len
     return replace(
         workload,
+        shape=args.shape or workload.shape,
         input_len=input_len,
         output_len=args.output_len or workload.output_len,
         shared_prefix=workload.shared_prefix * input_len // workload.input_len,
@@ -216,6 +221,7 @@ def parse() -> tuple[argparse.Namespace, dict[str, Any]]:
     parser.add_argument("--offline", action="store_true", default=False, help="no server")
     parser.add_argument("--seconds", type=float, default=500.0, help="for all of it")
     parser.add_argument("--only", nargs="+", default=None, metavar="NAME[:LEVEL,...]")
+    parser.add_argument("--shape", default=None, help="folder of benchmarks/shapes")
     parser.add_argument("--input-len", type=int, default=None, help="in place of the workload's")
     parser.add_argument("--output-len", type=int, default=None, help="likewise")
     parser.add_argument("--model", default=None, help="in place of the random weights")

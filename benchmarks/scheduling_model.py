@@ -1,13 +1,14 @@
-"""What rules of the scheduler make of a closed level of requests, without a GPU: in virtual time.
+"""The scheduler under loads of a GPU, without a GPU: in virtual time.
 
-    python benchmarks/scheduling_model.py --levels 4 8 16 32
-    python benchmarks/scheduling_model.py --set FEW_REQUESTS=0 MOST_SLOWDOWN=5
+    python benchmarks/scheduling_model.py
+    python benchmarks/scheduling_model.py --only varied-4000-50:8,48 --set PAUSED_STEPS=0
 
 The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
-in bfloat16 with contexts of about 2,000 tokens on one H200, noted as they ran in the server
-(docs/decisions/scheduling.md). --set changes constants of `quire.scheduler.chunk_policy`. All
-requests of a level come at once; each is followed by another until there were three times as many,
-as in gpu_serving.py. Figures are within 5 to 10 % of the server's; they serve to compare rules.
+in bfloat16 on one H200, noted as they ran in the server (docs/decisions/scheduling.md): of steps
+that only decode, by requests, of others by padded size, and what keys add. --set changes constants
+of `quire.scheduler.chunk_policy`. The loads are those of workloads/plan.py; the default is a grid
+of lengths, rates and numbers of requests. Requests a second are within 10 % of the server's, in
+most rows within 3; they serve to compare rules.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 import numpy as np
+from workloads import plan
+from workloads.plan import Level, make_level
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest
@@ -36,10 +39,13 @@ MIXED = {
     768: 19.7, 896: 23.4, 1024: 25.0, 1152: 27.9, 1280: 30.5, 1408: 34.0, 1536: 36.3, 1792: 43.0,
     2048: 46.0, 2560: 58.8, 3072: 70.0, 4096: 92.0, 8192: 184.0,
 }  # fmt: skip
-KEYS = 0.075
+KEYS, PROMPT_KEYS = 0.075 / 2000, 1.05e-6  # for each key of a decode; of a prompt's token
+MEASURED_KEYS = 2000  # of each request when the above was noted
+SUSTAINED = 1.06  # of the time of steps with prompts, at the clock of a card that is never idle
 HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
 LATENCY = 0.0011  # seconds between client and engine, in each direction
-MAX_LEN, ROWS, BUDGET = 8192, 256, 8192
+MAX_LEN, ROWS, BUDGET, FULL_STEP = 16384, 256, 8192, 2048
+GRID = [w.name for w in (*plan.VARIED, *plan.OPEN)] + ["voice-8b:2,8,16,32,64,128"]
 
 
 class Machine(ABC):
@@ -103,50 +109,58 @@ class Machine(ABC):
         """A request has its last token."""
 
 
-class Level(Machine):
-    """So many requests at a time, on the GPU. sizes: of its steps with parts of prompts."""
+class LevelRun(Machine):
+    """One level of a workload, on the GPU. sizes: of its steps with parts of prompts."""
 
-    def __init__(
-        self, num_requests: int, prompt_len: int, answer_len: int, scheduler: Scheduler,
-        sizes: list[int],
-    ) -> None:  # fmt: skip
+    def __init__(self, level: Level, scheduler: Scheduler, sizes: list[int]) -> None:
         super().__init__(scheduler, depth=2)
-        self._num_requests, self._prompt_len = num_requests, prompt_len
-        self._sampling = SamplingParams(max_tokens=answer_len, ignore_eos=True)
-        self._sizes = sizes
-        self._in_transit: deque[tuple[float, str]] = deque()  # (arrival, name)
+        self._level, self._sizes = level, sizes
+        self._next = 0  # request to send
+        self._in_transit: deque[tuple[float, int]] = deque()  # (arrival, number)
 
-    def run(self) -> None:
-        """All requests to their ends."""
-        for _ in range(self._num_requests):
-            self.send(0.0)
+    def run(self) -> LevelRun:
+        """All requests to their ends; returns itself."""
+        workload = self._level.workload
+        for moment in self._level.offsets or [0.0] * int(self._level.level):
+            self._send(moment)
         while self._in_transit or self.scheduler.has_unfinished:
             while self._in_transit and self._in_transit[0][0] <= self.now:
-                _, name = self._in_transit.popleft()
-                self.add(name, [len(self.sent)] * self._prompt_len, self._sampling)
+                _, number = self._in_transit.popleft()
+                input_len, output_len = workload.lengths(self._level.seeds[number])
+                sampling = SamplingParams(max_tokens=output_len, ignore_eos=True)
+                self.add(f"r{number}", [number] * input_len, sampling)
             if not self.step(HOST) and self._in_transit:
                 self.now = max(self.now, self._in_transit[0][0])
+        return self
 
-    def send(self, moment: float) -> None:
-        """A client sends a request; its time to a first token has both ways in it."""
-        number = len(self.sent)
-        if number < 3 * self._num_requests:
-            self.sent[f"r{number}"] = moment - LATENCY
-            self._in_transit.append((moment + LATENCY, f"r{number}"))
+    def _send(self, moment: float) -> None:
+        """A client sends a request; its time to a first token has both directions in it."""
+        if self._next < len(self._level.seeds):
+            self.sent[f"r{self._next}"] = moment - LATENCY
+            self._in_transit.append((moment + LATENCY, self._next))
+            self._next += 1
 
     def on_end(self) -> None:
-        """Its client sends another one."""
-        self.send(self.now + LATENCY)
+        """Its client sends another one, unless the load is open."""
+        if not self._level.offsets:
+            self._send(self.now + LATENCY)
 
     def seconds(self, plan: SchedulerOutput) -> float:
         """What a step takes."""
-        lengths = [entry.num_tokens for entry in plan.scheduled]
-        num_decodes, num_tokens = lengths.count(1), sum(lengths)
-        if num_decodes == num_tokens:
-            return float(np.interp(num_decodes, list(DECODES), list(DECODES.values()))) / 1000
-        size = next(size for size in self._sizes if size >= num_tokens)
+        decodes = [entry for entry in plan.scheduled if entry.num_tokens == 1]
+        prompts = [entry for entry in plan.scheduled if entry.num_tokens > 1]
+        keys = KEYS * sum(entry.start for entry in decodes)
+        if not prompts:
+            num_decodes = len(decodes)
+            alone = np.interp(num_decodes, list(DECODES), list(DECODES.values()))
+            return float(alone - KEYS * MEASURED_KEYS * num_decodes + keys) / 1000
+        size = next(size for size in self._sizes if size >= plan.num_tokens)
         mixed = float(np.interp(size, list(MIXED), list(MIXED.values())))
-        return (mixed + KEYS * num_decodes) / 1000
+        mean_keys = MEASURED_KEYS / 2
+        keys += PROMPT_KEYS * sum(
+            e.num_tokens * (e.start + e.num_tokens / 2 - mean_keys) for e in prompts
+        )
+        return (SUSTAINED * mixed + keys) / 1000
 
 
 def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
@@ -156,32 +170,34 @@ def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
         max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, scheduling_policy=policy
     )
     kv = KVCacheManager(64_000, 16, enable_prefix_caching=False)
-    return Scheduler(config, kv, MAX_LEN, paces_prompts=True, step_sizes=sizes), sizes
+    return Scheduler(config, kv, MAX_LEN, full_step=FULL_STEP, step_sizes=sizes), sizes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--levels", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
-    parser.add_argument("--prompt", type=int, default=1950)
-    parser.add_argument("--answer", type=int, default=200)
+    parser.add_argument("--only", nargs="+", default=GRID, metavar="NAME[:LEVEL,...]")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
         if name not in vars(policy):
             parser.error(f"quire.scheduler.chunk_policy has no {name}")
         setattr(policy, name, float(number))
-    scheduler, sizes = make_scheduler()
-    print("requests   TTFT p50    p99   ITL p50    p99 (ms)   tokens/s")
-    for num_requests in [4, *args.levels]:  # the first one tells the policy what steps cost
-        level = Level(num_requests, args.prompt, args.answer, scheduler, sizes)
-        level.run()
-        times = list(level.ttfts.values()), [gap for _, gap in level.gaps]
-        ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in times)
-        rate = len(level.sent) * args.answer / max(level.last.values())
-        print(f"{num_requests:>8} {ttft[0]:>10.0f} {ttft[1]:>6.0f} {itl[0]:>9.2f} {itl[1]:>6.1f} "
-              f"{rate:>15.0f}", flush=True)  # fmt: skip
+    print(
+        "load              level  requests/s   TTFT p50    p99   ITL p50    p99   latency p50 (ms)"
+    )
+    for workload in plan.chosen(args.only):
+        for number in workload.levels:
+            level = make_level(workload, number, "m", 32_000, seed=5, seconds=15.0)
+            found = LevelRun(level, *make_scheduler()).run()
+            times = list(found.ttfts.values()), [gap for _, gap in found.gaps]
+            ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in times)
+            waits = [end - found.sent[name] for name, end in found.ends.items()]
+            rate = len(found.sent) / max(found.last.values())
+            print(f"{workload.name:<16} {number:>6g} {rate:>11.2f} {ttft[0]:>10.0f} "
+                  f"{ttft[1]:>6.0f} {itl[0]:>9.2f} {itl[1]:>6.1f} {1000 * np.median(waits):>13.0f}",
+                  flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from workloads.plan import WORKLOADS, Workload
 RESULTS = Path(__file__).parent / "results"
 SERVED, FIRST = "gpu_serving_server", "gpu_first_start"  # files: of levels, of first starts
 
+VARIED_TIMES = "ttft_p50", "ttft_p99", "tpot_p50", "lat_p50"
+
 Row = dict[str, Any]
 
 
@@ -75,6 +77,32 @@ def saturated(published: Row) -> str:
     return "\n\n".join(
         part for part in (published["source"], _source(ours), "\n".join(lines)) if part
     )
+
+
+def varied(ours: Row) -> str:
+    """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
+    peers = _load("vllm_serving")["varied"]
+    lines = [
+        "| load | weights | level | vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50 "
+        "| Quire | ratio: requests/s · TTFT p50 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in ours["levels"]:
+        peer = _find(peers, row["workload"], row["label"], row["level"])
+        ratios = [
+            f"{a[key] / b[key]:.2f}" if key in peer else "-"
+            for key, a, b in (("req_s", row, peer), ("ttft_p50", peer, row))
+        ]
+        cells = [row["workload"], row["label"], f"{row['level']:g}", _varied(peer), _varied(row)]
+        lines.append(f"| {' | '.join([*cells, ' · '.join(ratios) if peer else '-'])} |")
+    return "\n\n".join((_source(ours | {"name": "gpu_varied"}), "\n".join(lines)))
+
+
+def _varied(row: Row) -> str:
+    if not row:
+        return "-"
+    rate, *times = (_number(row.get(key)) for key in ("req_s", *VARIED_TIMES))
+    return f"{rate} · {times[0]} / {times[1]} · {times[2]} · {times[3]}"
 
 
 def _load(name: str) -> Row:

@@ -34,7 +34,7 @@ from gpu_tables import (
     gpu_products,
     gpu_rows,
 )
-from serving_table import saturated, serving, step_profile
+from serving_table import saturated, serving, step_profile, varied
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -272,6 +272,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_decode_hopper": gpu_decode_hopper,
     "gpu_prefill": gpu_prefill,
     "step_profile": step_profile,
+    "gpu_varied": varied,
     "vllm_serving": serving,
     "published_saturated": saturated,
 }

@@ -68,6 +68,7 @@ def summarize(level: Level, results: Sequence[RequestResult], client_cpu: float)
         "input_len": workload.input_len,
         "output_len": workload.output_len,
         "shared_prefix": workload.shared_prefix,
+        "jitter": workload.jitter,
         "stream": workload.stream,
     }
     if whole:

@@ -23,7 +23,8 @@ now = time.perf_counter  # one clock for all processes of a Linux machine
 def main(pipe: Pipe, url: str) -> None:
     """Run each level that comes: prepare, say so, begin at the moment told."""
     while (level := pipe.recv()) is not None:
-        bodies = [request(url, level, prompt) for prompt in level.prompts()]
+        wanted = list(zip(level.prompts(), level.output_lens(), strict=True))
+        bodies = [(request(url, level, prompt, length), length) for prompt, length in wanted]
         pipe.send(None)
         begin = pipe.recv()
         before, started = time.process_time(), now()
@@ -40,13 +41,13 @@ def _run(work: Any) -> Any:
     return uvloop.run(work)
 
 
-def request(url: str, level: Level, prompt: list[int]) -> bytes:
-    """A complete HTTP request for a completion of exactly so many tokens."""
+def request(url: str, level: Level, prompt: list[int], output_len: int) -> bytes:
+    """A complete HTTP request for a completion of exactly output_len tokens."""
     where, workload = urlsplit(url), level.workload
     fields: dict[str, Any] = {
         "model": level.model,
         "prompt": prompt,
-        "max_tokens": workload.output_len,
+        "max_tokens": output_len,
         "temperature": 0.0,
         "ignore_eos": True,
         "stream": workload.stream,
@@ -64,7 +65,9 @@ def request(url: str, level: Level, prompt: list[int]) -> bytes:
 class Load:
     """One process's share of a level."""
 
-    def __init__(self, url: str, level: Level, bodies: list[bytes], begin: float) -> None:
+    def __init__(
+        self, url: str, level: Level, bodies: list[tuple[bytes, int]], begin: float
+    ) -> None:
         where = urlsplit(url)
         self._host, self._port = where.hostname or "127.0.0.1", where.port or 80
         self._level, self._bodies, self._begin = level, deque(bodies), begin
@@ -89,18 +92,18 @@ class Load:
 
     async def _arrive(self) -> list[asyncio.Task[None]]:
         tasks = []
-        for body, offset in zip(self._bodies, self._level.offsets, strict=True):
+        for request, offset in zip(self._bodies, self._level.offsets, strict=True):
             due = self._begin + offset
             if (wait := due - now()) > 0:
                 await asyncio.sleep(wait)
-            tasks.append(asyncio.create_task(self._ask(body, due)))
+            tasks.append(asyncio.create_task(self._ask(*request, due)))
         return tasks
 
     async def _lane(self) -> None:
         while self._bodies and now() < self._begin + self._level.stop_after:
-            await self._ask(self._bodies.popleft(), now())
+            await self._ask(*self._bodies.popleft(), now())
 
-    async def _ask(self, body: bytes, due: float) -> None:
+    async def _ask(self, body: bytes, output_len: int, due: float) -> None:
         result = RequestResult(due, sent=now())
         self._results.append(result)
         connection: Connection | None = None
@@ -113,7 +116,7 @@ class Load:
         except (OSError, ValueError) as problem:
             result.error = f"{type(problem).__name__}: {problem}"[:200]
         finally:
-            result.end(now(), self._level.workload.output_len)
+            result.end(now(), output_len)
             if connection is not None and result.error is None:
                 self._idle.append(connection)
             elif connection is not None:

@@ -49,14 +49,15 @@ class Run:
         from quire.core.messages import AddRequest
         from quire.core.sampling_params import SamplingParams
 
-        wanted = level.workload.output_len
-        sampling = SamplingParams(temperature=0.0, max_tokens=wanted, ignore_eos=True)
+        self._wanted = {str(seed): level.workload.lengths(seed)[1] for seed in level.seeds}
         self._core, self._level = core, level
         self._waiting = deque(
             AddRequest(
                 request_id=str(seed),
                 prompt_token_ids=prompt,
-                sampling=sampling,
+                sampling=SamplingParams(
+                    temperature=0.0, max_tokens=self._wanted[str(seed)], ignore_eos=True
+                ),
                 stream=level.workload.stream,
             )
             for seed, prompt in zip(level.seeds, level.prompts(), strict=True)
@@ -103,7 +104,6 @@ class Run:
             self._running -= sum(delta.finish_reason is not None for delta in deltas)
 
     def _read_steps(self) -> None:
-        wanted = self._level.workload.output_len
         for moment, deltas in self._steps:
             for delta in deltas:
                 result = self._results[delta.request_id]
@@ -112,7 +112,7 @@ class Run:
                     result.take_event(moment)
                 if delta.finish_reason is not None:
                     result.error = delta.error
-                    result.end(moment, wanted)
+                    result.end(moment, self._wanted[delta.request_id])
 
     def _cut(self) -> None:
         """Give up what is not done, and leave the engine empty."""

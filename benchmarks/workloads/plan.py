@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 FIRST_ID, LAST_ID = 1000, 120_000  # of the random prompts, where the vocabulary is as large
-PREFIX_SEED = 11
+PREFIX_SEED, JITTER_SEED = 11, 1 << 40
 MAX_REQUESTS = 512  # of a closed level
 STEADY_REQUESTS = 1 << 20  # more than any run comes to
 OPEN_SECONDS = 8.0  # of arrivals, at most
@@ -22,7 +22,8 @@ class Workload:
     """What one kind of service asks. levels: requests at a time, or a second if it is open.
 
     shared_prefix: tokens at the beginning that all prompts have in common. is_steady: saturated
-    from its first moment on, see steady.py; for the engine alone.
+    from its first moment on, see steady.py; for the engine alone. jitter: lengths of requests are
+    even between 1 - jitter and 1 + jitter of those given.
     """
 
     name: str
@@ -34,6 +35,14 @@ class Workload:
     is_open: bool = False
     shared_prefix: int = 0
     is_steady: bool = False
+    jitter: float = 0.0
+
+    def lengths(self, seed: int) -> tuple[int, int]:
+        """Tokens in and out of the request of this seed."""
+        rng = random.Random(seed ^ JITTER_SEED)
+        low, high = 1 - self.jitter, 1 + self.jitter
+        ins, outs = (round(n * rng.uniform(low, high)) for n in (self.input_len, self.output_len))
+        return max(self.shared_prefix + 1, ins), max(1, outs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,12 @@ class Level:
     def prompts(self) -> Iterable[list[int]]:
         """Random token ids, distinct behind the shared prefix."""
         prefix = self.prompt_of(PREFIX_SEED, self.workload.shared_prefix)
-        num_own = self.workload.input_len - len(prefix)
-        return (prefix + self.prompt_of(seed, num_own) for seed in self.seeds)
+        lengths = ((seed, self.workload.lengths(seed)[0]) for seed in self.seeds)
+        return (prefix + self.prompt_of(seed, length - len(prefix)) for seed, length in lengths)
+
+    def output_lens(self) -> list[int]:
+        """Tokens of the answers, one for each seed."""
+        return [self.workload.lengths(seed)[1] for seed in self.seeds]
 
     def prompt_of(self, seed: int, length: int) -> list[int]:
         """So many random token ids."""
@@ -86,7 +99,8 @@ def make_level(
     offsets: list[float] = []
     if workload.is_open:
         offsets = arrivals(level, min(seconds, OPEN_SECONDS), seed)
-    num_requests = len(offsets) or min(MAX_REQUESTS, max(8, 3 * int(level)))
+    least, rounds = (64, 4) if workload.jitter else (8, 3)
+    num_requests = len(offsets) or min(MAX_REQUESTS, max(least, rounds * int(level)))
     if workload.is_steady:
         num_requests = STEADY_REQUESTS
     return Level(
@@ -123,17 +137,31 @@ SATURATED = tuple(
     Workload(f"saturated-{ins}-{outs}", "llama-3.1-8b", ins, outs, (level,), is_steady=True)
     for ins, outs, level in (*_SATURATED, (20_000, 2000, 76))
 )
+# Lengths that vary: mean tokens in and out, requests at a time. The last three were added after the
+# scheduling rule had been chosen.
+_VARIED = (
+    (2000, 200, (16, 64)), (4000, 50, (8, 48)), (400, 400, (32,)), (100, 20, (64,)),
+    (8000, 400, (4, 16)), (1200, 60, (12, 100)), (600, 800, (24,)), (3000, 30, (128,)),
+)  # fmt: skip
+VARIED = tuple(
+    Workload(f"varied-{ins}-{outs}", "llama-3.1-8b", ins, outs, levels, jitter=0.6)
+    for ins, outs, levels in _VARIED
+)
+# So many a second: 8B in bfloat16 is saturated at about 12.
+OPEN = (Workload("open-1950-200", "llama-3.1-8b", 1950, 200, (3, 6, 9, 12), is_open=True),)
+
+
+KNOWN = (*WORKLOADS, *SATURATED, *VARIED, *OPEN)
 
 
 def chosen(words: Sequence[str] | None) -> list[Workload]:
-    """Those that are named, as `name` or `name:level,level`; all but the saturated ones without
-    a word.
+    """Those that are named, as `name` or `name:level,level`; `WORKLOADS` without a word.
 
     Raises ValueError that says what is wrong.
     """
     if not words:
         return list(WORKLOADS)
-    known, found = {workload.name: workload for workload in (*WORKLOADS, *SATURATED)}, []
+    known, found = {workload.name: workload for workload in KNOWN}, []
     for word in words:
         name, _, levels = word.partition(":")
         if name not in known:

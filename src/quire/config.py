@@ -152,8 +152,8 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = setting(True, "let a prompt be computed over several steps")
     long_prefill_token_threshold: int = setting(
         0,
-        "most prompt tokens one request gets in a step while others run or wait; 0: half the "
-        "budget while others decode",
+        "most prompt tokens one request gets in a step while others run or wait; 0: half of the "
+        "step's prompt tokens while other prompts need them",
         within=(0, MOST),
     )
     itl_target_ms: float | None = setting(

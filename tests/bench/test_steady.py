@@ -58,7 +58,7 @@ def engine(device: Device) -> EngineCore:
 
     def make_scheduler() -> Scheduler:
         kv = CachedPromptManager(4096, 16, enable_prefix_caching=False)
-        return Scheduler(config, kv, 4000, paces_prompts=True)
+        return Scheduler(config, kv, 4000, full_step=2048)
 
     limits = RequestLimits(
         max_model_len=4000, max_kv_tokens=4096 * 16, vocab_size=2048, max_num_seqs=32,

@@ -37,6 +37,17 @@ def level_of(workload: Workload, number: float = 2, seconds: float = 5.0) -> Lev
     return make_level(workload, number, "m", 2048, seed=7, seconds=seconds)
 
 
+def test_lengths_vary_as_far_as_they_are_asked_to() -> None:
+    level = level_of(replace(VOICE, input_len=100, output_len=50, shared_prefix=0, jitter=0.6))
+    lengths = [len(prompt) for prompt in level.prompts()], level.output_lens()
+    for mean, found in zip((100, 50), lengths, strict=True):
+        assert 0.4 * mean <= min(found) < 0.6 * mean
+        assert 1.4 * mean < max(found) <= 1.6 * mean
+        assert sum(found) / len(found) == pytest.approx(mean, rel=0.15)
+    assert level.output_lens() == lengths[1]
+    assert set(level_of(VOICE).output_lens()) == {VOICE.output_len}
+
+
 def test_prompts_share_what_is_shared_and_nothing_else() -> None:
     prompts = list(level_of(VOICE).prompts())
     assert {len(prompt) for prompt in prompts} == {30}
@@ -71,7 +82,8 @@ def test_chosen_workloads_are_known_and_take_levels() -> None:
 def answers(script: Script, level: Level) -> list[RequestResult]:
     async def run() -> list[RequestResult]:
         async with scripted_server(script) as url:
-            bodies = [request(url, level, prompt) for prompt in level.prompts()]
+            wanted = zip(level.prompts(), level.output_lens(), strict=True)
+            bodies = [(request(url, level, *each), each[1]) for each in wanted]
             return await Load(url, level, bodies, now()).run()
 
     return asyncio.run(run())

@@ -182,7 +182,7 @@ class Simulation:
         depth: int = 1,
         enable_prefix_caching: bool = True,
         step_sizes: Sequence[int] = (),
-        paces_prompts: bool = False,
+        full_step: int = 1 << 20,
         **config: object,
     ) -> None:
         self.config = SchedulerConfig(
@@ -190,11 +190,11 @@ class Simulation:
         )
         self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching, hash_seed=b"test")
         self.scheduler = Scheduler(
-            self.config, self.kv, max_model_len, paces_prompts=paces_prompts, step_sizes=step_sizes
+            self.config, self.kv, max_model_len, full_step=full_step, step_sizes=step_sizes
         )
         self.model = FakeModel(block_size)
         self.max_model_len = max_model_len
-        self.paces_prompts = paces_prompts
+        self.full_step = full_step
         self.depth = depth
         self.now = 0.0  # seconds; a step takes a millisecond for each of its tokens
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
@@ -271,10 +271,9 @@ class Simulation:
             assert all(entry.num_tokens <= threshold for entry in plan.scheduled)
 
     def _check_turns(self, plan: SchedulerOutput) -> None:
-        """With due times, the budget cuts no prompt that is before another which gets tokens;
-        where steps are paced, they share it."""
-        is_whole = self.paces_prompts or not self.config.enable_chunked_prefill
-        if self.config.ttft_target_ms is None or is_whole:
+        """With due times, the budget cuts no prompt that is before another which gets tokens."""
+        is_on = self.config.enable_chunked_prefill
+        if self.config.ttft_target_ms is None or not is_on:
             return
         planned = {entry.request_id: entry for entry in plan.scheduled}
         limit = self.config.long_prefill_token_threshold or max(

@@ -11,13 +11,11 @@ from machine import Machine
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
 from quire.scheduler.chunk_policy import (
-    CROWDED_STEP,
     FEW_REQUESTS,
     FIRST_CHUNK,
     LEAST_CHUNK,
     LONGEST_WAIT,
-    UNPACED_CHUNK,
-    WHOLE_STEP,
+    PAUSED_STEPS,
     ChunkPolicy,
 )
 from quire.scheduler.step_costs import StepCosts
@@ -68,50 +66,30 @@ def test_a_target_that_cannot_be_met_starves_no_prompt(target_ms: float) -> None
     assert machine.gap_ms(0.95) < 13.0  # and what prompts add stays small
 
 
-def test_without_decodes_or_target_nothing_is_held_back() -> None:
-    policy = ChunkPolicy(0.02)
+def test_without_decodes_or_target_a_step_is_full() -> None:
+    policy = ChunkPolicy(0.02, full_step=2048)
     for _ in range(50):
         policy.observe(0, 1000, 0.1)
-    assert policy.prompt_tokens(0, 2048) == 2048
-    assert policy.prompt_tokens(10, 2048) < 300
-    assert ChunkPolicy(None).prompt_tokens(10, 2048) == 2048
+    assert policy.prompt_tokens(0, 8192) == 2048
+    assert policy.prompt_tokens(10, 8192) < 300
+    assert ChunkPolicy(None, full_step=2048).prompt_tokens(10, 8192) == 2048
+    assert ChunkPolicy(None, full_step=2048).prompt_tokens(10, 700) == 700
 
 
-def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes() -> None:
-    def seconds(num_decodes: int, num_prompt_tokens: int) -> float:
-        return 0.005 + 0.00003 * num_decodes + 0.000025 * num_prompt_tokens
-
-    policy = ChunkPolicy(None, paces=True)
-    assert policy.prompt_tokens(16, 8192) == UNPACED_CHUNK
-    for step in range(60):
-        num_decodes, num_tokens = 4 * (step % 16), 0 if step % 3 else 100 * (step % 20 + 1)
-        policy.observe(num_decodes, num_tokens, seconds(num_decodes, num_tokens))
-    assert policy.prompt_tokens(0, 8192) == WHOLE_STEP
-    for num_decodes, num_prompts, slowdown in (
-        (1, 1, 2.5), (4, 1, 2.5), (16, 1, 2.5), (32, 1, 4.0), (64, 30, 8.0), (256, 1, 10.0),
-        (64, 40, 10.0), (8, 99, 10.0),
-    ):  # fmt: skip
-        num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
-        assert seconds(num_decodes, num_tokens) == pytest.approx(
-            slowdown * seconds(num_decodes, 0), rel=0.02
-        )
-    assert policy.prompt_tokens(64, 700) == 700
-    for num_decodes, num_prompts in ((1, 2), (4, 2), (16, 8)):  # few would hold up many
-        num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
-        assert seconds(num_decodes, num_tokens) == pytest.approx(CROWDED_STEP, rel=0.02)
+def test_decodes_sit_out_steps_only_for_a_backlog_and_not_for_long() -> None:
+    policy = ChunkPolicy(None, full_step=2048)
+    assert not policy.pauses_decodes(policy.backlog, 0)
+    assert policy.pauses_decodes(policy.backlog + 1, PAUSED_STEPS - 1)
+    assert not policy.pauses_decodes(10**9, PAUSED_STEPS)
+    assert not ChunkPolicy(0.02, full_step=2048).pauses_decodes(10**9, 0)
 
 
-@pytest.mark.parametrize(("per_token", "holds"), [(0.00002, True), (0.002, False)])
-def test_answers_are_held_back_only_where_a_whole_step_is_short(
-    per_token: float, holds: bool
-) -> None:
-    policy = ChunkPolicy(None, paces=True)
-    for step in range(60):
-        num_tokens = 0 if step % 3 else 100 * (step % 20 + 1)
-        policy.observe(8, num_tokens, 0.005 + per_token * num_tokens)
-    assert policy.holds_decodes(FEW_REQUESTS, waited=0.5) is holds
-    assert not policy.holds_decodes(FEW_REQUESTS + 1, waited=0.5)
-    assert not policy.holds_decodes(2, waited=LONGEST_WAIT)
+def test_answers_that_have_just_started_wait_in_small_bursts() -> None:
+    policy = ChunkPolicy(None, full_step=2048)
+    assert policy.holds_first_tokens(FEW_REQUESTS, waited=0.5)
+    assert not policy.holds_first_tokens(FEW_REQUESTS + 1, waited=0.5)
+    assert not policy.holds_first_tokens(2, waited=LONGEST_WAIT)
+    assert not ChunkPolicy(0.02, full_step=2048).holds_first_tokens(2, waited=0.0)
 
 
 # Decodes, prompt tokens and milliseconds of steps in which prompts came all at once, on one H200.
@@ -128,16 +106,8 @@ def test_what_many_prompt_tokens_cost_is_not_laid_to_the_decodes_beside_them() -
     assert costs.predict(30, 0) == pytest.approx(0.0064, rel=0.2)  # as it was then measured
 
 
-def test_a_short_step_is_never_cut_for_the_pace() -> None:
-    policy = ChunkPolicy(None, paces=True)
-    for step in range(60):
-        num_tokens = 0 if step % 3 else 100 * (step % 20 + 1)
-        policy.observe(8, num_tokens, 0.001 + 0.000005 * num_tokens)
-    assert policy.prompt_tokens(8, 8192) == pytest.approx(1800, rel=0.02)
-
-
 def test_the_first_chunk_is_cautious_and_none_is_nothing() -> None:
-    policy = ChunkPolicy(0.02)
+    policy = ChunkPolicy(0.02, full_step=2048)
     assert policy.prompt_tokens(4, 2048) == FIRST_CHUNK
     assert policy.prompt_tokens(4, 9) == 9
     for _ in range(20):

@@ -15,6 +15,8 @@ from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.chunk_policy import LONGEST_WAIT
 from quire.scheduler.scheduler import Scheduler
 
+pytestmark = pytest.mark.usefixtures("no_burst_rule")
+
 
 def test_a_prompt_and_then_one_token_a_step() -> None:
     sim = Simulation()
@@ -59,10 +61,9 @@ def test_decodes_come_first_and_prompts_get_what_is_left() -> None:
     sim.add(4, max_tokens=9)
     sim.step()
     sim.add(100)
-    # half of the budget at most, as long as somebody decodes
-    assert shape(sim.step()) == [("r0", 4, 1), ("r1", 0, 8)]
-    sim.add(100)
-    assert shape(sim.step()) == [("r0", 5, 1), ("r1", 8, 8), ("r2", 0, 7)]
+    assert shape(sim.step()) == [("r0", 4, 1), ("r1", 0, 15)]
+    sim.add(9)  # half of the rest, since it lacks less than half as much
+    assert shape(sim.step()) == [("r0", 5, 1), ("r1", 15, 8), ("r2", 0, 7)]
 
 
 def test_a_short_prompt_behind_a_long_one_is_not_starved() -> None:
@@ -102,7 +103,7 @@ def test_they_share_a_step_when_the_second_lacks_less_than_half_as_much() -> Non
 
 def test_nor_where_a_step_of_prompts_alone_takes_less_than_the_budget() -> None:
     config = SchedulerConfig(max_num_batched_tokens=8192)
-    scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, paces_prompts=True)
+    scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, full_step=2048)
     for arrival, length in enumerate((10_000, 100)):
         message = AddRequest(
             request_id=f"r{arrival}",
@@ -113,10 +114,10 @@ def test_nor_where_a_step_of_prompts_alone_takes_less_than_the_budget() -> None:
     assert shape(scheduler.schedule()) == [("r0", 0, 1948), ("r1", 0, 100)]
 
 
-def test_nor_where_a_step_beside_decodes_is_paced() -> None:
+def test_nor_beside_decodes() -> None:
     config = SchedulerConfig(max_num_batched_tokens=8192)
-    scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, paces_prompts=True)
-    for arrival, length in enumerate((4, 10_000, 100)):
+    scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, full_step=2048)
+    for arrival, length in enumerate((4, 4000, 90)):
         message = AddRequest(
             request_id=f"r{arrival}",
             prompt_token_ids=[arrival] * length,
@@ -126,7 +127,7 @@ def test_nor_where_a_step_beside_decodes_is_paced() -> None:
         if arrival == 0:
             assert shape(scheduler.schedule()) == [("r0", 0, 4)]
     plan = scheduler.schedule(LONGEST_WAIT)
-    assert shape(plan) == [("r0", 4, 1), ("r1", 0, 412), ("r2", 0, 100)]
+    assert shape(plan) == [("r0", 4, 1), ("r1", 0, 1958), ("r2", 0, 90)]
 
 
 def test_prompts_are_cut_so_that_a_step_ends_on_a_size() -> None:
@@ -135,7 +136,7 @@ def test_prompts_are_cut_so_that_a_step_ends_on_a_size() -> None:
         sim.add(length, max_tokens=20)
     assert shape(sim.step()) == [("r0", 0, 3), ("r1", 0, 3), ("r2", 0, 42)]
     sim.add(100)
-    assert shape(sim.step()) == [("r0", 3, 1), ("r1", 3, 1), ("r2", 42, 30), ("r3", 0, 16)]
+    assert shape(sim.step()) == [("r0", 3, 1), ("r1", 3, 1), ("r2", 42, 46)]
 
 
 @pytest.mark.parametrize(
@@ -208,12 +209,12 @@ def test_an_explicit_threshold_holds_while_another_waits_for_a_row() -> None:
     assert shape(sim.step()) == [("r0", 0, 3)]
 
 
-def test_without_decodes_a_prompt_gets_the_rest_of_the_budget() -> None:
+def test_a_prompt_gets_the_rest_of_the_budget() -> None:
     sim = Simulation(max_num_batched_tokens=16)
     sim.add(100)
     sim.add(6)
     assert shape(sim.step()) == [("r0", 0, 10), ("r1", 0, 6)]
-    assert shape(sim.step()) == [("r1", 6, 1), ("r0", 10, 8)]
+    assert shape(sim.step()) == [("r1", 6, 1), ("r0", 10, 15)]
 
 
 def test_without_chunks_a_prompt_runs_whole_or_not_at_all() -> None:

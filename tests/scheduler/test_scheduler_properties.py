@@ -35,7 +35,7 @@ def small_simulation(
     caching: bool,
     ttft_target: float | None,
     step_sizes: list[int],
-    paces: bool,
+    full_step: int,
 ) -> Simulation:
     """Just enough blocks and budget for one request, and so much more."""
     return Simulation(
@@ -51,7 +51,7 @@ def small_simulation(
         long_prefill_token_threshold=threshold,
         ttft_target_ms=ttft_target,
         step_sizes=step_sizes,
-        paces_prompts=paces,
+        full_step=full_step,
     )
 
 
@@ -70,7 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         ttft_target=st.sampled_from([None, 1.0, 10.0, 100.0]),
         step_sizes=st.sampled_from(STEP_SIZES),
-        paces=st.booleans(),
+        full_step=st.sampled_from([1, 7, 1 << 20]),
     )
     def start(self, **drawn: Any) -> None:
         self.sim = small_simulation(**drawn)
@@ -198,7 +198,7 @@ def random_simulation(rng: random.Random) -> Simulation:
         caching=rng.random() < 0.8,
         ttft_target=rng.choice([None, 1.0, 10.0, 100.0]),
         step_sizes=rng.choice(STEP_SIZES),
-        paces=rng.random() < 0.5,
+        full_step=rng.choice([1, 7, 1 << 20]),
     )
 
 

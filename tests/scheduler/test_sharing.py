@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from simulation import Simulation, shape
 
+pytestmark = pytest.mark.usefixtures("no_burst_rule")
+
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
     sim = Simulation()

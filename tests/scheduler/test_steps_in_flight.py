@@ -10,6 +10,8 @@ from quire.core.request import RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
 
+pytestmark = pytest.mark.usefixtures("no_burst_rule")
+
 
 def test_the_next_step_is_planned_before_the_token_is_known() -> None:
     sim = Simulation(depth=2)

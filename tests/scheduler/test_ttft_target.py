@@ -12,6 +12,8 @@ from quire.core.request import Request
 from quire.errors import ConfigError
 from quire.scheduler.chunk_policy import LONG, ChunkPolicy
 
+pytestmark = pytest.mark.usefixtures("no_burst_rule")
+
 TARGET = 300.0
 
 
@@ -38,7 +40,7 @@ def test_it_needs_no_itl_target() -> None:
 
 
 def test_a_prompt_is_due_after_the_target_or_a_multiple_of_what_it_takes() -> None:
-    policy = ChunkPolicy(None, 0.1)
+    policy = ChunkPolicy(None, 0.1, full_step=2048)
     assert policy.due(7.0, 10_000) == pytest.approx(7.1)  # nothing is known of costs
     for number in range(40):
         policy.observe(0, 1000 + 100 * (number % 8), 0.1 + 0.01 * (number % 8))
@@ -46,16 +48,11 @@ def test_a_prompt_is_due_after_the_target_or_a_multiple_of_what_it_takes() -> No
     assert policy.due(7.0, 5000) == pytest.approx(7.0 + LONG * 0.5, rel=0.05)
 
 
-def test_a_late_prompt_may_have_all_of_the_budget_beside_decodes() -> None:
+def test_the_prompt_that_is_due_first_may_have_all_that_decodes_leave() -> None:
     sim = Simulation(max_num_batched_tokens=20, ttft_target_ms=50.0)
     sim.add(1, 100)
     sim.step()
     sim.add(60, 2)
-    plan = sim.schedule()
-    assert plan is not None
-    assert plan.scheduled[1].num_tokens == 10  # half of it
-    sim.settle()
-    sim.now += 0.05
     plan = sim.schedule()
     assert plan is not None
     assert [entry.num_tokens for entry in plan.scheduled] == [1, 19]

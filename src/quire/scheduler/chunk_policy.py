@@ -1,7 +1,8 @@
-"""The chunk size policy: how many prompt tokens a step may compute beside decodes.
+"""The chunk size policy: how many prompt tokens a step computes, and which answers it advances.
 
-Owns the rules by which decodes keep their inter-token latency (ITL), and by when each prompt is due
-(TTFT). step_costs.py predicts what a step takes. No clock: the engine reports how long steps took.
+Owns the rules by which prompts and decodes share the steps, with and without a target for the
+inter-token latency (ITL), and by when each prompt is due (TTFT). step_costs.py predicts what a step
+takes. No clock: the engine reports how long steps took.
 """
 
 from __future__ import annotations
@@ -16,91 +17,74 @@ TRUST = 16  # latest steps with prompts and decodes, which bound the next one
 LEAST_CHUNK = 16  # prompt tokens that every step may have
 LEAST_SHARE = 0.1  # of the target for prompts, even when decodes alone exceed it
 LONG = 8.0  # a long prompt may take this many times its time alone
-# Without a target, where steps are paced: the slowdown that prompts may cause, relative to a step
-# of
-# decodes alone. It grows with the number of decodes, because every step reads all their KV however
-# few prompt tokens it has, and with the number of waiting prompts.
-LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
-DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
-# Step times in seconds that prompts may always cause: for one waiting prompt, and for several.
-SHORT_STEP, CROWDED_STEP = 0.010, 0.020
+# Without an ITL target: while prompts of more than BACKLOG_STEPS full steps wait, decodes sit out
+# up to PAUSED_STEPS steps in a row.
+BACKLOG_STEPS, PAUSED_STEPS = 2, 2
 # With at most this many requests, decodes that have just started wait for the prompts that arrived
-# with them: full prompt steps are quicker than chunks beside decodes.
-FEW_REQUESTS = 32
-LONGEST_WAIT = 1.0  # seconds after a request arrived, its second token is not held back any more
-UNPACED_CHUNK = 512  # prompt tokens beside decodes, while no costs are known
-WHOLE_STEP = 2048  # prompt tokens of a step without decodes; more do not improve TTFT
+# with them, until LONGEST_WAIT seconds after the first of them arrived.
+FEW_REQUESTS, LONGEST_WAIT = 32, 1.0
 
 
 class ChunkPolicy:
-    """The number of prompt tokens for each step, and when prompts are due.
+    """The number of prompt tokens for each step, when decodes sit out, and when prompts are due.
 
     itl_target: seconds between two tokens of a request, or None. ttft_target: seconds from a
-    request's arrival to its first token, or None. paces: whether steps without a target are bounded
-    by measured costs. With an ITL target a step has at most twice the prompt tokens that have
-    lately kept it, so that a wrong prediction stays small.
+    request's arrival to its first token, or None. full_step: prompt tokens of a step, beyond which
+    a step hardly computes more of them a second. With an ITL target a step has at most twice the
+    prompt tokens that have lately kept it, so that a wrong prediction stays small.
     """
 
     def __init__(
-        self, itl_target: float | None, ttft_target: float | None = None, *, paces: bool = False
+        self, itl_target: float | None, ttft_target: float | None = None, *, full_step: int
     ) -> None:
         self._itl_target = itl_target
         self._ttft_target = ttft_target
-        self._paces = paces
-        # whether prompts are ordered by due times
-        self.has_due_times = ttft_target is not None
-        # Whether all prompts of a step share a measured number of tokens. With due times, the first
-        # prompt may use all of it.
-        self.is_paced = paces if itl_target is None else not self.has_due_times
+        self._full_step = full_step
+        self.has_due_times = ttft_target is not None  # prompts are ordered by them
         self.costs = StepCosts()
         self._within: deque[int] = deque(
             maxlen=TRUST
         )  # prompt tokens of steps within the target; 0: exceeded
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Update the cost model with the duration of a step."""
-        if self._itl_target is not None or self._ttft_target is not None or self._paces:
+        """Learn from the duration of a step."""
+        if self._itl_target is not None or self._ttft_target is not None:
             self.costs.observe(num_decodes, num_prompt_tokens, seconds)
         if self._itl_target is not None and num_decodes and num_prompt_tokens:
             self._within.append(num_prompt_tokens if seconds <= self._itl_target else 0)
 
-    def prompt_tokens(self, num_decodes: int, budget: int, num_prompts: int = 1) -> int:
+    def prompt_tokens(self, num_decodes: int, budget: int) -> int:
         """The number of prompt tokens that a step with these decodes may have.
 
-        budget: tokens left in the step. num_prompts: requests that can use them.
+        budget: tokens left in the step.
         """
-        if self._itl_target is None:
-            paced = self._paced_tokens(num_decodes, num_prompts) if self._paces else budget
-            return min(budget, paced)
-        if num_decodes == 0:
-            return budget
-        trusted = min(budget, max(FIRST_CHUNK, 2 * max(self._within, default=0)))
+        most = min(budget, self._full_step)
+        if self._itl_target is None or num_decodes == 0:
+            return most
+        trusted = min(most, max(FIRST_CHUNK, 2 * max(self._within, default=0)))
         if not self.costs.is_known:
             return trusted
         return min(trusted, self._affordable(num_decodes, AIM * self._itl_target))
 
-    def _paced_tokens(self, num_decodes: int, num_prompts: int) -> int:
-        """The chunk size where there is no target for the inter-token latency."""
-        if num_decodes == 0:
-            return WHOLE_STEP
-        if not self.costs.is_known:
-            return UNPACED_CHUNK
-        wanted = max(num_decodes / DECODES_PER_SLOWDOWN, num_prompts / PROMPTS_PER_SLOWDOWN)
-        slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, wanted))
-        least = SHORT_STEP if num_prompts == 1 else CROWDED_STEP
-        decodes = self.costs.predict(num_decodes, 0)
-        return self._affordable(num_decodes, max(least, slowdown * decodes))
+    @property
+    def backlog(self) -> int:
+        """Prompt tokens that may wait without a pause of the decodes."""
+        return BACKLOG_STEPS * self._full_step
 
-    def holds_decodes(self, num_requests: int, waited: float) -> bool:
-        """Whether decodes that have just started are held back for prompts.
+    def pauses_decodes(self, num_prompt_tokens: int, num_paused_steps: int) -> bool:
+        """Whether decodes sit out a step, for prompts.
+
+        num_prompt_tokens: uncomputed ones. num_paused_steps: sat out since their last one.
+        """
+        has_backlog = num_prompt_tokens > self.backlog
+        return self._itl_target is None and has_backlog and num_paused_steps < PAUSED_STEPS
+
+    def holds_first_tokens(self, num_requests: int, waited: float) -> bool:
+        """Whether decodes that have just started wait for prompts.
 
         num_requests: running and waiting. waited: seconds since the first of those decodes arrived.
         """
-        if not self._paces or self._itl_target is not None or num_requests > FEW_REQUESTS:
-            return False
-        if not self.costs.is_known:
-            return False
-        return waited + self.costs.predict(0, WHOLE_STEP) < LONGEST_WAIT
+        return self._itl_target is None and num_requests <= FEW_REQUESTS and waited < LONGEST_WAIT
 
     def _affordable(self, num_decodes: int, target: float) -> int:
         """The prompt tokens with which a step is predicted to take `target` seconds."""
@@ -119,7 +103,3 @@ class ChunkPolicy:
         costs = self.costs
         alone = costs.pace * costs.per_prompt_token * num_tokens
         return queued + max(self._ttft_target, LONG * alone)
-
-    def is_late(self, seconds_left: float, num_tokens: int, chunk: int, num_decodes: int) -> bool:
-        """Whether a prompt computed `chunk` tokens a step will miss its due time."""
-        return num_tokens / chunk * self.costs.predict(num_decodes, chunk) > seconds_left

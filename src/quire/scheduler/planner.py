@@ -46,9 +46,10 @@ class Planner:
         self._batch = batch
         self._policy = policy
         self._chunks = chunks
+        self._num_paused_steps = 0  # that decodes have sat out in a row
 
     def plan(self, now: float) -> StepPlan:
-        """Plan a step: decodes first, unless they are held back, then prompts.
+        """Plan a step: decodes first, unless they sit it out, then prompts.
 
         now: seconds, by the clock of Request.queued.
         """
@@ -57,26 +58,32 @@ class Planner:
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split_decodes_prefills()
-        num_free_rows = self._config.max_num_seqs - len(self._batch.running)
-        num_prompts = len(prompts) + min(num_free_rows, len(self._batch.waiting))
-        held = decodes if num_prompts and self._holds_decodes(decodes, now) else []
-        running = [] if held else decodes
+        remaining = self._num_remaining(prompts, max(budget, self._policy.backlog + 1))
+        paused = decodes if self._pauses(decodes, remaining, now) else []
+        running = [] if paused else decodes
         self._plan_decodes(step, running)
-        remaining = self._num_remaining(prompts, step.budget)
-        self._chunks.begin(step, len(running), len(self._batch.requests), num_prompts, remaining)
+        self._chunks.begin(step, len(running), len(self._batch.requests), remaining)
         self._plan_prompts(step, prompts)
         for request in step.truncated:
             self._use_rest(step, request)
-        if held and not step.planned:  # no prompt fits
-            self._plan_decodes(step, held)
+        if paused and step.budget and step.budget + step.reserved >= len(paused):
+            step.budget += step.reserved  # prompts leave some of the step, and may have preempted
+            self._plan_decodes(step, [r for r in paused if r.status is RequestStatus.RUNNING])
+            paused = []
+        self._num_paused_steps = self._num_paused_steps + 1 if paused else 0
         return step
 
-    def _holds_decodes(self, decodes: list[Request], now: float) -> bool:
-        """Whether all decodes have just started and are held back for prompts; only with fcfs."""
-        if not decodes or self._config.scheduling_policy != "fcfs":
+    def _pauses(self, decodes: list[Request], num_prompt_tokens: int, now: float) -> bool:
+        """Whether decodes sit out this step, so that prompts get all of it; only with fcfs."""
+        is_last = num_prompt_tokens <= self._policy.prompt_tokens(
+            0, self._config.max_num_batched_tokens
+        )
+        if is_last or not decodes or self._config.scheduling_policy != "fcfs":
             return False
-        first = min(request.queued for request in decodes)
-        if not self._policy.holds_decodes(len(self._batch.requests), now - first):
+        if self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps):
+            return True
+        waited = now - min(request.queued for request in decodes)
+        if not self._policy.holds_first_tokens(len(self._batch.requests), waited):
             return False
         return all(request.num_computed_tokens == request.num_prompt_tokens for request in decodes)
 
@@ -122,7 +129,7 @@ class Planner:
 
     def _chunk_size(self, step: StepPlan, request: Request, remaining: int) -> int:
         """The number of its remaining tokens that a prompt gets in this step."""
-        num_tokens = self._chunks.size(step, request, remaining)
+        num_tokens = self._chunks.size(step, remaining)
         if step.allows_rest and num_tokens < remaining:
             step.truncated.append(request)
         return num_tokens

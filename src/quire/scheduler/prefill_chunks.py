@@ -9,7 +9,6 @@ import bisect
 from collections.abc import Sequence
 
 from quire.config import SchedulerConfig
-from quire.core.request import Request
 from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.step_plan import StepPlan
 
@@ -21,7 +20,7 @@ MOST_PADDING = 0.05
 
 
 class PrefillChunks:
-    """The chunk size of each prompt's prefill, by the settings and the chunk policy.
+    """What each prompt gets of a step, by the settings and the chunk policy.
 
     step_sizes: numbers of tokens, ascending, to which steps with prompt chunks are padded.
     """
@@ -33,27 +32,25 @@ class PrefillChunks:
         self._max_num_tokens = config.max_num_batched_tokens
         self._step_sizes = step_sizes if self._is_on else ()
         self._threshold = config.long_prefill_token_threshold
-        self._limit = self._threshold or max(1, config.max_num_batched_tokens // 2)
         self._policy = policy
 
-    def begin(
-        self, step: StepPlan, num_decodes: int, num_requests: int, num_prompts: int, remaining: int
-    ) -> None:
+    def begin(self, step: StepPlan, num_decodes: int, num_requests: int, remaining: int) -> None:
         """Set the prompt token budget of a step, after its decodes have been planned.
 
-        num_requests: running and waiting. num_prompts: those that can use prompt tokens.
-        remaining: their uncomputed tokens (exact only below the budget).
+        num_requests: running and waiting. remaining: uncomputed tokens of all prompts that can run
+        (exact only below the budget).
         """
-        step.num_decodes = num_decodes
         num_given = self._max_num_tokens - step.budget
-        budget = self._policy.prompt_tokens(num_decodes, step.budget, num_prompts)
-        step.allows_rest = self._is_on and self._allows_rest(num_decodes, num_requests)
-        step.chunk_limit = self._limit
-        if not self._threshold and self._may_take_all(num_decodes):
-            step.chunk_limit = max(1, budget // 2)  # the policy may allow less than the budget
+        budget = (
+            self._policy.prompt_tokens(num_decodes, step.budget) if self._is_on else step.budget
+        )
+        # with due times the first prompt may have all of the step
+        shared = budget if self._policy.has_due_times else max(1, budget // 2)
+        step.chunk_limit = self._threshold or shared
+        step.allows_rest = self._is_on and (not self._threshold or num_requests == 1)
         if remaining >= budget or self._pads_too_much(num_given + remaining, num_decodes):
             budget = self._up_to_a_size(min(budget, remaining), num_given)
-        step.budget = budget
+        step.reserved, step.budget = step.budget - budget, budget
 
     def _pads_too_much(self, num_tokens: int, num_decodes: int) -> bool:
         """Whether padding a step of this many tokens costs more than leaving some to the next."""
@@ -71,27 +68,8 @@ class PrefillChunks:
         filled = self._step_sizes[index - 1] - num_given if index else 0
         return filled if filled >= LEAST_FILLED * budget else budget
 
-    def size(self, step: StepPlan, request: Request, remaining: int) -> int:
+    def size(self, step: StepPlan, remaining: int) -> int:
         """The number of remaining tokens that a prompt gets in this step; 0: it does not fit."""
         if not self._is_on:
             return remaining if remaining <= step.budget else 0
-        limit = step.chunk_limit
-        if self._policy.has_due_times and not self._threshold:
-            left = request.due - step.now
-            if self._policy.is_late(left, remaining, limit, step.num_decodes):
-                limit = remaining
-        return min(remaining, step.budget, limit)
-
-    def _allows_rest(self, num_decodes: int, num_requests: int) -> bool:
-        """Whether prompts may exceed the chunk limit with budget that no other prompt uses.
-
-        A limit from the settings is exceeded only by a request that is alone.
-        """
-        return num_requests == 1 if self._threshold else self._may_take_all(num_decodes)
-
-    def _may_take_all(self, num_decodes: int) -> bool:
-        """Whether one prompt may use the whole prompt budget of a step.
-
-        If nothing decodes in this step, or the policy has already bounded the budget for decodes.
-        """
-        return not num_decodes or self._policy.is_paced
+        return min(remaining, step.budget, step.chunk_limit)

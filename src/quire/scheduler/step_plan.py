@@ -18,16 +18,16 @@ class StepPlan:
     """The entries of a step, in the order of addition, at most one a request, in a token budget.
 
     now: when it is planned, in seconds of the requests' clock. prefix_wait_tokens: prompt tokens of
-    requests that may still be sent to wait for a prefix. chunk_limit: of one prompt's tokens in its
-    turn. truncated: prompts that may have more if others leave it, noted where allows_rest allows
-    that.
+    requests that may still be sent to wait for a prefix. reserved: of the step's token budget, what
+    is not for prompts. chunk_limit: of one prompt's tokens in its turn. truncated: prompts that may
+    have more if others leave it, noted where allows_rest allows that.
     """
 
     def __init__(self, budget: int, now: float = 0.0, prefix_wait_tokens: int = 0) -> None:
         self.budget = budget  # tokens not given out yet
         self.now = now
         self.prefix_wait_tokens = prefix_wait_tokens
-        self.num_decodes = 0
+        self.reserved = 0
         self.chunk_limit = budget
         self.allows_rest = False
         self.truncated: list[Request] = []

@@ -105,7 +105,7 @@ def test_an_engine_begins_with_what_it_measured(
 ) -> None:
     """As for a model that is large enough; the figures are made up."""
     config = EngineConfig.from_options(
-        device="cpu", dtype="float32", prepared_weights=str(tmp_path)
+        device="cpu", dtype="float32", prepared_weights=str(tmp_path), itl_target_ms=50.0
     )
     for way in (compiled_start, torch_start):
         monkeypatch.setattr(way, "is_tiny", lambda _: False)
@@ -115,7 +115,6 @@ def test_an_engine_begins_with_what_it_measured(
     assert isinstance(core, EngineCore)
     assert isinstance(core.limits, RequestLimits)
     policy = core._scheduler._policy
-    assert policy.is_paced
     assert policy.costs.predict(8, 0) == pytest.approx(0.12, rel=0.2)
     assert policy.costs.predict(0, 128) == pytest.approx(2.0, rel=0.2)
     assert core._scheduler._planner._config.max_num_batched_tokens == 256
@@ -125,10 +124,9 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "measure_steps", lambda *_: pytest.fail("it was measured"))
-    core, info = start_engine(config)
+    _, info = start_engine(config)
     assert num_threads() == 1
     assert "tuning" not in info.seconds
-    assert not core._scheduler._policy.is_paced
 
 
 def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
