@@ -126,3 +126,11 @@ class DeadlineError(QuireError):
 
 class EngineError(QuireError):
     """The engine failed while it ran a request; the request may be sent again."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an error is a failure, and not a wish to stop.
+
+    A panic of a library written in Rust is one, though its class is no Exception.
+    """
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"

@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from quire.errors import InvalidRequestError, invalid_value, is_failure
 from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
     import tokenizers
+
+MAX_REASON_CHARS = 200
 
 
 class Encoder:
@@ -22,11 +25,20 @@ class Encoder:
         self._control = _beginnings_of(control_names)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text. Names of control tokens are these tokens, unless they are broken."""
-        backend = self._careful if BREAK in text else self._backend
-        # the batch form skips offsets, which makes it twice as fast
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
+        """Token ids of a text. Names of control tokens are these tokens, unless they are broken.
+
+        Raises InvalidRequestError (param "prompt") where the library fails: a tokenizer.json can
+        ask for what it cannot do, and it may find out with some texts only.
+        """
+        try:
+            backend = self._careful if BREAK in text else self._backend
+            # the batch form skips offsets, which makes it twice as fast
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise _failure(error) from None
         return ids
 
     def escape_control_tokens(self, text: str) -> str:
@@ -61,6 +73,14 @@ class Encoder:
         for token in spec["added_tokens"]:
             token["normalized"] &= not token["special"]  # look for them before the break goes
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _failure(error: BaseException) -> InvalidRequestError:
+    return invalid_value(
+        "prompt",
+        f"the model's tokenizer fails on this text ({str(error)[:MAX_REASON_CHARS]}); send another "
+        "text, or serve the model with a tokenizer.json that is not damaged",
+    )
 
 
 def _beginnings_of(texts: Iterable[str]) -> re.Pattern[str]:

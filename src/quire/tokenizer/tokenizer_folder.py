@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, is_failure
 
 if TYPE_CHECKING:
     import tokenizers
@@ -42,7 +42,9 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
     path = check_folder(folder) / "tokenizer.json"
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises the bare class
+    except BaseException as error:  # the library raises the bare class, or panics
+        if not is_failure(error):
+            raise
         raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
     backend.no_truncation()
     backend.no_padding()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.errors import is_failure
 from quire.server.http.allowed_hosts import AllowedHosts
 from quire.server.http.api_keys import ApiKeys
 from quire.server.http.http_errors import (
@@ -88,7 +89,9 @@ class Envelope:
             if scope["path"] not in self._open_paths:
                 state["tenant"] = self._keys.admit(scope)
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # whatever fails, the client gets an error response
+        except BaseException as error:  # whatever fails, the client gets an error response
+            if not is_failure(error):
+                raise
             reply = describe(error, request_id)
             record.error_code = reply.error.code
             if not record.status:

@@ -122,7 +122,7 @@ _encoder = msgspec.json.Encoder()
 _JSON_TYPE = (b"content-type", b"application/json")
 
 
-def describe(error: Exception, request_id: str) -> ErrorReply:
+def describe(error: BaseException, request_id: str) -> ErrorReply:
     """Map an exception to an error reply. Unknown ones are logged with their traceback."""
     reply = _described(error, request_id)
     reply.request_id = request_id
@@ -145,7 +145,7 @@ def id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
     return [(b"x-request-id", value)]
 
 
-def _described(error: Exception, request_id: str) -> ErrorReply:
+def _described(error: BaseException, request_id: str) -> ErrorReply:
     match error:
         case HttpError():
             return _reply(error.status, error.kind, error, headers=error.headers)

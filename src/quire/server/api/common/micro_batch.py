@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.errors import is_failure
+
 T = TypeVar("T")
 Stages = Generator[None, None, T]
 
@@ -27,7 +29,7 @@ class _Work(msgspec.Struct, eq=False):
     stages: Stages[Any]
     done: asyncio.Future[None]
     result: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class MicroBatch:
@@ -63,7 +65,9 @@ def _run_stage(work: _Work) -> bool:
         return True
     except StopIteration as end:
         work.result = end.value
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         work.error = error
     if not work.done.done():  # else its client has disconnected meanwhile
         work.done.set_result(None)

@@ -1,0 +1,77 @@
+"""Requests to a server whose tokenizer panics are answered, in the format of their API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgi_client import call, request
+from fake_engine import FakeEngine, FakeTokenizer
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+from quire.tokenizer.tokenizer import Tokenizer
+
+BUNDLED = Path(__file__).parents[2] / "src/quire/bundled"
+USER = {"role": "user", "content": "hello"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hello"},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/messages": {"messages": [USER], "max_tokens": 2},
+    "/v1/responses": {"input": "hello"},
+    "/tokenize": {"prompt": "hello"},
+    "/v1/messages/count_tokens": {"messages": [USER]},
+}
+
+
+@pytest.fixture(scope="module")
+def panicking(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
+    """The bundled model's tokenizer, made to panic."""
+    folder = tmp_path_factory.mktemp("hostile")
+    source = next(BUNDLED.rglob("tokenizer.json"))
+    spec = json.loads(source.read_text())
+    spec["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (source.parent / name).is_file():
+            (folder / name).write_text((source.parent / name).read_text())
+    engine = FakeEngine(tokenizer=Tokenizer.from_folder(folder))  # type: ignore[arg-type]
+    return build_app(engine, ServerSettings())
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("size", [1, 2000], ids=["on the loop", "in a thread"])
+def test_each_route_answers(panicking: Starlette, path: str, size: int) -> None:
+    body = json.dumps(BODIES[path]).replace("hello", "hello" * size).encode()
+    reply = asyncio.run(asyncio.wait_for(request(panicking, path, body), 10.0))
+    assert reply.status == 400, reply.body
+    assert "tokenizer fails on this text" in reply.json()["error"]["message"]
+
+
+def test_a_panic_elsewhere_is_an_internal_error_and_touches_no_other() -> None:
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    class Panicking(FakeTokenizer):
+        def encode(self, text: str, **options: Any) -> list[int]:
+            if "boom" in text:
+                raise panic("secret words")
+            return super().encode(text, **options)
+
+    app = build_app(FakeEngine(tokenizer=Panicking()), ServerSettings())
+
+    async def both() -> list[int]:
+        texts = ["boom", "hello", "boom" * 2000]
+        asked = [request(app, "/v1/completions", {"prompt": text}) for text in texts]
+        replies = await asyncio.wait_for(asyncio.gather(*asked), 10.0)
+        assert all(b"secret" not in reply.body for reply in replies)
+        assert replies[0].error["code"] == "internal_error"
+        return [reply.status for reply in replies]
+
+    statuses = asyncio.run(both())
+    assert statuses[:2] == [500, 200]
+    assert call(app, "/v1/completions", {"prompt": "hello"}).status == 200

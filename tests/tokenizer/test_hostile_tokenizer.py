@@ -1,0 +1,54 @@
+"""Folders whose tokenizer.json makes the `tokenizers` library fail or panic."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import CheckpointError, InvalidRequestError, is_failure
+from quire.tokenizer.tokenizer import Tokenizer
+
+BUNDLED = next((Path(__file__).parents[2] / "src/quire/bundled").rglob("tokenizer.json"))
+OUT_OF_BOUNDS = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8 + b"abc").decode()
+ID_WITHOUT_TOKEN = {"SpecialToken": {"id": "zz", "type_id": 0}}
+SPLIT_BY_NOTHING = {"type": "FixedLength", "length": 0}
+
+FAILING: dict[str, dict[str, Any]] = {
+    "panic in the normalizer": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": OUT_OF_BOUNDS}
+    },
+    "panic in the splitter": {"pre_tokenizer": SPLIT_BY_NOTHING},
+    "no unknown token": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "x"}},
+    "no unknown id": {"model": {"type": "Unigram", "vocab": [["b", 0.0]], "unk_id": None}},
+}
+
+
+def folder_with(path: Path, changes: dict[str, Any]) -> Path:
+    (path / "tokenizer.json").write_text(json.dumps(json.loads(BUNDLED.read_text()) | changes))
+    return path
+
+
+@pytest.mark.parametrize("changes", FAILING.values(), ids=FAILING)
+def test_a_failure_is_the_texts_refusal(tmp_path: Path, changes: dict[str, Any]) -> None:
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, changes))
+    for encode in (tokenizer.encode, tokenizer.encode_prompt, tokenizer.encode_inside):
+        with pytest.raises(InvalidRequestError, match="tokenizer fails on this text"):
+            encode("hello world")
+    with pytest.raises(InvalidRequestError):
+        tokenizer.bad_words_ids(["hello"])
+
+
+def test_a_panic_while_it_is_read_is_a_damaged_folder(tmp_path: Path) -> None:
+    changes = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    with pytest.raises(CheckpointError, match="damaged"):
+        Tokenizer.from_folder(folder_with(tmp_path, changes))
+
+
+def test_a_wish_to_stop_is_no_failure() -> None:
+    assert is_failure(ValueError())
+    for wish in (KeyboardInterrupt, SystemExit, GeneratorExit):
+        assert not is_failure(wish())
