@@ -1,22 +1,27 @@
 """Prompt encoding: the one place where a text or a conversation becomes token ids.
 
 Used by the input processor, `LLM.chat` and the routes that need token ids. Where limits are given,
-text that is far too long is refused half-way: that costs at most a few times the encoding of the
-longest one that fits. Without limits, as for token counts, text of any length is encoded.
+a text that may be too long is counted in pieces first: time and memory of a refusal are at most
+those of the longest text that fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from quire.core.request_limits import MAX_CHARS_PER_TOKEN, RequestLimits
+from quire.core.request_limits import RequestLimits
 from quire.errors import ContextLengthError, invalid_value
 
 USUAL_CHARS_PER_TOKEN = 4
 # Cutting a text may add this many tokens to its first part.
 CUT_TOKENS = 64
+# What routes that only count tokens take: more than fits, but not any text. Measured, a token
+# takes 300 bytes while a text is encoded.
+COUNTED_CONTEXTS = 4
+COUNTED_TOKENS = 1 << 18
 
 
 class PromptTokenizer(Protocol):
@@ -75,17 +80,30 @@ def encode_prompt(
     Slightly too many ids may be returned: `RequestLimits.check` decides. param: the caller's field.
     """
     limits.check_chars(len(text), param)
-    size = USUAL_CHARS_PER_TOKEN * limits.max_model_len
-    while size < len(text):
-        num_tokens = len(encode(text[:size]))
-        if num_tokens > limits.max_model_len + CUT_TOKENS:
+    if len(text) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
+        _check_pieces(encode, text, limits.max_model_len, param)
+    return encode(text)
+
+
+def counting(limits: RequestLimits) -> RequestLimits:
+    """The limits for texts whose tokens are only counted: up to four contexts."""
+    longest = limits.max_model_len
+    most = max(longest, min(COUNTED_CONTEXTS * longest, COUNTED_TOKENS))
+    return replace(limits, max_model_len=most)
+
+
+def _check_pieces(encode: Callable[[str], list[int]], text: str, most: int, param: str) -> None:
+    """Raises ContextLengthError as soon as pieces of the text have more than `most` tokens."""
+    size, num_tokens = USUAL_CHARS_PER_TOKEN * most, 0
+    for start in range(0, len(text), size):
+        num_tokens += len(encode(text[start : start + size])) - CUT_TOKENS
+        if num_tokens > most:
+            seen = min(start + size, len(text))
             raise ContextLengthError(
-                f"{param}: its first {size} of {len(text)} characters are {num_tokens} tokens "
-                f"already, but the limit here is {limits.max_model_len}; shorten it",
+                f"{param}: its first {seen} of {len(text)} characters are about {num_tokens} "
+                f"tokens already, but the limit here is {most}; shorten it",
                 param=param,
             )
-        size *= 2
-    return encode(text)
 
 
 def encode_end(
@@ -105,5 +123,15 @@ def encode_end(
     if most < 0:
         most = max(1, limits.max_model_len - reserved)
     if isinstance(prompt, str):
-        prompt = encode(prompt[-MAX_CHARS_PER_TOKEN * (most + CUT_TOKENS) :])
+        prompt = _encode_end(encode, prompt, most + CUT_TOKENS)
     return prompt[-most:]
+
+
+def _encode_end(encode: Callable[[str], list[int]], text: str, num_tokens: int) -> list[int]:
+    """The ids of as much of the end of a text as has so many tokens."""
+    size = USUAL_CHARS_PER_TOKEN * num_tokens
+    ids = encode(text[-size:])
+    while len(ids) < num_tokens and size < len(text):
+        size *= 2
+        ids = encode(text[-size:])
+    return ids

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
-from asgi_client import Reply, call
-from fake_engine import FakeEngine
+from asgi_client import Reply, call, request
+from fake_engine import FakeEngine, FakeTokenizer
 from starlette.applications import Starlette
 
 from quire.server.api.openai import tokenize as route
@@ -119,3 +120,69 @@ def test_long_text_is_encoded_beside_the_loop(
 
 def test_every_field_is_named_once() -> None:
     assert not set(route.TOKENIZE_REFUSED) & set(route.TokenizeRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_counting_costs_no_more_than_what_can_be_counted(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    longest = longest_asked = 4 * 1024  # tokens of one character
+    plain, num_chars = FakeTokenizer.encode, 0
+
+    def encode(self: FakeTokenizer, text: str, **options: Any) -> list[int]:
+        nonlocal num_chars, longest_asked
+        num_chars += len(text)
+        longest_asked = max(longest_asked, len(text))
+        return plain(self, text, **options)
+
+    monkeypatch.setattr(FakeTokenizer, "encode", encode)
+
+    def count(size: int) -> Reply:
+        if path == "/tokenize":
+            return call(app, path, {"prompt": "a" * size})
+        return call(app, path, {"messages": [{"role": "user", "content": "a" * size}]})
+
+    assert count(longest - 100).status == 200
+    assert count(5 * longest).status == 400
+    num_chars = 0
+    told = count(65_000).json()["error"]["message"]
+    assert f"the limit here is {longest}" in told
+    assert num_chars <= 4 * longest
+    assert longest_asked <= 4 * longest
+
+
+def test_detokenize_takes_as_many_tokens_as_are_counted(app: Starlette) -> None:
+    assert call(app, "/detokenize", {"tokens": [97] * 4096}).status == 200
+    reply = call(app, "/detokenize", {"tokens": [97] * 4097})
+    assert (reply.status, reply.error["param"]) == (400, "tokens")
+
+
+def test_large_counts_have_their_own_thread(app: Starlette, engine: FakeEngine) -> None:
+    go = threading.Event()
+
+    class Slow(FakeTokenizer):
+        def encode(self, text: str, **options: Any) -> list[int]:
+            if text.startswith("wait"):
+                assert go.wait(10.0)
+                return [1]
+            return super().encode(text, **options)
+
+    engine.tokenizer = Slow()
+
+    async def both() -> None:
+        waiting = [
+            asyncio.create_task(request(app, "/tokenize", {"prompt": "wait" + " " * 5000}))
+            for _ in range(8)
+        ]
+        await asyncio.sleep(0.1)
+        body = {"prompt": "a" * 900, "user": "u" * 512, "cache_salt": "s" * 512}
+        body |= {"metadata": None, "stop": ["x" * 250] * 16}
+        reply = await asyncio.wait_for(request(app, "/v1/completions", body), 5.0)
+        assert reply.status == 200, reply.body
+        go.set()
+        assert {reply.status for reply in await asyncio.gather(*waiting)} == {200}
+
+    try:
+        asyncio.run(both())
+    finally:
+        go.set()

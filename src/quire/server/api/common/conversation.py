@@ -14,7 +14,7 @@ import msgspec
 
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
-from quire.engine.frontend.prompt_encoding import encode_conversation, encode_end
+from quire.engine.frontend.prompt_encoding import counting, encode_conversation, encode_end
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
@@ -132,14 +132,15 @@ def _token_ids(
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
-    """The token ids of a conversation, however many; nothing else is made of it.
+    """The token ids of a conversation, also of more than the context; nothing else is made of it.
 
     Raises InvalidRequestError or ContextLengthError.
     """
     with names:
         prompt = _rendered(request, _checked_use(request, model), model)
-        special = bool(request.add_special_tokens)
-        return encode_conversation(model.engine.tokenizer, prompt, None, add_special_tokens=special)
+        limits, special = counting(model.engine.info.limits), bool(request.add_special_tokens)
+        tokenizer = model.engine.tokenizer
+        return encode_conversation(tokenizer, prompt, limits, add_special_tokens=special)
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:

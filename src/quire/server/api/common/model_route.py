@@ -6,9 +6,9 @@ GenerationRoute runs the model (completions, chat, embeddings ...); LightRoute o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import ModelNotLoadedError
 from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
-from quire.server.api.common.request_gate import RequestContext, RequestGate
+from quire.server.api.common.request_gate import RequestContext, RequestGate, caller_of
 from quire.server.http.disconnect import unless_disconnected
 from quire.server.http.http_errors import send_json
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
@@ -100,7 +100,8 @@ class _GenerationApp(Generic[T]):
     async def _run(self, body: bytes, send: Send, context: RequestContext) -> None:
         stages = self._prepare(body, self._loader.models)
         if len(body) > self._in_thread_bytes:
-            job = await asyncio.to_thread(run_stages, stages)
+            prepared = partial(run_stages, stages)
+            job = await self._gate.prepare_threads.run(context.caller, prepared)
         else:
             job = await self._micro_batch.run(stages)
         await self._send_answer(job, context, send)
@@ -128,6 +129,7 @@ class _LightApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        caller = caller_of(scope)
         with self._gate.admit_light(scope) as (deadline, ticket, space):
             try:
                 body = await read_body(scope, receive, self._max_bytes, space.hold)
@@ -136,16 +138,17 @@ class _LightApp:
             ticket.charge(1, 0, at=self._gate.light_requests)
             async with deadline.enforced():
                 try:
-                    reply = await self._reply(body)
+                    reply = await self._reply(body, caller)
                 except ModelNotLoadedError as error:
                     await self._loader.load(error.model, self._load_timeout)
-                    reply = await self._reply(body)
+                    reply = await self._reply(body, caller)
             await send_json(send, 200, reply)
 
-    async def _reply(self, body: bytes) -> bytes:
+    async def _reply(self, body: bytes, caller: str) -> bytes:
         models = self._loader.models
 
         def reply() -> bytes:
             return msgspec.json.encode(self._reply_to(body, models))
 
-        return await asyncio.to_thread(reply) if len(body) > IN_THREAD_BYTES else reply()
+        is_short = len(body) <= IN_THREAD_BYTES
+        return reply() if is_short else await self._gate.light_threads.run(caller, reply)

@@ -7,6 +7,7 @@ Owns only the order of the rules: admission control (admission_control.py), the 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,6 +20,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import GenerateOptions, Options, Prompt, StopWhen
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
+from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.generation_record import GenerationRecord
@@ -34,6 +36,8 @@ from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
 _TIMEOUT_HEADER = TIMEOUT_HEADER.encode()
+# Threads that prepare large bodies. With one per core, a flood of these would take the engine's.
+NUM_THREADS = max(2, (os.cpu_count() or 1) // 2)
 MAX_RECEIVING = 2048  # bodies that one process receives at once; a slow one delays no other
 MAX_LIGHT_REQUESTS = 64  # at once in one process; each may hold a whole body and its result
 CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough for admission
@@ -43,7 +47,8 @@ class RequestContext:
     """One admitted request, until its `with` block ends.
 
     record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
-    deadline: when the request must have ended. usage: its token counts, once it has started.
+    deadline: when the request must have ended. caller: see `caller_of`. usage: its token counts,
+    once it has started.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class RequestContext:
         self.hold_bytes = body_space.hold
         self.deadline = Deadline(settings.request_timeout)
         self.usage: UsageCounter
+        self.caller: str
         self._loader = loader
         self._tenant = tenant
         self._queue_timeout = settings.queue_timeout
@@ -122,7 +128,11 @@ class RequestContext:
 
 
 class RequestGate:
-    """Admits requests or refuses them. One per API process."""
+    """Admits requests or refuses them. One per API process.
+
+    prepare_threads: for large bodies. light_threads: for those of requests without generation,
+    which so delay no other's preparation.
+    """
 
     def __init__(self, loader: ModelLoader, settings: ServerSettings) -> None:
         self._loader = loader
@@ -131,6 +141,8 @@ class RequestGate:
         self.light_requests = _bounded(
             MAX_LIGHT_REQUESTS, "requests without generation are being answered"
         )
+        self.prepare_threads = FairExecutor(NUM_THREADS, "quire-prepare")
+        self.light_threads = FairExecutor(1, "quire-light")
         self.bodies = BodyMemory(
             settings.held_body_bytes, lambda: loader.models.entrance.retry_after()
         )
@@ -153,6 +165,7 @@ class RequestGate:
         context = RequestContext(
             state["record"], self._loader, tenant, self._settings, ticket, BodySpace(self.bodies)
         )
+        context.caller = caller_of(scope)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
 
@@ -243,6 +256,12 @@ class TenantEngine:
         if options.get("queue_timeout") is None:
             options["queue_timeout"] = self._queue_timeout
         return options
+
+
+def caller_of(scope: Scope) -> str:
+    """Whom work for a request is counted for: its API key's tenant, or its client's address."""
+    tenant: str = scope["state"]["tenant"]
+    return tenant or (scope.get("client") or ("",))[0]
 
 
 def _bounded(most: int, waiters: str) -> Admission:

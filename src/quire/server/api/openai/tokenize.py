@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.frontend.prompt_encoding import encode_text
+from quire.engine.frontend.prompt_encoding import counting, encode_text
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
@@ -100,7 +100,11 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
 def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
     """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
     request, _ = read_body(data, _detokenize_decoder, {}, long="")
-    tokenizer = models.find(request.model).engine.tokenizer
+    engine = models.find(request.model).engine
+    tokenizer, most = engine.tokenizer, counting(engine.info.limits).max_model_len
+    if len(request.tokens) > most:
+        problem = f"{len(request.tokens)} tokens, but the limit here is {most}; send fewer"
+        raise invalid_value("tokens", problem)
     for index, token_id in enumerate(request.tokens):
         if not tokenizer.is_token(token_id):
             size = tokenizer.vocab_size
@@ -124,8 +128,10 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
         for name in _CHAT_FIELDS:
             if getattr(request, name) is not None:
                 raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
-        tokenizer = model.engine.tokenizer
-        return encode_text(tokenizer, request.prompt, None, add_special_tokens=special is not False)
+        limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
+        return encode_text(
+            tokenizer, request.prompt, limits, add_special_tokens=special is not False
+        )
     chat = chat_request.ChatRequest(
         **{name: getattr(request, name) for name in _CHAT_FIELDS}, add_special_tokens=special
     )

@@ -1,0 +1,119 @@
+"""FairExecutor: threads for the work of several callers, none of whom delays another by much.
+
+Each caller has used some seconds so far. A free slot goes to the waiting caller that has used the
+fewest; one that comes anew starts with the fewest of those that wait, so nobody saves up time. A
+caller with costly work in a loop delays another one by a single piece of it, or by nothing where a
+caller may not have all slots.
+
+Used on one event loop, without locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from quire.background import lower_priority
+
+T = TypeVar("T")
+
+MAX_CALLERS = 1024  # whose used seconds are remembered
+
+
+class FairExecutor:
+    """Threads of low priority, with FairSlots. name: of the threads."""
+
+    def __init__(self, num_threads: int, name: str, *, most_each: int | None = None) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, name, lower_priority)
+        self._slots = FairSlots(num_threads, most_each)
+
+    async def run(self, caller: str, work: Callable[[], T], max_wait: float | None = None) -> T:
+        """The result of the work, once it was the caller's turn. Raises TimeoutError.
+
+        max_wait: seconds. Work that has begun is not interrupted by a cancellation.
+        """
+        async with asyncio.timeout(max_wait):
+            await self._slots.enter(caller)
+        begin = time.monotonic()
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        future.add_done_callback(partial(self._end, caller, begin))
+        try:
+            return await asyncio.shield(future)
+        finally:
+            del future  # else an error, its traceback and the future would be a cycle
+
+    def close(self) -> None:
+        """Begin no more work."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _end(self, caller: str, begin: float, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # its caller may have been cancelled
+        self._slots.leave(caller, time.monotonic() - begin)
+
+
+class FairSlots:
+    """Slots, each for one caller at a time. most_each: that one caller may have; None: all."""
+
+    def __init__(self, num_slots: int, most_each: int | None = None) -> None:
+        self._num_free = num_slots
+        self._most_each = most_each or num_slots
+        self._num_running: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._used: dict[str, float] = {}
+        self._least = 0.0  # used seconds of the caller that began last
+
+    async def enter(self, caller: str) -> None:
+        """Wait until it is the caller's turn; each has to be left."""
+        turn = asyncio.get_running_loop().create_future()
+        if caller not in self._waiting and caller not in self._num_running:
+            self._used[caller] = max(self._used.get(caller, 0.0), self._least)
+        self._waiting.setdefault(caller, deque()).append(turn)
+        self._start_next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was its turn already
+                self.leave(caller, 0.0)
+            elif turn in self._waiting.get(caller, ()):
+                self._forget(caller, turn)
+            raise
+
+    def _start_next(self) -> None:
+        while self._num_free:
+            ready = [c for c in self._waiting if self._num_running.get(c, 0) < self._most_each]
+            if not ready:
+                return
+            caller = min(ready, key=self._used.__getitem__)
+            turn = self._waiting[caller][0]
+            self._forget(caller, turn)
+            if turn.cancelled():
+                continue
+            self._num_free -= 1
+            self._num_running[caller] = self._num_running.get(caller, 0) + 1
+            self._least = max(self._least, self._used[caller])
+            turn.set_result(None)
+
+    def _forget(self, caller: str, turn: asyncio.Future[None]) -> None:
+        """Take a turn off the queue."""
+        queue = self._waiting[caller]
+        queue.remove(turn)
+        if not queue:
+            del self._waiting[caller]
+
+    def leave(self, caller: str, seconds: float) -> None:
+        """Free a slot, after so many seconds."""
+        self._used[caller] += seconds
+        self._num_free += 1
+        self._num_running[caller] -= 1
+        if not self._num_running[caller]:
+            del self._num_running[caller]
+        self._start_next()
+        if len(self._used) > MAX_CALLERS:
+            present = self._waiting.keys() | self._num_running.keys()
+            self._used = {caller: self._used[caller] for caller in present}

@@ -1,0 +1,178 @@
+"""Turns: fair among callers, whatever their work costs; none lost, whoever gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire import fair_queue
+from quire.fair_queue import FairExecutor, FairSlots
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(fair_queue, "time", made)
+    return made
+
+
+@asynccontextmanager
+async def turn(slots: FairSlots, caller: str) -> AsyncIterator[None]:
+    await slots.enter(caller)
+    begin = fair_queue.time.monotonic()
+    try:
+        yield
+    finally:
+        slots.leave(caller, fair_queue.time.monotonic() - begin)
+
+
+def run_all(clock: Clock, slots: FairSlots, work: list[tuple[str, float]]) -> list[str]:
+    """The callers in the order in which their work began; all ask at once."""
+    began: list[str] = []
+
+    async def one(caller: str, seconds: float) -> None:
+        async with turn(slots, caller):
+            began.append(caller)
+            await asyncio.sleep(0)
+            clock.now += seconds
+
+    async def main() -> None:
+        await asyncio.gather(*(one(*item) for item in work))
+
+    asyncio.run(main())
+    return began
+
+
+def test_a_caller_with_costly_work_delays_another_by_one_piece(clock: Clock) -> None:
+    began = run_all(clock, FairSlots(1), [("a", 2.0)] * 20 + [("b", 0.01)] * 5)
+    assert began[:7] == ["a", "b", "b", "b", "b", "b", "a"]
+
+
+def test_equal_callers_take_turns(clock: Clock) -> None:
+    began = run_all(clock, FairSlots(1), [("a", 1.0)] * 4 + [("b", 1.0)] * 4 + [("c", 1.0)] * 4)
+    assert [sorted(began[i : i + 3]) for i in range(0, 12, 3)] == [["a", "b", "c"]] * 4
+
+
+def test_one_caller_has_no_more_slots_than_it_may() -> None:
+    slots = FairSlots(3, most_each=2)
+
+    async def main() -> int:
+        most = running = 0
+
+        async def one() -> None:
+            nonlocal most, running
+            async with turn(slots, "a"):
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0)
+                running -= 1
+
+        await asyncio.gather(*(one() for _ in range(9)))
+        return most
+
+    assert asyncio.run(main()) == 2
+
+
+def test_who_was_away_has_saved_nothing(clock: Clock) -> None:
+    slots = FairSlots(1)
+    run_all(clock, slots, [("a", 1.0)] * 50)
+    began = run_all(clock, slots, [("b", 1.0)] * 10 + [("a", 1.0)] * 10)
+    assert abs(began[:10].count("a") - 5) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_slots=st.integers(1, 4))
+def test_no_turn_is_lost_when_callers_give_up(seed: int, num_slots: int) -> None:
+    rng, slots = random.Random(seed), FairSlots(num_slots)
+    running = 0
+
+    async def one(caller: str) -> None:
+        nonlocal running
+        async with turn(slots, caller):
+            running += 1
+            assert running <= num_slots
+            try:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            finally:
+                running -= 1
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(one(rng.choice("abc"))) for _ in range(30)]
+        for task in rng.sample(tasks, 15):
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(1.0):
+            await asyncio.gather(*(one(caller) for caller in "abcd"))
+
+    asyncio.run(main())
+    assert (running, slots._num_free) == (0, num_slots)
+    assert (slots._waiting, slots._num_running) == ({}, {})
+
+
+def test_memory_of_callers_is_bounded(clock: Clock) -> None:
+    slots = FairSlots(1)
+    run_all(clock, slots, [(str(i), 0.1) for i in range(3 * fair_queue.MAX_CALLERS)])
+    assert len(slots._used) <= fair_queue.MAX_CALLERS + 1
+
+
+def test_work_of_a_caller_that_has_left_keeps_its_slot_until_it_ends() -> None:
+    threads, go = FairExecutor(1, "test"), threading.Event()
+
+    async def main() -> None:
+        left = asyncio.create_task(threads.run("a", go.wait))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        with pytest.raises(TimeoutError):
+            await threads.run("b", bool, max_wait=0.05)
+        go.set()
+        assert await threads.run("b", lambda: 5, max_wait=5.0) == 5
+        with pytest.raises(ZeroDivisionError):
+            await threads.run("b", lambda: 1 // 0)
+
+    asyncio.run(main())
+    threads.close()
+
+
+def test_failed_work_leaves_no_cycles_behind() -> None:
+    threads, kept = FairExecutor(1, "test"), []
+
+    class Body:
+        pass
+
+    def fail() -> None:
+        body = Body()
+        kept.append(weakref.ref(body))
+        raise ValueError
+
+    async def main() -> int:
+        for _ in range(9):
+            with suppress(ValueError):
+                await threads.run("a", fail)
+            await asyncio.sleep(0.001)
+        return sum(found() is not None for found in kept)
+
+    gc.disable()
+    try:
+        assert asyncio.run(main()) <= 1  # the last one may be in a frame that is still there
+    finally:
+        gc.enable()
+        threads.close()
