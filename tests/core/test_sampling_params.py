@@ -217,9 +217,17 @@ def test_hints_without_effect_warn() -> None:
     assert caught[0].filename == __file__
 
 
-def test_a_clone_may_be_the_same() -> None:
+def test_a_field_is_checked_when_it_is_set() -> None:
     params = SamplingParams(stop="x")
-    assert params.clone() == params
+    clone = params.clone()
+    clone.stop = "y"  # type: ignore[assignment]
+    clone.max_tokens = 8
+    clone.stop.append("z")
+    assert clone == SamplingParams(stop=["y", "z"], max_tokens=8)
+    assert params == SamplingParams(stop=["x"])
+    with pytest.raises(InvalidRequestError, match=r"^max_tokens: "):
+        clone.max_tokens = 0
+    assert clone.max_tokens == 8
 
 
 def test_lists_and_maps_at_their_limits() -> None:

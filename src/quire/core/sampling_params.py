@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import reprlib
 from typing import Any
 
@@ -27,7 +28,6 @@ MAX_LOGIT_BIAS = 1024
 class SamplingParams(
     msgspec.Struct,
     metaclass=ParamNames,
-    frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
     omit_defaults=True,
@@ -99,9 +99,14 @@ class SamplingParams(
         if self.stop and not self.detokenize:
             raise invalid_value("stop", "there is no text without detokenize; use stop_token_ids")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field. Raises InvalidRequestError as the constructor does, and changes nothing."""
+        changed = getattr(msgspec.structs.replace(self, **{name: value}), name)
+        msgspec.structs.force_setattr(self, name, changed)
+
     def clone(self) -> SamplingParams:
-        """The params themselves, which cannot be changed."""
-        return self
+        """A copy that shares nothing with the original."""
+        return copy.deepcopy(self)
 
     @property
     def is_greedy(self) -> bool:

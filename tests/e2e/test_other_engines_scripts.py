@@ -1,0 +1,149 @@
+"""Scripts as their authors wrote them for vLLM run with nothing but the import line changed.
+
+The model's name comes from the command line, as the bundled model stands in for theirs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GENERATE = """\
+from vllm import LLM, SamplingParams
+
+prompts = [
+    "Hello, my name is",
+    "The capital of France is",
+]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
+
+
+def main():
+    llm = LLM(model=MODEL, trust_remote_code=True, tensor_parallel_size=1, swap_space=4)
+    outputs = llm.generate(prompts, sampling_params)
+    print("-" * 60)
+    for output in outputs:
+        prompt = output.prompt
+        generated_text = output.outputs[0].text
+        print(f"Prompt:    {prompt!r}")
+        print(f"Output:    {generated_text!r}")
+    ids = [{"prompt_token_ids": output.prompt_token_ids} for output in outputs]
+    again = llm.generate(ids, sampling_params, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in outputs]
+    assert all(output.outputs[0].finished() and output.finished for output in outputs)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+CHAT = """\
+from vllm import LLM
+
+llm = LLM(model=MODEL, max_model_len=1024, gpu_memory_utilization=0.5, enforce_eager=True)
+sampling_params = llm.get_default_sampling_params()
+sampling_params.max_tokens = 24
+sampling_params.temperature = 0.0
+
+conversation = [
+    {"role": "system", "content": "You are a helpful assistant"},
+    {"role": "user", "content": "who are you"},
+]
+outputs = llm.chat(conversation, sampling_params, use_tqdm=False)
+print(outputs[0].outputs[0].text)
+
+conversations = [conversation for _ in range(4)]
+outputs = llm.chat(messages=conversations, sampling_params=sampling_params, use_tqdm=True)
+assert len({output.outputs[0].text for output in outputs}) == 1
+
+template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+outputs = llm.chat(
+    conversations, sampling_params=sampling_params, use_tqdm=False, chat_template=template
+)
+assert outputs[0].prompt_token_ids
+
+tokenizer = llm.get_tokenizer()
+text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+outputs = llm.generate({"prompt_token_ids": token_ids}, sampling_params=sampling_params.clone())
+print(outputs[0].outputs[0].text)
+"""
+
+EMBED = """\
+from vllm import LLM, PoolingParams
+
+llm = LLM(model=MODEL, runner="pooling", enforce_eager=True)
+prompts = ["Hello, my name is", "The future of AI is"]
+for prompt, output in zip(prompts, llm.embed(prompts)):
+    embeds = output.outputs.embedding
+    trimmed = ((str(embeds[:16])[:-1] + ", ...]") if len(embeds) > 16 else embeds)
+    print(f"Prompt: {prompt!r} \\nEmbeddings: {trimmed} (size={len(embeds)})")
+outputs = llm.embed(prompts, pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+assert [len(output.outputs.embedding) for output in outputs] == [8, 8]
+(output,) = llm.encode("Hello, my name is", pooling_task="embed")
+print(output.outputs.data.shape)
+text_1 = "What is the capital of France?"
+texts_2 = ["The capital of Brazil is Brasilia.", "The capital of France is Paris."]
+for text_2, output in zip(texts_2, llm.score(text_1, texts_2)):
+    print(f"Pair: {[text_1, text_2]!r} Score: {output.outputs.score}")
+"""
+
+STRUCTURED = """\
+import json
+from enum import Enum
+from vllm import LLM, SamplingParams, StructuredOutputsParams
+
+choice = StructuredOutputsParams(choice=["Positive", "Negative"])
+regex = StructuredOutputsParams(regex=r"\\w{1,20}@\\w+\\.com\\n")
+schema = {
+    "type": "object",
+    "properties": {"brand": {"enum": ["BMW", "Audi"]}, "doors": {"type": "boolean"}},
+    "required": ["brand", "doors"],
+}
+grammar = StructuredOutputsParams(grammar=\"\"\"
+root ::= "SELECT " column " FROM table_1"
+column ::= "col_1" | "col_2"
+\"\"\")
+
+
+def generate_output(prompt, sampling_params, llm):
+    outputs = llm.generate(prompts=prompt, sampling_params=sampling_params)
+    return outputs[0].outputs[0].text
+
+
+llm = LLM(model=MODEL, max_model_len=256)
+answer = generate_output("wow!", SamplingParams(structured_outputs=choice), llm)
+assert answer in ("Positive", "Negative")
+text = generate_output(
+    "An address:", SamplingParams(structured_outputs=regex, stop=["\\n"], max_tokens=80), llm
+)
+print(text)
+as_map = SamplingParams(structured_outputs={"json": schema}, max_tokens=80)
+assert json.loads(generate_output("A car:", as_map, llm))["brand"] in ("BMW", "Audi")
+sql = generate_output("SQL:", SamplingParams(structured_outputs=grammar, max_tokens=50), llm)
+assert sql in ("SELECT col_1 FROM table_1", "SELECT col_2 FROM table_1")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (GENERATE, ["Prompt:    'Hello, my name is'", "Output:    "]),
+        (CHAT, ["Quire, a small voice assistant"]),
+        (EMBED, ["Embeddings: [", "(size=256)", "Score: "]),
+        (STRUCTURED, ["@"]),
+    ],
+    ids=["generate", "chat", "embed", "structured"],
+)
+def test_a_script_needs_another_import_line(script: str, told: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    changed = script.replace("from vllm import", "from quire import")
+    file.write_text(changed.replace("MODEL", '"quire-tiny"'))
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for text in told:
+        assert text in done.stdout
+    assert "Traceback" not in done.stderr
