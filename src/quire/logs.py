@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -40,19 +41,26 @@ _writer: LineWriter | None = None
 
 def configure_logging(options: LogOptions) -> None:
     """Log to stderr like this, in this process; nothing that is written there waits any more."""
-    global _writer
-    is_json = options.format == "json"
-    write = partial(os.write, sys.stderr.fileno())
-    writer = _writer = LineWriter(write, partial(_dropped, _formatter(is_json)))
-    handler = LineHandler(writer)
-    handler.setFormatter(_formatter(is_json))
-    sys.stderr = QueuedStream(writer, sys.stderr)  # tracebacks, and what libraries print
+    handler = _handler(_formatter(options.format == "json"))
     logging.logThreads = logging.logMultiprocessing = False  # slow, and unused
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     logging.getLogger("uvicorn").setLevel("WARNING")  # its start and end messages are our own
     if options.level != "debug":
         logging.getLogger("asyncio").setLevel("WARNING")
+
+
+def _handler(formatter: logging.Formatter) -> logging.Handler:
+    """What log lines go to; where stderr is a file descriptor, nobody waits for its reader."""
+    global _writer
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    with suppress(OSError, ValueError):  # a stream in memory, as in tests
+        write = partial(os.write, sys.stderr.fileno())
+        _writer = LineWriter(write, partial(_dropped, formatter))
+        handler = LineHandler(_writer)
+        sys.stderr = QueuedStream(_writer, sys.stderr)  # tracebacks, and what libraries print
+    handler.setFormatter(formatter)
+    return handler
 
 
 def num_dropped_lines() -> int:
