@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -21,7 +21,6 @@ from quire.core.request_output import (
 )
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.frontend.input_processor import Prompt
 from quire.engine.frontend.offline_engine import OfflineEngine
 from quire.engine.frontend.prompt_encoding import encode_conversation
 from quire.engine.frontend.prompt_inputs import (
@@ -32,6 +31,7 @@ from quire.engine.frontend.prompt_inputs import (
     read_conversations,
     read_prompts,
 )
+from quire.engine.frontend.prompt_options import EncodingOptions, encoded_prompt, read_encoding
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
@@ -76,6 +76,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         raise_errors: bool = True,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
 
@@ -83,7 +84,7 @@ class LLM:
         `prompt_token_ids`; one, or any iterable of them. sampling_params: one for all, or one for
         each; None: get_default_sampling_params().
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
-        outputs, and the others run.
+        outputs, and the others run. encoding: how text becomes token ids.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
@@ -91,7 +92,7 @@ class LLM:
         return self._engine.answer(
             "prompt",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
-            _unchanged,
+            partial(encoded_prompt, self.tokenizer, self.info.limits, read_encoding(encoding)),
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
         )
@@ -116,7 +117,7 @@ class LLM:
         tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
         variables = {**(chat_template_kwargs or {}), **template_kwargs}
 
-        def encode(conversation: list[Message]) -> list[int]:
+        def encode(conversation: list[Message], _: SamplingParams) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
             return encode_conversation(tokenizer, rendered, self.info.limits)
 
@@ -138,15 +139,22 @@ class LLM:
         dimensions: int | None = None,
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool = True,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[EmbeddingOutput]:
         """Turn every prompt into a vector; results come in the order of the prompts.
 
         pooling, normalize: None: as the checkpoint says. dimensions: the number of first values to
-        keep. pooling_params: all three. Raises as `generate` does.
+        keep. pooling_params: all three. encoding: how text becomes token ids. Raises as `generate`
+        does.
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         params = (pooling_params or self.info.pooling).changed(**changes)
-        outputs = self._engine.embed(read_prompts(prompts), params, use_tqdm=use_tqdm)
+        how = read_encoding(encoding)
+        found = [
+            encoded_prompt(self.tokenizer, self.info.limits, how, prompt, None)
+            for prompt in read_prompts(prompts)
+        ]
+        outputs = self._engine.embed(found, params, use_tqdm=use_tqdm)
         return [_vector(output) for output in outputs]
 
     def encode(
@@ -231,10 +239,6 @@ class LLM:
         if given is None:
             given = self.get_default_sampling_params()
         return expand_sampling_params(given, count)
-
-
-def _unchanged(prompt: Prompt) -> Prompt:
-    return prompt
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:

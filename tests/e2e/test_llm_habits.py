@@ -135,7 +135,7 @@ def test_default_params_are_those_of_generation_config(tmp_path: Path) -> None:
     assert len(output.token_ids) == 3
     assert LLM(num_blocks=64).get_default_sampling_params() == SamplingParams()
     (tmp_path / "generation_config.json").write_text('{"top_p": 3}')
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p: 3 is out of range"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p: must be"):
         LLM(num_blocks=64, generation_config=tmp_path)
 
 
@@ -154,6 +154,25 @@ def test_an_engine_that_sleeps_and_ends() -> None:
         assert texts(llm.generate("A list is", GREEDY, use_tqdm=False)) == before
     with pytest.raises(ConfigError, match="closed"):
         llm.embed("A list is", use_tqdm=False)
+
+
+def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("A list is a list of things")
+    for prompt in ("A list is a list of things", ids):
+        output = llm.generate(prompt, GREEDY, truncate_prompt_tokens=3, use_tqdm=False)[0]
+        assert output.prompt_token_ids == ids[-3:]
+    longest = llm.info.limits.max_model_len
+    for count, options in (
+        (longest - 8, {"truncate_prompt_tokens": -1}),
+        (9, {"tokenization_kwargs": {"truncate_prompt_tokens": 9, "add_special_tokens": False}}),
+    ):
+        output = llm.generate("list " * 9999, GREEDY, use_tqdm=False, **options)[0]
+        assert len(output.prompt_token_ids) == count
+    vector = llm.embed("list " * 9999, truncate_prompt_tokens=5, use_tqdm=False)[0]
+    assert len(vector.prompt_token_ids) == 5
+    for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": True}}):
+        with pytest.raises(InvalidRequestError, match=r"^trunca.*: (must be|unknown)"):
+            llm.generate("a", use_tqdm=False, **wrong)
 
 
 def test_tokens_in_and_tokens_out(llm: LLM) -> None:

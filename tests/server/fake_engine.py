@@ -41,6 +41,7 @@ class FakeInfo:
     kv_cache_bytes: int = 3 << 20
     pooling: PoolingParams = field(default_factory=PoolingParams)
     seconds: dict[str, float] = field(default_factory=dict)
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
 
 
 class FakeTokenizer:
@@ -177,7 +178,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
-        cut_to_context: bool = False,  # noqa: ARG002
+        cut_to_context: bool = False,
         stream: bool = True,  # noqa: ARG002
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
@@ -193,6 +194,7 @@ class FakeEngine:
                 "priority": priority,
                 "cache_salt": cache_salt,
                 "queue_timeout": queue_timeout,
+                "cut_to_context": cut_to_context,
             }
         )
         text = self.script * 100 if sampling.ignore_eos else self.script

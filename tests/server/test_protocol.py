@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -234,6 +235,19 @@ def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
     completion, conversation = (call["sampling"] for call in engine.calls)
     assert completion == SamplingParams(max_tokens=16)
     assert conversation == SamplingParams(max_tokens=None)
+
+
+def test_defaults_of_the_model(complete: Post, chat: Post, engine: FakeEngine) -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
+    engine.info = dataclasses.replace(engine.info, sampling_defaults=defaults)
+    complete(temperature=0)
+    chat(top_k=1)
+    chat(max_completion_tokens=3)
+    first, second, third = (call["sampling"] for call in engine.calls)
+    assert (first.temperature, first.top_k) == (0, 20)
+    assert (second.temperature, second.top_k) == (0.6, 1)
+    assert (third.temperature, third.max_tokens) == (0.6, 3)
+    assert [call["cut_to_context"] for call in engine.calls] == [True, True, False]
 
 
 def test_sampling_params_arrive(complete: Post, engine: FakeEngine) -> None:

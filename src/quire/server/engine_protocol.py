@@ -6,7 +6,7 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
 from quire.core.messages import EngineStats, EngineView
@@ -95,6 +95,10 @@ class EngineInfoProtocol(Protocol):
     @property
     def pooling(self) -> PoolingParams:
         """The default pooling of embeddings."""
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Sampling params, by name, of requests that leave them out."""
 
     @property
     def num_blocks(self) -> int:

@@ -101,15 +101,15 @@ class OfflineEngine:
         self,
         field: str,
         items: Sequence[tuple[Item, SamplingParams]],
-        encode: Callable[[Item], Prompt],
+        encode: Callable[[Item, SamplingParams], Prompt],
         *,
         use_tqdm: bool,
         raise_errors: bool,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order. field: the argument of the items, for errors.
 
-        encode: from an item to its prompt. raise_errors: if False, an item that is refused or fails
-        has a result with `error`, and the others run.
+        encode: from an item and its params to its prompt. raise_errors: if False, an item that is
+        refused or fails has a result with `error`, and the others run.
         """
         with self._lock:
             self._awake()
@@ -123,7 +123,9 @@ class OfflineEngine:
                 try:
                     with errors_name_field(field, index, len(items) if raise_errors else 1):
                         prepared.append(
-                            self._inputs.prepare(ids[-1], encode(item), params, stream=False)
+                            self._inputs.prepare(
+                                ids[-1], encode(item, params), params, stream=False
+                            )
                         )
                 except InvalidRequestError as error:
                     is_item = (error.param or "").partition("[")[0] == field  # else the params are

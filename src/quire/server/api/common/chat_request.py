@@ -65,6 +65,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: bool | None = None
     metadata: Metadata | None = None
 
+    def has_left_out(self, name: str) -> bool:
+        """Whether the request gives no value for a field, under any name."""
+        if name == "max_tokens" and self.max_completion_tokens is not None:
+            return False
+        return getattr(self, name) is None
+
 
 # Arguments of chat_prompt, which chat_template_kwargs must not be able to pass a second time.
 RESERVED_NAMES = frozenset(

@@ -21,6 +21,7 @@ from quire.server.api.common.chat_messages import for_template
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.field_names import SAME, FieldNames
 from quire.server.api.common.generation_job import Job, make_job
+from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
@@ -99,6 +100,7 @@ def prepare(
     engine, parsers = model.engine, model.parsers
     with names:
         use = _checked_use(request, model)
+        cut = take_defaults(request, engine.info.sampling_defaults)
         sampling = chat_request.sampling(request)
         yield
         prompt = _rendered(request, use, model)
@@ -111,7 +113,11 @@ def prepare(
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
         field = names.own("messages")
-        job = make_job(id_prefix, request, [token_ids], sampling, model.name, prompt_field=field)
+        job = make_job(
+            *(id_prefix, request, [token_ids], sampling, model.name),
+            prompt_field=field,
+            cut_to_context=cut,
+        )
     hides = request.include_reasoning is False
     if config.is_plain:
         return Conversation(job, PlainParser, hides)

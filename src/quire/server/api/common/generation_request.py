@@ -7,6 +7,7 @@ field takes OpenAI's default: temperature 1, top_p 1, n 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -80,6 +81,10 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     add_special_tokens: bool | None = None
     timeout: field_bounds.Seconds | None = None
 
+    def has_left_out(self, name: str) -> bool:
+        """Whether the request gives no value for a field, under any name."""
+        return getattr(self, name) is None
+
 
 NO_EFFECT = ("user",)  # fields that are accepted and never read
 
@@ -111,6 +116,17 @@ def check_request_names(found: dict[str, Any], request: GenerationRequest) -> No
         raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
     if request.stream and request.prompt_logprobs is not None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
+
+
+def take_defaults(request: GenerationRequest, defaults: Mapping[str, float]) -> bool:
+    """Set the fields that a request leaves out to the model's defaults, by name.
+
+    Returns whether max_tokens is one of them, which then ends with the context.
+    """
+    taken = [name for name in defaults if request.has_left_out(name)]
+    for name in taken:
+        setattr(request, name, defaults[name])
+    return "max_tokens" in taken
 
 
 # fields that mean the same in a request and in SamplingParams

@@ -12,6 +12,7 @@ from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.engine.frontend.prompt_encoding import encode_end, encode_text
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
+from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
     PromptLogprob,
@@ -71,13 +72,15 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     request = completions_request.parse(body)
     model = models.find(request.model)
     yield
+    has_no_limit = request.max_tokens is None
+    take_defaults(request, model.engine.info.sampling_defaults)
     sampling = completions_request.sampling(request)
     prompts = completions_request.prompts(request)
     if request.truncate_prompt_tokens is not None or request.add_special_tokens is False:
         prompts = [_token_ids(prompt, request, model.engine) for prompt in prompts]
     job = make_job(
         *("cmpl-", request, prompts, sampling, model.name),
-        cut_to_context=request.max_tokens is None,
+        cut_to_context=has_no_limit,
     )
     return CompletionFormatter(job, request, model.engine.tokenizer)
 

@@ -1,0 +1,72 @@
+"""How callers of `LLM` may have their text encoded: cut, and without special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypedDict
+
+from quire.core.request_limits import RequestLimits
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.input_processor import Prompt
+from quire.engine.frontend.prompt_encoding import encode_end, encode_text
+from quire.errors import invalid_value
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+class EncodingOptions(TypedDict, total=False):
+    """truncate_prompt_tokens: keep so many of the last tokens; -1: as many as fit.
+
+    add_special_tokens: such as a BOS in front; by default as the tokenizer says.
+    tokenization_kwargs: a map with these two.
+    """
+
+    truncate_prompt_tokens: int | None
+    add_special_tokens: bool
+    tokenization_kwargs: Mapping[str, Any] | None
+
+
+class Encoding(NamedTuple):
+    """The options, checked."""
+
+    truncate: int | None = None
+    special: bool = True
+
+
+def read_encoding(options: EncodingOptions) -> Encoding:
+    """The options by either way. Raises InvalidRequestError."""
+    given = {**(options.get("tokenization_kwargs") or {}), **options}
+    given.pop("tokenization_kwargs", None)
+    truncate = given.pop("truncate_prompt_tokens", None)
+    special = given.pop("add_special_tokens", True)
+    for name in sorted(given):
+        raise invalid_value(name, "unknown option; remove it")
+    if truncate is not None and (type(truncate) is not int or truncate == 0 or truncate < -1):
+        problem = f"must be an integer >= 1, or -1, not {truncate!r}"
+        raise invalid_value("truncate_prompt_tokens", problem)
+    if not isinstance(special, bool):
+        raise invalid_value("add_special_tokens", f"must be true or false, not {special!r}")
+    return Encoding(truncate, special)
+
+
+def encoded_prompt(
+    tokenizer: Tokenizer,
+    limits: RequestLimits,
+    how: Encoding,
+    prompt: Prompt,
+    params: SamplingParams | None,
+) -> Prompt:
+    """The prompt itself, or its token ids where the options say how to make them.
+
+    params: those of the answer, for which tokens are left; None: there is none. Raises
+    InvalidRequestError.
+    """
+    if how == Encoding():
+        return prompt
+    if how.truncate is not None:
+        reserved = 0 if params is None else params.max_tokens or 1
+        encode = partial(encode_text, tokenizer, limits=None, add_special_tokens=how.special)
+        return encode_end(limits, encode, prompt, how.truncate, reserved)
+    if not isinstance(prompt, str):
+        return prompt
+    return encode_text(tokenizer, prompt, limits, add_special_tokens=how.special)
