@@ -165,6 +165,12 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "sym": True, "desc_act": False}
 INT4 = {"type": "int", "num_bits": 4, "symmetric": True, "strategy": "group", "group_size": 32}
 INT8 = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
 FP8 = {"type": "float", "num_bits": 8, "symmetric": True}
+ROUND = {
+    "quant_method": "auto-round",
+    "packing_format": "auto_round:auto_gptq",
+    "bits": 4,
+    "group_size": 32,
+}
 TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
 
 METHODS = {
@@ -225,6 +231,26 @@ METHODS = {
     "float_block": Method(
         group_config("float-quantized", **FP8, strategy="block", block_structure=[48, 64]),
         fp8((48, 64)),
+        None,
+        (DOWN,),
+    ),
+    "auto_round": Method(
+        ROUND | {"sym": True, "extra_config": {DOWN: {"bits": 16}}},
+        gptq(4, 32, True, False),
+        "INT4",
+        (DOWN,),
+    ),
+    "auto_round_v2": Method(
+        ROUND | {"sym": False, "packing_format": "auto_round:gptqmodel"},
+        gptq(4, 32, False, False, 2),
+        "INT4_ZEROS",
+    ),
+    "auto_round_awq": Method(
+        ROUND | {"sym": False, "packing_format": "auto_round:auto_awq"}, awq(32), "INT4_ZEROS"
+    ),
+    "modelopt": Method(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*1.mlp.down*"]},
+        fp8(None),
         None,
         (DOWN,),
     ),

@@ -41,7 +41,7 @@ def test_scores_equal_those_of_the_cpu(checkpoint: Callable, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["awq", "gptq_order", "int8", "float_channel", "fp8", "fp8_block"])
 def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_path: Path) -> None:
-    """FP8 codes run as they are, others as numbers."""
+    """FP8 codes run as they are, others as numbers. With FP8, activations are rounded, too."""
     oracle = write_quantized(name, tmp_path)
     prompt = torch.randint(509, (90,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():
@@ -54,7 +54,7 @@ def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_p
         assert bool(codes) == runs_codes
         ours = PagedModel(model, config, dtype=getattr(torch, dtype), device="cuda")
         scores = ours.prefill(prompt).float()
-        limit = 1e-4 if dtype == "float32" else 0.1 if runs_codes else 0.03
+        limit = 1e-4 if dtype == "float32" else 0.25 if runs_codes else 0.04
         assert (scores - theirs).norm() <= limit * theirs.norm()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,20 @@ from typing import Any
 import pytest
 import torch
 from harness import PagedModel, load_folder
-from quantized_checkpoints import DOWN, METHODS, write_quantized
+from quantized_checkpoints import DOWN, METHODS, words, write_quantized
 from torch import Tensor
 
+from quire.config import EngineConfig
+from quire.engine.startup.footprint import weights_by_format
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import NativeFormat
 from quire.kernels.operands import Int4Weight, Int8Weight, PackedWeight
 from quire.layers.linear_layers import LinearBase
-from quire.models.checkpoint_formats.awq import outputs_of, words_of
+from quire.models.checkpoint_formats.awq import ORDER, rows_of
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoint_formats.integer_rows import (
     packed,
-    rows_as_words,
     unpacked,
     words_as_rows,
 )
@@ -33,6 +36,7 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.loading.checkpoint_source import CheckpointSource
 from quire.models.prepared.prepared_weights import stored_arrays
 from quire.models.runtimes.compiled_weights import find_weights
+from quire.quantization.stored_weight import tensors_of
 
 PROMPT = torch.randint(3, 500, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -140,9 +144,28 @@ def test_prepared_weights_are_those_that_were_loaded(
 def test_packing_and_unpacking_are_inverses(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (24, 64), dtype=torch.uint8)
     assert torch.equal(unpacked(packed(codes, bits), bits), codes)
-    assert torch.equal(words_as_rows(rows_as_words(packed(codes, bits))), packed(codes, bits))
+    assert torch.equal(words_as_rows(words(codes, bits)), packed(codes, bits))
     fours = codes & 15
-    assert torch.equal(outputs_of(words_of(fours)), fours)
+    assert torch.equal(unpacked(rows_of(words(fours, 4, ORDER)), 4), fours.t())
+
+
+@pytest.mark.skipif(native.library() is None, reason="what is packed is larger than rows")
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_memory_plan_counts_the_codes(name: str, load_format: str, tmp_path: Path) -> None:
+    """Dummy weights have the checkpoint's formats, too."""
+    write_quantized(name, tmp_path)
+    options = {"load_format": load_format, "prepared_weights": "none", "dtype": "float32"}
+    model, model_config = load_folder(tmp_path, **options)
+    config = EngineConfig.from_options(model=str(tmp_path), device="cpu", **options)
+    planned = weights_by_format(config, model_config, tmp_path)
+    found: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, LinearBase) and module.method.weight_format is not None:
+            tensors = tensors_of(module.method.operand).values()
+            found[module.method.weight_format.name] += sum(tensor.nbytes for tensor in tensors)
+    assert found == Counter({key: size for key, size in planned.items() if key != "float32"})
+    assert bool(found) == (METHODS[name].kept is not None)
 
 
 def drop(leaf: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
@@ -203,7 +226,7 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             r"is 'marlin'; take a checkpoint in 'gptq'",
         ),
         ("gptq", configure(checkpoint_format="gptq_v2"), r"proj: its qzeros are not those of symm"),
-        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( is no regular expression"),
+        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is no reg"),
         ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
         ("gptq_order", reorder, r"g_idx .*it orders inputs in another way than .*; quantize them"),
         ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
@@ -214,12 +237,17 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             configure(format="nvfp4-pack-quantized"),
             r"num_bits is 4 \(int, group, symmetric",
         ),
-        ("packed", configure(ignore=["re:("]), r"ignore holds 're:\(', no regular expression"),
+        ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is no regular"),
         (
             "packed",
             configure(quantization_status="frozen"),
             r"is 'frozen'; save the checkpoint com",
         ),
+        ("auto_round", configure(data_type="mx_fp"), r"data_type is 'mx_fp'; take integers"),
+        ("auto_round", configure(packing_format="x"), r"packing_format is 'x' with 4 bits; take"),
+        ("auto_round", configure(act_bits=8), r"act_bits is set; take a checkpoint that quantizes"),
+        ("auto_round", configure(extra_config={}), rf"missing: {DOWN}.qweight"),
+        ("modelopt", configure(quant_algo="NVFP4"), r"quant_algo is 'NVFP4'; take a checkpoint in"),
         ("fp8", cast("weight", torch.bfloat16), r"up_proj.weight .*BF16, not the F8_E4M3"),
         (
             "fp8",
@@ -237,6 +265,20 @@ def test_what_does_not_fit_is_refused_by_name(
     write_quantized(name, tmp_path, change)
     with pytest.raises(CheckpointError, match=message):
         load_folder(tmp_path, prepared_weights="none")
+
+
+def test_modelopts_own_config_file_is_read(tmp_path: Path) -> None:
+    def move(_: dict[str, Tensor], config: dict[str, Any]) -> None:
+        own = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head", DOWN]}}
+        del config["quantization_config"]
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+
+    write_quantized("modelopt", tmp_path, move)
+    found = ModelConfig.from_folder(tmp_path).checkpoint_format
+    assert found is not None
+    assert found.stored_linear(DOWN) is None
+    assert found.stored_linear(DOWN.replace("1", "0")) is not None
+    load_folder(tmp_path, prepared_weights="none")
 
 
 def test_a_setting_quantizes_the_numbers_again(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
-    CheckpointFormat,
     StoredLinear,
     StoredTensor,
-    is_listed,
 )
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.module_rules import ModuleRules
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ class AwqLinear(StoredLinear):
 
     def problem(self, n: int, k: int) -> str | None:
         """See `StoredLinear`."""
-        if n % _SHARED:
-            return f"{n} outputs are no multiple of {_SHARED}"
+        if n % _SHARED or k % 2:
+            return f"{n} outputs are no multiple of {_SHARED}, or {k} inputs odd"
         return group_problem(self.group, k)
 
     def spec(self, k: int) -> QuantSpec | None:
@@ -67,44 +66,32 @@ class AwqLinear(StoredLinear):
         return self._integer_rows(tensors).numbers(torch_dtype(dtype))
 
     def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
-        from quire.models.checkpoint_formats.integer_rows import IntegerRows, packed
+        from quire.models.checkpoint_formats.integer_rows import IntegerRows, unpacked
 
-        codes, zeros = (outputs_of(tensors[name]).t() for name in ("qweight", "qzeros"))
-        return IntegerRows(packed(codes.contiguous(), 4), tensors["scales"].t(), zeros, 4)
-
-
-def outputs_of(words: Tensor) -> Tensor:
-    """int32 words [K, N / 8] to codes uint8 [K, N], in the order of outputs."""
-    from quire.models.checkpoint_formats.integer_rows import unpacked, words_as_rows
-
-    codes = unpacked(words_as_rows(words), 4).view(len(words), -1, _SHARED)
-    return codes[:, :, [ORDER.index(output) for output in range(_SHARED)]].flatten(1)
+        codes, words = rows_of(tensors["qweight"]), tensors["qzeros"]
+        groups = len(words)  # maybe odd, so each is read twice
+        zeros = unpacked(rows_of(words.repeat_interleave(2, 0)), 4)[:, : 2 * groups : 2]
+        return IntegerRows(codes, tensors["scales"].t(), zeros, 4)
 
 
-def words_of(codes: Tensor) -> Tensor:
-    """The inverse of `outputs_of`."""
-    from quire.models.checkpoint_formats.integer_rows import packed, rows_as_words
+def rows_of(words: Tensor) -> Tensor:
+    """int32 words [K, N / 8] with K even to rows of codes uint8 [N, K / 2], in order of outputs.
 
-    words = codes.view(len(codes), -1, _SHARED)[:, :, list(ORDER)]
-    return rows_as_words(packed(words.flatten(1), 4))
+    Each of a word's four bytes holds two outputs: all that is moved is bytes, which is fast.
+    """
+    import torch
 
-
-@dataclass(frozen=True, slots=True)
-class Awq(CheckpointFormat):
-    """All linear layers of decoder layers, but for those that are listed."""
-
-    linear: AwqLinear
-    ignored: tuple[str, ...]
-    name = "awq"
-
-    def stored_linear(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`."""
-        if module == "lm_head" or is_listed(self.ignored, module):
-            return None
-        return self.linear
+    k, count = words.shape
+    by_byte = words.t().contiguous().view(torch.uint8).view(count, k, 4)
+    out = torch.empty(count, _SHARED, k // 2, dtype=torch.uint8, device=words.device)
+    for index in range(4):
+        first, second = (by_byte[:, start::2, index].contiguous() for start in (0, 1))
+        out[:, ORDER[2 * index]] = first & 15 | second << 4
+        out[:, ORDER[2 * index + 1]] = first >> 4 | second & 240
+    return out.flatten(0, 1)
 
 
-def read_awq(config: ConfigFile) -> Awq:
+def read_awq(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
     bits = config.integer("bits", config.integer("w_bit", 4))
     if bits != 4:
@@ -116,4 +103,6 @@ def read_awq(config: ConfigFile) -> Awq:
         raise config.wrong("zero_point", "is false; take an AWQ checkpoint with zero points")
     group = config.integer("group_size", config.integer("q_group_size", 128, low=-1), low=-1)
     ignored = config.texts("modules_to_not_convert")
-    return Awq(AwqLinear(config.where.rstrip("."), group), ignored)
+    return ModuleRules(
+        name="awq", linear=AwqLinear(config.where.rstrip("."), group), ignored=ignored
+    )

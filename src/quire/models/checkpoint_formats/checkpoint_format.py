@@ -8,7 +8,7 @@ holds them. Names of modules are those of the checkpoint, before any are fused.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
+KV_SCALES = (".k_scale", ".v_scale")  # ends of names: of an FP8 KV cache, which has none here
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +87,7 @@ class CheckpointFormat(ABC):
     def stored_linear(self, module: str) -> StoredLinear | None:
         """How a linear layer's weight is stored; None where it is not quantized."""
 
-    @property
-    def harmless(self) -> tuple[str, ...]:
-        """Ends of names of tensors that nothing needs."""
-        return ()
-
 
 def names_module(pattern: str, module: str) -> bool:
     """Whether some whole words of a module's dotted name are those of the pattern."""
     return f".{pattern}." in f".{module}."
-
-
-def is_listed(patterns: Iterable[str], module: str) -> bool:
-    """Whether any of the patterns names a module."""
-    return any(names_module(pattern, module) for pattern in patterns)

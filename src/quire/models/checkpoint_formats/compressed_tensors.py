@@ -24,6 +24,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
 from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import Int8Linear
 from quire.models.checkpoints.config_file import ConfigFile
@@ -116,7 +117,7 @@ class CompressedTensors(CheckpointFormat):
 
     groups: tuple[tuple[tuple[str, ...], StoredLinear], ...]
     ignored: tuple[str, ...]
-    name = "compressed-tensors"
+    name: str = "compressed-tensors"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
         """See `CheckpointFormat`: names go before classes."""
@@ -126,11 +127,6 @@ class CompressedTensors(CheckpointFormat):
             if any(_matches(target, module) for target in targets):
                 return linear
         return next((linear for targets, linear in self.groups if "Linear" in targets), None)
-
-    @property
-    def harmless(self) -> tuple[str, ...]:
-        """Scales of an FP8 KV cache, which is stored without."""
-        return (".k_scale", ".v_scale")
 
 
 def _matches(target: str, module: str) -> bool:
@@ -159,11 +155,8 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
 
 def _targets(config: ConfigFile, key: str) -> tuple[str, ...]:
     found = config.texts(key)
-    for target in found:
-        try:
-            re.compile(target.removeprefix(_REGEX) if target.startswith(_REGEX) else "")
-        except re.error as error:
-            raise config.wrong(key, f"holds {target!r}, no regular expression ({error})") from error
+    patterns = [target.removeprefix(_REGEX) for target in found if target.startswith(_REGEX)]
+    check_patterns(config, key, patterns)
     return found
 
 

@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from quire.models.checkpoint_formats.checkpoint_format import (
-    CheckpointFormat,
-    StoredLinear,
-    is_listed,
-)
+from quire.models.checkpoint_formats.module_rules import ModuleRules
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Checkpoint(CheckpointFormat):
-    """All linear layers of decoder layers, but for those that are listed."""
-
-    linear: Fp8Linear
-    ignored: tuple[str, ...]
-    name = "fp8"
-
-    def stored_linear(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`."""
-        if module == "lm_head" or is_listed(self.ignored, module):
-            return None
-        return self.linear
-
-    @property
-    def harmless(self) -> tuple[str, ...]:
-        """Scales of an FP8 KV cache, which is stored without."""
-        return (".k_scale", ".v_scale")
-
-
-def read_fp8(config: ConfigFile) -> Fp8Checkpoint:
+def read_fp8(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
     fmt = config.text("fmt", "e4m3")
     if fmt not in ("e4m3", "float8_e4m3fn"):
@@ -41,8 +15,10 @@ def read_fp8(config: ConfigFile) -> Fp8Checkpoint:
     ignored = config.texts("modules_to_not_convert") + config.texts("ignored_layers")
     where, block = config.where.rstrip("."), config.get("weight_block_size")
     if block is None:
-        return Fp8Checkpoint(Fp8Linear(where, "weight_scale"), ignored)
-    return Fp8Checkpoint(Fp8Linear(where, "weight_scale_inv", read_block(config)), ignored)
+        linear = Fp8Linear(where, "weight_scale")
+    else:
+        linear = Fp8Linear(where, "weight_scale_inv", read_block(config))
+    return ModuleRules(name="fp8", linear=linear, ignored=ignored)
 
 
 def read_block(config: ConfigFile, key: str = "weight_block_size") -> tuple[int, int]:

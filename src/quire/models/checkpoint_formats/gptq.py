@@ -7,7 +7,6 @@ g_idx [K]: the group of each input. (Frantar et al., 2023; AutoGPTQ, GPTQModel, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
-    CheckpointFormat,
     StoredLinear,
     StoredTensor,
-    is_listed,
 )
 from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -111,31 +109,7 @@ class GptqLinear(StoredLinear):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Gptq(CheckpointFormat):
-    """Linear layers by rules on their names.
-
-    dynamic: pairs of a pattern and the layout of modules that it matches, None for those that are
-    not quantized. only: ends of names of the modules that are; empty for all.
-    """
-
-    linear: GptqLinear
-    dynamic: tuple[tuple[str, GptqLinear | None], ...]
-    only: tuple[str, ...]
-    has_head: bool
-    name = "gptq"
-
-    def stored_linear(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`."""
-        for pattern, linear in self.dynamic:
-            if re.match(pattern, module):
-                return linear
-        if module == "lm_head":
-            return self.linear if self.has_head else None
-        return self.linear if not self.only or is_listed(self.only, module) else None
-
-
-def read_gptq(config: ConfigFile) -> Gptq:
+def read_gptq(config: ConfigFile) -> ModuleRules:
     """The format of a quantization_config. Raises CheckpointError."""
     version = config.text("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
@@ -144,7 +118,7 @@ def read_gptq(config: ConfigFile) -> Gptq:
         )
     linear = GptqLinear(
         config.where.rstrip("."),
-        _bits(config, config.integer("bits")),
+        read_bits(config, config.integer("bits")),
         config.integer("group_size", -1, low=-1),
         config.boolean("sym", True),
         config.boolean("desc_act", False),
@@ -156,28 +130,32 @@ def read_gptq(config: ConfigFile) -> Gptq:
     )
     if not all(isinstance(name, str) for name in only):
         raise config.wrong("modules_in_block_to_quantize", "must be lists of names")
-    return Gptq(linear, _dynamic(config, linear), only, config.boolean("lm_head", False))
+    return ModuleRules(
+        name="gptq",
+        linear=linear,
+        rules=_dynamic(config, linear),
+        only=only,
+        has_head=config.boolean("lm_head", False),
+    )
 
 
-def _bits(config: ConfigFile, bits: int) -> int:
+def read_bits(config: ConfigFile, bits: int) -> int:
+    """The bits of codes. Raises CheckpointError for those that are not read."""
     if bits not in _BITS:
         raise config.wrong("bits", f"is {bits}; take a checkpoint of 4 or 8 bits")
     return bits
 
 
-def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[tuple[str, GptqLinear | None], ...]:
+def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[Rule, ...]:
     """The rules per module: `-:pattern` excludes, `+:pattern` or `pattern` changes values."""
     section = config.section("dynamic")
     if section is None:
         return ()
-    found: list[tuple[str, GptqLinear | None]] = []
+    found = list[Rule]()
     for rule in section.values:
         pattern = rule.removeprefix("+:").removeprefix("-:")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise section.wrong(rule, f"is no regular expression ({error}); correct it") from error
-        changes: ConfigFile | None = section.section(rule)
+        check_patterns(section, rule, [pattern])
+        changes = section.section(rule)
         if rule.startswith("-:"):
             found.append((pattern, None))
         else:
@@ -187,7 +165,7 @@ def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[tuple[str, GptqLin
 
 def _changed(linear: GptqLinear, config: ConfigFile) -> GptqLinear:
     values: dict[str, Any] = {
-        "bits": _bits(config, config.integer("bits", linear.bits)),
+        "bits": read_bits(config, config.integer("bits", linear.bits)),
         "group": config.integer("group_size", linear.group, low=-1),
         "is_symmetric": config.boolean("sym", linear.is_symmetric),
         "is_ordered": config.boolean("desc_act", linear.is_ordered),

@@ -78,8 +78,3 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 def words_as_rows(words: Tensor) -> Tensor:
     """int32 words [N, K · bits / 32], lower bits first, as uint8 [N, K · bits / 8]."""
     return words.contiguous().view(torch.uint8)
-
-
-def rows_as_words(codes: Tensor) -> Tensor:
-    """The inverse of `words_as_rows`."""
-    return codes.contiguous().view(torch.int32)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.models.checkpoint_formats.auto_round import read_auto_round
 from quire.models.checkpoint_formats.awq import read_awq
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 from quire.models.checkpoint_formats.compressed_tensors import read_compressed_tensors
 from quire.models.checkpoint_formats.fp8_checkpoint import read_fp8
 from quire.models.checkpoint_formats.gptq import read_gptq
+from quire.models.checkpoint_formats.modelopt import read_modelopt
 from quire.models.checkpoints.config_file import ConfigFile
 
+_MODELOPT_FILE = "hf_quant_config.json"  # beside config.json, in older checkpoints of ModelOpt
+
 READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
+    "auto-round": read_auto_round,
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "modelopt": read_modelopt,
 }
 
 
@@ -23,8 +29,10 @@ def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
     """How a checkpoint's weights are quantized; None if they are not. Raises CheckpointError."""
     section = config.section("quantization_config") or config.section("compression_config")
     if section is None:
-        return None
-    method = section.text("quant_method")
+        other = config.path.with_name(_MODELOPT_FILE)
+        section = ConfigFile.read(other).section("quantization") if other.is_file() else None
+        return None if section is None else read_modelopt(section)
+    method = section.text("quant_method").removeprefix("intel/")
     if method not in READERS:
         raise section.wrong(
             "quant_method",

@@ -13,6 +13,7 @@ from quire.dtypes import CHECKPOINT_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.operands import LoadedWeight
 from quire.layers.parameter import Weight, WeightShapeError
+from quire.models.checkpoint_formats.checkpoint_format import KV_SCALES
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gpu_transfer import DeviceReader
 from quire.models.checkpoints.safetensors_header import TensorEntry
@@ -123,7 +124,7 @@ class CheckpointSource:
     def _is_harmless(self, name: str) -> bool:
         """Tensors that old checkpoints carry and nothing needs."""
         config = self._model_config
-        ends = () if config.checkpoint_format is None else config.checkpoint_format.harmless
+        ends = () if config.checkpoint_format is None else KV_SCALES
         return name.endswith((".rotary_emb.inv_freq", *ends)) or (
             name == "lm_head.weight" and (config.tie_word_embeddings or not config.has_head)
         )

@@ -1,0 +1,52 @@
+"""Checkpoints of AutoRound, which are packed as GPTQ's or AWQ's. No torch."""
+
+from __future__ import annotations
+
+from quire.models.checkpoint_formats.awq import AwqLinear
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoint_formats.gptq import GptqLinear, read_bits
+from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
+from quire.models.checkpoints.config_file import ConfigFile
+
+_FULL_BITS = (16, 32)  # of what is not quantized
+_LESS = ("auto_round:auto_gptq", "auto_round:gptq", "auto")  # zero points are stored less 1
+_PLAIN = ("auto_round", "auto_round:gptqmodel")
+_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+
+
+def read_auto_round(config: ConfigFile) -> ModuleRules:
+    """The format of a quantization_config. Raises CheckpointError."""
+    kind = config.text("data_type", "int")
+    if kind != "int" or config.get("rotation_config"):
+        raise config.wrong("data_type", f"is {kind!r}; take integers without a rotation")
+    if config.get("act_bits") not in (None, *_FULL_BITS):
+        raise config.wrong("act_bits", "is set; take a checkpoint that quantizes weights alone")
+    linear = _linear(config, config, config.integer("bits"))
+    if linear is None:
+        raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
+    rules, section = list[Rule](), config.section("extra_config")
+    for module in section.values if section is not None else ():
+        assert section is not None
+        pattern, changes = f"(?:{module})$", section.section(module)
+        check_patterns(section, module, [pattern])
+        if changes is not None:
+            bits = changes.integer("bits", config.integer("bits"))
+            rules.append((pattern, _linear(config, changes, bits)))
+    return ModuleRules(name="auto-round", linear=linear, rules=tuple(rules))
+
+
+def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | None:
+    """The layout of modules with their own settings; None for those that are not quantized."""
+    if bits in _FULL_BITS:
+        return None
+    where, packing = config.where.rstrip("."), config.text("packing_format", "auto")
+    group = own.integer("group_size", config.integer("group_size", -1, low=-1), low=-1)
+    symmetric = own.boolean("sym", config.boolean("sym", True))
+    if packing in _AWQ and bits == 4:
+        return AwqLinear(where, group)
+    if packing not in _LESS + _PLAIN:
+        raise config.wrong(
+            "packing_format",
+            f"is {packing!r} with {bits} bits; take one of {', '.join(_LESS + _PLAIN + _AWQ)}",
+        )
+    return GptqLinear(where, read_bits(own, bits), group, symmetric, False, packing in _LESS)
