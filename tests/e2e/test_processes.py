@@ -195,6 +195,29 @@ def test_probes_are_answered_well_while_an_api_process_is_replaced(server: Serve
     assert len(server.workers) == 2
 
 
+def test_an_api_process_that_hangs_is_replaced(server: Server, undisturbed: list[str]) -> None:
+    hung, other = server.workers
+    hung.suspend()
+    wait_until(lambda: not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: len(server.workers) == 2)
+    assert other in server.workers
+    texts = [server.complete(prompt) for prompt in PROMPTS]
+    assert texts == undisturbed
+
+
+def test_streams_outlive_engines_that_are_killed_again_and_again(server: Server) -> None:
+    """They ran in each of these processes, and are no cause of its death."""
+    alone = server.complete("a long one", max_tokens=1500)
+    stream = Stream(server, "a long one", 1500)
+    for _ in range(3):
+        num_events = stream.num_events
+        wait_until(lambda before=num_events: stream.num_events > before + 3 or stream.is_whole)
+        assert not stream.is_whole, "too late: make the answer longer"
+        server.engine.kill()
+        wait_until(lambda: len(server.children("quire.engine.processes.engine_process")) == 1)
+    assert_whole([stream], [alone])
+
+
 def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> None:
     """Seen by the engine's coming to rest: long answers would keep it busy."""
     streams = [Stream(server, prompt, length=1900) for prompt in PROMPTS]

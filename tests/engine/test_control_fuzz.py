@@ -47,15 +47,22 @@ INFO = EngineInfo("m", LIMITS, [1], "float32", "cpu", 5, 16, 100)
 CONFIG, LOG = EngineConfig(), LogOptions("info", "text")
 CONDITION = ModelStatus(name="m", state="loaded", at_start=True, max_num_seqs=2)
 MESSAGES: list[ControlMessage] = [
-    StartEngine(config=CONFIG, epoch=1, address="a", page_path="p", log=LOG),
+    StartEngine(config=CONFIG, epoch=1, address="a", memory=4, page=1, log=LOG),
     EngineStarted(info=INFO),
     StartFailed(kind="ConfigError", message="no"),
     ForgetClient(client="0"),
     StartWorker(
-        client="0", settings=b"\x80", models=[CONDITION], listener=3, metrics_folder="f", log=LOG
+        client="0",
+        settings=b"\x80",
+        models=[CONDITION],
+        listener=3,
+        memory=4,
+        counters=5,
+        metrics_folder="f",
+        log=LOG,
     ),
     WorkerReady(),
-    EngineUp(name="m", config=CONFIG, info=INFO, address="a", page_path="p"),
+    EngineUp(name="m", config=CONFIG, info=INFO, address="a", page=1),
     EngineDown(name="m", will_return=True),
     CONDITION,
     LoadModel(name="m"),

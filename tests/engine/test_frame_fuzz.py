@@ -35,7 +35,8 @@ from quire.engine.processes.control_channel import ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket
 from quire.engine.processes.process_link import ProcessLink
-from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.processes.shared_memory import clear_page, create_shared_memory
+from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import QuireError
 from quire.hub import tokenizer_folder
@@ -123,10 +124,11 @@ class Engine:
     """An engine process without the process, and a client of it."""
 
     def __init__(self, folder: Path) -> None:
-        create_page(folder / "page")
+        memory = create_shared_memory()
+        clear_page(memory, 0)
         self.core, _ = start_null_engine(CONFIG)
         self.socket, self._orders = EngineSocket(f"ipc://{folder}/engine"), SimpleQueue[Any]()
-        page = StatusPage(folder / "page", writable=True)
+        page = StatusPage(memory, 0, writable=True)
         self._process = EngineProcess(self.core, self.socket, page, self._orders)
         self._context = zmq.Context()
         self.client = self._context.socket(zmq.DEALER)
@@ -204,11 +206,13 @@ class Front:
         self._context = zmq.Context()
         self._engine = self._context.socket(zmq.ROUTER)
         self._engine.bind(f"ipc://{folder}/engine")
-        create_page(folder / "page")
+        memory = create_shared_memory()
+        clear_page(memory, 0)
         tokenizer = Tokenizer.from_folder(tokenizer_folder(CONFIG))
 
         async def connect() -> AsyncEngine:
-            self.link = ProcessLink("front", f"ipc://{folder}/engine", str(folder / "page"))
+            page = StatusPage(memory, 0)
+            self.link = ProcessLink("front", f"ipc://{folder}/engine", page)
             return AsyncEngine(self.link, tokenizer, info, 0)
 
         self.engine = self.runner.run(connect())

@@ -16,7 +16,8 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.processes import process_supervisors, status_page
 from quire.engine.processes.control_channel import EngineStarted, StartEngine
 from quire.engine.processes.process_supervisors import EngineProcessSettings, EngineSupervisor
-from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.processes.shared_memory import clear_page, create_shared_memory
+from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu import native
 from quire.logs import LogOptions
@@ -54,12 +55,12 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
     modules: bool,
     tokens: int,
     calls: int,
-    tmp_path: Path,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    create_page(tmp_path / "page")
-    writer, reader = StatusPage(tmp_path / "page", writable=True), StatusPage(tmp_path / "page")
+    memory = create_shared_memory()
+    clear_page(memory, 1)
+    writer, reader = StatusPage(memory, 1, writable=True), StatusPage(memory, 1)
     ages: list[float] = []
 
     def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +126,7 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
         pid = 1
 
         def __init__(self, first: StartEngine) -> None:
-            self.page = StatusPage(Path(first.page_path), writable=True)
+            self.page = StatusPage(first.memory, first.page, writable=True)
             self.num_beats = 0
             self.replies = [EngineStarted(info=SimpleNamespace())]  # type: ignore[arg-type]
 
@@ -141,20 +142,23 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
             await asyncio.Event().wait()
             raise AssertionError
 
-        async def end(self) -> str:
+        async def end(self) -> int:
             ended.set()
-            return "killed"
+            return -9
 
     children: list[Slow] = []
     ended = asyncio.Event()
 
-    async def spawn(_module: str, first: StartEngine) -> Slow:
+    async def spawn(_module: str, first: StartEngine, **_: object) -> Slow:
         children.append(Slow(first))
         return children[-1]
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
-        place = EngineProcessSettings(folder=tmp_path, number=0, first_epoch=0, hang=hang, log=log)
+        place = EngineProcessSettings(
+            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
+            number=0, first_epoch=0, hang=hang, log=log,
+        )  # fmt: skip
         supervisor = EngineSupervisor("m", EngineConfig(), place, lambda _: None)
         task = asyncio.create_task(supervisor.run())
         await ended.wait()

@@ -24,6 +24,7 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
+from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.server.app import build_server
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
@@ -90,14 +91,19 @@ def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
 
 
 def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> None:
-    house = House(condition("a", "loading"))
+    house = House(condition("a", "loading"), model_load_timeout=0.5)
 
     async def hear() -> None:
-        frontends = EngineFrontends("0", house.asked.append, house.loader)
+        memory = create_shared_memory()
+        clear_page(memory, 1)
+        frontends = EngineFrontends("0", house.asked.append, house.loader, memory)
         info: Any = house.engines["a"].info
-        place = {"address": f"ipc://{tmp_path}/a", "page_path": f"{tmp_path}/a.page"}
-        frontends.handle(EngineUp(name="a", config=EngineConfig(), info=info, **place))
+        address = f"ipc://{tmp_path}/a"
+        up = EngineUp(name="a", config=EngineConfig(), info=info, address=address, page=1)
+        frontends.handle(up)
         frontends.handle(EngineDown(name="a", will_return=False))
+        await asyncio.gather(*frontends._tasks)
+        assert not frontends._links
         house.become("a", "unloaded", failure="it went")
         assert not frontends.connected.is_set()
 

@@ -130,8 +130,8 @@ class ServerSettings:
     )
     engine_hang_timeout: int = setting(
         60,
-        "seconds without a heartbeat (one per layer of a step) after which the engine is "
-        "restarted; 0: never",
+        "seconds without a heartbeat (one per layer of a step) after which the engine, or an API "
+        "process, is restarted; 0: never",
         within=_WHOLE_SECONDS,
     )
     shutdown_timeout: int = setting(

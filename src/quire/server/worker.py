@@ -35,6 +35,8 @@ from quire.engine.processes.control_channel import (
     WorkerReady,
 )
 from quire.engine.processes.process_link import ProcessLink
+from quire.engine.processes.status_page import StatusPage
+from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import QuireError
 from quire.logs import configure_logging
 from quire.server.admission.in_flight import shared_counters
@@ -71,9 +73,11 @@ def main() -> None:
 async def _serve(line: ParentConnection, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
     row, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
-    make_counters = partial(shared_counters, folder / "in_flight", row, settings.api_server_count)
+    make_counters = partial(shared_counters, start.counters, row, settings.api_server_count)
     models = ModelRegistry(start.models, settings, make_counters)
-    frontends = EngineFrontends(start.client, line.send, ModelLoader(models, line.send))
+    loader = ModelLoader(models, line.send)
+    frontends = EngineFrontends(start.client, line.send, loader, start.memory)
+    frontends.run_task(WorkerHeartbeats(start.memory).report_forever(row))
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "quire-worker", lower_priority))
     line.follow(lambda message: _call(loop, frontends, message))
@@ -109,16 +113,21 @@ async def _report_ready(frontends: EngineFrontends, line: ParentConnection) -> N
 class EngineFrontends:
     """This process's connections to the engines.
 
-    send: to the parent process. connected: set once all engines of the server's start are there.
+    send: to the parent process. memory: that of status pages. connected: set once all engines of
+    the server's start are there.
     """
 
     def __init__(
-        self, client: str, send: Callable[[ControlMessage], None], loader: ModelLoader
+        self,
+        client: str,
+        send: Callable[[ControlMessage], None],
+        loader: ModelLoader,
+        memory: int,
     ) -> None:
         self.loader = loader
         self.connected = asyncio.Event()
         self._client = client
-        self._send = send
+        self._send, self._memory = send, memory
         self._links: dict[str, ProcessLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._check_complete()
@@ -133,21 +142,25 @@ class EngineFrontends:
         """Handle a message from the parent process."""
         match message:
             case EngineUp():
-                with contextlib.suppress(FileNotFoundError):  # it was unloaded meanwhile
-                    self._engine_up(message)
+                self._engine_up(message)
             case EngineDown() if message.name in self._links:
                 link = self._links[message.name]
-                link.engine_died(will_return=message.will_return, why=message.why)
+                link.engine_died(
+                    will_return=message.will_return,
+                    is_blameless=message.is_blameless,
+                    why=message.why,
+                )
             case ModelStatus():
                 self.loader.set_condition(message)
             case ReleaseModel():
                 self.run_task(self.loader.leave(message))
 
     def _engine_up(self, up: EngineUp) -> None:
+        page = StatusPage(self._memory, up.page)
         if up.name in self._links:
-            self._links[up.name].engine_returned(up.info, up.address, up.page_path)
+            self._links[up.name].engine_returned(up.info, up.address, page)
         else:
-            link = self._links[up.name] = ProcessLink(self._client, up.address, up.page_path)
+            link = self._links[up.name] = ProcessLink(self._client, up.address, page)
             self.run_task(self._connect(link, up))
 
     async def _connect(self, link: ProcessLink, up: EngineUp) -> None:
@@ -160,6 +173,9 @@ class EngineFrontends:
             else:
                 await self._links.pop(up.name).close()
                 self.loader.give_up(up.name, str(error))
+            return
+        if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
+            self._links.pop(up.name)
             return
         engine = AsyncEngine(link, tokenizer, up.info, up.config.model.seed)
         self.loader.attach(up.name, engine)

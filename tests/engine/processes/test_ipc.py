@@ -31,7 +31,8 @@ from quire.engine.processes.control_channel import ControlMessage, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
-from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.processes.shared_memory import clear_page, create_shared_memory
+from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import EngineError, InvalidRequestError, OverloadedError
 from quire.hub import tokenizer_folder
@@ -147,14 +148,15 @@ class Engine:
     """An engine process without the process. slow: seconds that each of its turns takes longer."""
 
     def __init__(self, folder: Path, number: int, *, is_running: bool = True) -> None:
-        self.address, self.page_path = f"ipc://{folder}/{number}", str(folder / f"{number}.page")
-        create_page(Path(self.page_path))
+        self.address, memory = f"ipc://{folder}/{number}", create_shared_memory()
+        clear_page(memory, 0)
+        self.page = StatusPage(memory, 0)
         core, self.info = start_null_engine(CONFIG)
         self.orders: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
         self.socket = EngineSocket(self.address)
         self.core = core
-        self._page = StatusPage(Path(self.page_path), writable=True)
-        self.process = EngineProcess(core, self.socket, self._page, self.orders, number)
+        page = StatusPage(memory, 0, writable=True)
+        self.process = EngineProcess(core, self.socket, page, self.orders, number)
         self.pause = 0.0
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -177,20 +179,20 @@ class Front:
     def __init__(self, folder: Path) -> None:
         self._folder, self._numbers = folder, itertools.count()
         self.server = self._next()
-        self.link = ProcessLink("front", self.server.address, self.server.page_path)
+        self.link = ProcessLink("front", self.server.address, self.server.page)
         self.engine = AsyncEngine(self.link, TOKENIZER, self.server.info, 0)
 
     def _next(self) -> Engine:
         return Engine(self._folder, next(self._numbers))
 
-    def lose(self) -> None:
+    def lose(self, *, is_blameless: bool = False) -> None:
         self.server.kill()
-        self.link.engine_died(will_return=True)
+        self.link.engine_died(will_return=True, is_blameless=is_blameless)
 
     def restart(self) -> None:
         self.server = self._next()
         info: EngineInfo = self.server.info
-        self.link.engine_returned(info, self.server.address, self.server.page_path)
+        self.link.engine_returned(info, self.server.address, self.server.page)
 
     async def until_running(self, count: int) -> None:
         """Wait until so many requests are in the engine's batch."""
@@ -284,6 +286,22 @@ def test_an_answer_too_long_to_go_on_fails_alone(
     run(tmp_path, scenario)
 
 
+def test_deaths_from_outside_are_no_requests_fault(tmp_path: Path) -> None:
+    async def scenario(front: Front) -> None:
+        whole = tokens(await front.collect(1000))
+        front.server.pause = 0.001
+        stream = asyncio.create_task(front.collect(1000))
+        for _ in range(4):
+            await front.until_running(1)
+            front.lose(is_blameless=True)
+            front.restart()
+            front.server.pause = 0.001
+        front.server.pause = 0.0
+        assert tokens(await stream) == whole
+
+    run(tmp_path, scenario)
+
+
 def test_an_engine_that_does_not_return_ends_its_streams(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
@@ -306,8 +324,10 @@ def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
         stream = asyncio.create_task(front.collect(3000))
         await front.until_running(1)
         front.lose()
-        with pytest.raises(FileNotFoundError):
-            front.link.engine_returned(front.server.info, "ipc://gone", str(tmp_path / "gone"))
+        memory = create_shared_memory()
+        clear_page(memory, 0)
+        gone = StatusPage(memory, 0)
+        front.link.engine_returned(front.server.info, f"ipc://{tmp_path}/gone", gone)
         assert front.link.seconds_since_heartbeat >= 0.0  # of the one before
         front.link.engine_died(will_return=True)  # no second death of what ran in the first
         await asyncio.sleep(0.01)
@@ -331,7 +351,7 @@ def test_what_does_not_stream_comes_with_the_first_token_and_with_the_last(tmp_p
 def test_who_only_watches_has_the_figures_of_all(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         server = front.server
-        link = ProcessLink("watcher", server.address, server.page_path)
+        link = ProcessLink("watcher", server.address, server.page)
         watcher = AsyncEngine(link, TOKENIZER, server.info, 0)
         await front.collect(20)
         await watcher.view()

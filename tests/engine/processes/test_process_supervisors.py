@@ -19,7 +19,12 @@ from quire.engine.processes.process_supervisors import (
     EngineProcessSettings,
     EngineSupervisor,
 )
-from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
+from quire.engine.processes.server_supervisor import (
+    MAX_ENGINES,
+    ServerSupervisor,
+    ServerSupervisorSettings,
+)
+from quire.engine.processes.shared_memory import create_shared_memory
 from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError
 from quire.logs import LogOptions
@@ -31,7 +36,7 @@ class Mortal:
     pid = 1
 
     def __init__(self, first: StartEngine, num_steps: int, seconds: float) -> None:
-        self._page = Path(first.page_path)
+        self._place = first.memory, first.page
         self._num_steps = num_steps
         self._seconds = seconds
         self._replies: list[EngineStarted] = [EngineStarted(info=INFO)]
@@ -40,13 +45,13 @@ class Mortal:
         if self._replies:
             return self._replies.pop()
         await asyncio.sleep(self._seconds)
-        page = StatusPage(self._page, writable=True)
+        page = StatusPage(*self._place, writable=True)
         page.heartbeat(self._num_steps, has_work=True)
         page.close()
         return None
 
-    async def end(self) -> str:
-        return "killed"
+    async def end(self) -> int:
+        return -9
 
 
 INFO = EngineInfo(
@@ -75,7 +80,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
 ) -> None:
     spawned: list[StartEngine] = []
 
-    async def spawn(_module: str, first: StartEngine) -> Mortal:
+    async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
         num_steps, seconds = lives[len(spawned)] if len(spawned) < len(lives) else (1, 0.0)
         spawned.append(first)
         assert len(spawned) <= 2 * MAX_DEATHS, "it is started for ever"
@@ -86,7 +91,10 @@ def test_an_engine_that_is_of_no_use_is_given_up(
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
-        place = EngineProcessSettings(folder=tmp_path, number=0, first_epoch=0, hang=0, log=log)
+        place = EngineProcessSettings(
+            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
+            number=0, first_epoch=0, hang=0, log=log,
+        )  # fmt: skip
 
         def note(message: EngineUp | EngineDown) -> None:
             news.append(message)
@@ -113,10 +121,11 @@ def test_an_engine_that_is_stopped_leaves_no_files(
 ) -> None:
     """Models may be loaded and unloaded for months."""
 
-    async def spawn(_module: str, first: StartEngine) -> Mortal:
+    async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
+        Path(first.address.removeprefix("ipc://")).touch()
         return Mortal(first, num_steps=1, seconds=60.0)
 
-    async def load_and_unload() -> tuple[int, int]:
+    async def load_and_unload() -> tuple[int, int, int]:
         settings = ServerSupervisorSettings(
             worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
             log=LogOptions(level="info", format="text"),
@@ -125,11 +134,11 @@ def test_an_engine_that_is_stopped_leaves_no_files(
             async with ServerSupervisor(settings, listener) as supervisor:
                 engine = supervisor.start_engine("m", EngineConfig(), supervisor.fail)
                 await supervisor.wait_until_started(engine)
-                folder = supervisor._folder
+                folder, pages = supervisor._folder, supervisor._free_pages
                 while_there = len(list(folder.glob("engine-*")))
                 await supervisor.stop_engine("m", "it is over")
-                return while_there, len(list(folder.glob("engine-*")))
+                return while_there, len(list(folder.glob("engine-*"))), MAX_ENGINES - len(pages)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
-    assert asyncio.run(load_and_unload()) == (1, 0)
+    assert asyncio.run(load_and_unload()) == (1, 0, 0)

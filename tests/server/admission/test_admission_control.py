@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.engine.processes.shared_memory import create_shared_memory
 from quire.errors import QueueFullError
 from quire.server.admission.admission_control import (
     MAX_RETRY,
@@ -156,11 +156,13 @@ def test_the_counts_are_those_of_who_is_inside(moves: list[tuple[int, int, int]]
     assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (0, 0)
 
 
-def test_several_processes_fill_one_house(tmp_path: Path) -> None:
+def test_several_processes_fill_one_house() -> None:
     capacity = Capacity(max_running=2, max_waiting=3, max_prompt_tokens=100)
 
+    memory = create_shared_memory()
+
     def process(row: int) -> list[Admission]:
-        counts = shared_counters(tmp_path / "in_flight", row, num_rows=2, num_counters=2)
+        counts = shared_counters(memory, row, num_rows=2, num_counters=2)
         return [Admission(capacity, in_flight=heads) for heads in counts]
 
     (busy, other), (idle, _) = process(0), process(1)
@@ -179,15 +181,16 @@ def test_several_processes_fill_one_house(tmp_path: Path) -> None:
     assert process(0)[0].in_flight.num_answers == 0  # the first has a successor
 
 
-def test_the_dead_take_no_places(tmp_path: Path) -> None:
-    here = shared_counters(tmp_path / "in_flight", 0, num_rows=2, num_counters=2)[1]
+def test_the_dead_take_no_places() -> None:
+    memory = create_shared_memory()
+    here = shared_counters(memory, 0, num_rows=2, num_counters=2)[1]
     count = (
-        "import sys, time; from pathlib import Path;"
+        "import sys, time;"
         "from quire.server.admission.in_flight import *;"
-        "shared_counters(Path(sys.argv[1]), 1, 2, 2)[1].add(3, 40);"
+        "shared_counters(int(sys.argv[1]), 1, 2, 2)[1].add(3, 40);"
         "print(flush=True); time.sleep(60)"
     )
-    other = Popen([sys.executable, "-c", count, tmp_path / "in_flight"], stdout=PIPE)
+    other = Popen([sys.executable, "-c", count, str(memory)], stdout=PIPE, pass_fds=(memory,))
     with other:
         assert other.stdout is not None
         other.stdout.readline()

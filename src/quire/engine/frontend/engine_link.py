@@ -25,7 +25,8 @@ class EngineListener(Protocol):
     def on_down(self, find_started: Callable[[Iterable[str]], set[str]]) -> None:
         """The engine process has died, and another one is being started.
 
-        find_started: which of some engine request ids had entered the batch.
+        find_started: which of some engine request ids may have caused that: those that had entered
+        the batch, or none where the cause came from outside.
         """
 
     def on_up(self, info: EngineInfo) -> None:

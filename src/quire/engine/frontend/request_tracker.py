@@ -169,8 +169,8 @@ class RequestTracker:
     def on_down(self, find_started: Callable[[Iterable[str]], set[str]]) -> None:
         """The engine process has died, and another one is being started.
 
-        find_started: which of some engine request ids had entered the batch. A request that had so
-        at two deaths may be their cause, and ends with an error.
+        find_started: which of some engine request ids may have caused that. A request that may have
+        caused two deaths ends with an error.
         """
         self.is_down = True
         for request_id, failure in self._processor.record_death(find_started).items():

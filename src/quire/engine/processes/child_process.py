@@ -13,6 +13,11 @@ from quire.background import MODULE as BACKGROUND
 from quire.engine.processes.control_channel import ControlMessage, pack, read_control
 
 
+def describe(status: int) -> str:
+    """How a process ended, in words. status: see `Child.end`."""
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
 class Child:
     """A process of this package; `spawn` starts it."""
 
@@ -71,12 +76,16 @@ class Child:
         """Ask the child to end after its current work (SIGTERM)."""
         self._signal(signal.SIGTERM)
 
-    async def end(self) -> str:
-        """Kill the child if it has not ended; returns how it ended."""
+    def kill(self) -> None:
+        """Kill the child; also one that is stopped."""
         self._signal(signal.SIGKILL)
+
+    async def end(self) -> int:
+        """Kill the child if it has not ended; returns its exit status, or a signal as -number."""
+        self.kill()
         status = await self._process.wait()
         self._writer.close()
-        return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return status
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal. Process.send_signal would take the exit status from `wait`."""

@@ -37,15 +37,17 @@ _ERRORS: dict[str, type[QuireError]] = {
 class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine"):
     """To an engine process: load this model.
 
-    address: of the ZeroMQ socket; page_path: of the status page. epoch: number of processes that
-    the model had before; num_restarts: how many of its starts followed a death.
+    address: of the ZeroMQ socket. memory: file descriptor of the shared memory; page: number of the
+    status page. epoch: number of processes that the model had before; num_restarts: how many of
+    its starts followed a death.
     """
 
     config: EngineConfig
     epoch: int
     num_restarts: int = 0
     address: str
-    page_path: str
+    memory: int
+    page: int
     log: LogOptions
 
 
@@ -132,7 +134,8 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
 
     client: its name towards engines. settings: the server's, as msgpack. listener, admin: file
     descriptors of the listening sockets, public and (for one process) of the admin endpoints.
-    metrics_folder: shared by all API processes. models: the first is the default.
+    memory, counters: those of shared memory, for pages and for what is in flight. metrics_folder:
+    shared by all API processes. models: the first is the default.
     """
 
     client: str
@@ -140,6 +143,8 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     models: list[ModelStatus] = []
     listener: int
     admin: int | None = None
+    memory: int
+    counters: int
     metrics_folder: str
     log: LogOptions
 
@@ -155,17 +160,19 @@ class EngineUp(msgspec.Struct, frozen=True, kw_only=True, tag="engine_up"):
     config: EngineConfig
     info: EngineInfo
     address: str
-    page_path: str
+    page: int
 
 
 class EngineDown(msgspec.Struct, frozen=True, kw_only=True, tag="engine_down"):
     """To an API process: this engine has ended. will_return: another one is being started.
 
-    why: if not, the error message for its unfinished requests.
+    is_blameless: none of its requests can have caused that. why: if none returns, the error message
+    for its unfinished requests.
     """
 
     name: str
     will_return: bool
+    is_blameless: bool = False
     why: str = ""
 
 

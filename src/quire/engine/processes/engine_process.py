@@ -12,7 +12,6 @@ import logging
 import queue
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
@@ -60,7 +59,7 @@ def main() -> None:
     control: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
     line.follow(control.put)
     try:
-        page = StatusPage(Path(start.page_path), writable=True)
+        page = StatusPage(start.memory, start.page, writable=True)
         core, info = _start_engine(start.config, page)
         socket = EngineSocket(start.address)
         engine = EngineProcess(core, socket, page, control, start.epoch, start.num_restarts)

@@ -5,7 +5,7 @@ Owns which process it is connected to. Frames and sockets are in ipc.py.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
 
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
@@ -15,15 +15,12 @@ from quire.engine.processes.status_page import StatusPage
 
 
 class ProcessLink:
-    """A link to an engine process, and to the one that replaces it after a death.
+    """A link to an engine process, and to the one that replaces it after a death."""
 
-    Raises FileNotFoundError if the first process has already ended.
-    """
-
-    def __init__(self, client: str, address: str, page_path: str) -> None:
+    def __init__(self, client: str, address: str, page: StatusPage) -> None:
         self.client = client
         self._listener: EngineListener | None = None
-        self._connect(address, StatusPage(Path(page_path)))
+        self._connect(address, page)
 
     def attach(self, listener: EngineListener) -> None:
         """Send outputs and state changes to this listener from now on."""
@@ -54,20 +51,19 @@ class ProcessLink:
         if self._connection is not None:
             self._connection.send(message)
 
-    def engine_died(self, *, will_return: bool, why: str = "") -> None:
-        """Deliver what has arrived, then report the engine's end. why: if none replaces it."""
-        if self._listener is None:
-            return
+    def engine_died(self, *, will_return: bool, is_blameless: bool = False, why: str = "") -> None:
+        """Deliver what has arrived, then report the engine's end; see `EngineDown`."""
         was_alive = self.is_alive
         self._disconnect()
+        if self._listener is None:  # nobody has sent anything yet
+            return
         if not will_return:
             self._listener.on_failure(why or "the engine has stopped; restart the server")
         elif was_alive:
-            self._listener.on_down(self._page.find_started)
+            self._listener.on_down(_find_none if is_blameless else self._page.find_started)
 
-    def engine_returned(self, info: EngineInfo, address: str, page_path: str) -> None:
-        """Connect to another process. Raises FileNotFoundError if that has ended again."""
-        page = StatusPage(Path(page_path))
+    def engine_returned(self, info: EngineInfo, address: str, page: StatusPage) -> None:
+        """Connect to another process."""
         self._disconnect()
         self._page.close()
         self._connect(address, page)
@@ -92,3 +88,7 @@ class ProcessLink:
     def _deliver(self, step: StepOutput) -> None:
         if self._listener is not None:
             self._listener.on_step(step)
+
+
+def _find_none(_request_ids: Iterable[str]) -> set[str]:
+    return set()

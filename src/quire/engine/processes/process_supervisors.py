@@ -20,7 +20,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.processes.child_process import Child
+from quire.engine.processes.child_process import Child, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineDown,
@@ -32,7 +32,10 @@ from quire.engine.processes.control_channel import (
     StartWorker,
     WorkerReady,
 )
-from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.processes.death_cause import DeathCause
+from quire.engine.processes.shared_memory import clear_page
+from quire.engine.processes.status_page import StatusPage
+from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import EngineError
 from quire.logs import LogOptions
 
@@ -46,14 +49,17 @@ STEADY_SECONDS = 10.0  # after serving this long, a death starts a new count
 
 @dataclass(frozen=True, slots=True)
 class EngineProcessSettings:
-    """The folder of an engine's files, and how it is watched.
+    """The folder of an engine's sockets, its pages of shared memory, and how it is watched.
 
-    number: unique, in file names. first_epoch: how many processes the model had before;
-    num_restarts: how many of them replaced one that had died. hang: seconds without a heartbeat
-    after which it is killed; 0: never.
+    number: unique, in file names. memory: file descriptor; pages: numbers of two, for processes in
+    turn, so that the last one's can be read while the next one starts. first_epoch: how many
+    processes the model had before; num_restarts: how many of them replaced one that had died. hang:
+    seconds without a heartbeat after which it is killed; 0: never.
     """
 
     folder: Path
+    memory: int
+    pages: tuple[int, int]
     number: int
     first_epoch: int
     hang: float
@@ -114,70 +120,82 @@ class EngineSupervisor:
         """
         deaths = 0
         while True:
-            was_useful = await self._run_once(self.epoch)
+            was_useful, is_outside = await self._run_once(self.epoch)
             self.epoch += 1
             deaths = 1 if was_useful else deaths + 1
             will_return = deaths < MAX_DEATHS
             self.up = None
             why = f"the engine died {deaths} times in a row; the log says how, start it again"
-            self._on_change(EngineDown(name=self.name, will_return=will_return, why=why))
+            down = EngineDown(
+                name=self.name, will_return=will_return, is_blameless=is_outside, why=why
+            )
+            self._on_change(down)
             if not will_return:
                 raise EngineError(why)
             self.num_restarts += 1
             await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
 
-    async def _run_once(self, epoch: int) -> bool:
-        """Run one process to its end; returns whether it served steadily."""
-        stem = self._settings.folder / f"engine-{self._settings.number}-{epoch}"
-        page_path, address = stem.with_suffix(".page"), f"ipc://{stem.with_suffix('.sock')}"
-        create_page(page_path)
-        page = self._page = StatusPage(page_path)
+    async def _run_once(self, epoch: int) -> tuple[bool, bool]:
+        """Run one process to its end.
+
+        Returns whether it served steadily, and whether no request can have caused its end.
+        """
+        settings = self._settings
+        stem = settings.folder / f"engine-{settings.number}-{epoch}"
+        memory, number, address = settings.memory, settings.pages[epoch % 2], f"ipc://{stem}.sock"
+        clear_page(memory, number)
+        page, cause = StatusPage(memory, number), DeathCause()
+        self._page = page
         first = StartEngine(
             config=self._config,
             epoch=epoch,
             num_restarts=self.num_restarts,
             address=address,
-            page_path=str(page_path),
-            log=self._settings.log,
+            memory=memory,
+            page=number,
+            log=settings.log,
         )
-        child = self._child = await Child.spawn(ENGINE_MODULE, first)
+        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(memory,))
         begin = math.inf
         try:
             reply = await child.receive()
             if isinstance(reply, EngineStarted):
-                self._on_started(reply.info, address, page_path)
+                self._on_started(reply.info, address, number)
                 begin = time.monotonic()
-                await self._watch(child, page)
+                await self._watch(child, page, cause)
             elif isinstance(reply, StartFailed):
                 if not self.started.done():
                     raise reply.as_error()
                 logger.error("the engine could not start: %s", reply.message)
         finally:
             self._child = None
-            how = await child.end()
+            status = await child.end()
             # not by steps alone: a fault at the first large batch comes after some steps
             was_useful = page.num_steps > 0 and time.monotonic() - begin > STEADY_SECONDS
+            is_outside = cause.is_outside(status, had_work=page.has_work)
             self._last_used, self._page = self.last_used, None
             page.close()
         if not self.started.done():
+            how = describe(status)
             text = f"the engine died while it was loading ({how}); it may lack memory"
             raise EngineError(text)
-        logger.error("engine process %d of %s ended (%s)", child.pid, self.name, how)
-        return was_useful
+        text = "engine process %d of %s ended (%s)"
+        logger.error(text, child.pid, self.name, describe(status))
+        return was_useful, is_outside
 
-    def _on_started(self, info: EngineInfo, address: str, page_path: Path) -> None:
+    def _on_started(self, info: EngineInfo, address: str, page: int) -> None:
         self.up = EngineUp(
             name=self.name,
             config=self._config,
             info=info,
             address=address,
-            page_path=str(page_path),
+            page=page,
         )
         if not self.started.done():
             self.started.set_result(info)
         self._on_change(self.up)
 
-    async def _watch(self, child: Child, page: StatusPage) -> None:
+    async def _watch(self, child: Child, page: StatusPage, cause: DeathCause) -> None:
         """Wait until the process has died, or its heartbeat is too old."""
         hang = self._settings.hang
         end = asyncio.ensure_future(
@@ -185,8 +203,10 @@ class EngineSupervisor:
         )  # an engine sends nothing more, so this is its end
         try:
             while not end.done():
-                await asyncio.wait({end}, timeout=min(1.0, hang / 10) if hang else None)
+                cause.watch()
+                await asyncio.wait({end}, timeout=min(1.0, hang / 10) if hang else 1.0)
                 if hang and page.age() > hang:
+                    cause.hung(child.pid)
                     logger.error(
                         "engine process %d has had no heartbeat for %.0f s; it is killed",
                         child.pid,
@@ -214,14 +234,26 @@ class WorkerParent(Protocol):
 
 
 class WorkerSupervisor:
-    """Keeps one API process running. client: the current process's name; None if there is none."""
+    """Keeps one API process running. client: the current process's name; None if there is none.
 
-    def __init__(self, module: str, first: StartWorker, parent: WorkerParent) -> None:
+    index: of its heartbeat. hang: seconds without one after which it is killed; 0: never.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        first: StartWorker,
+        parent: WorkerParent,
+        heartbeats: WorkerHeartbeats,
+        index: int,
+        hang: float,
+    ) -> None:
         self.ready = asyncio.Event()
         self.client: str | None = None
         self._module = module
         self._first = first
         self._parent = parent
+        self._heartbeats, self._index, self._hang = heartbeats, index, hang
         self._child: Child | None = None
         self._is_leaving = False
 
@@ -262,8 +294,10 @@ class WorkerSupervisor:
         """Run one process to its end; returns how it ended."""
         models = self._parent.statuses()
         first = msgspec.structs.replace(self._first, client=client, models=models)
-        sockets = tuple(fd for fd in (first.listener, first.admin) if fd is not None)
-        child = await Child.spawn(self._module, first, pass_fds=sockets, low_priority=True)
+        inherited = (first.listener, first.admin, first.memory, first.counters)
+        descriptors = tuple(fd for fd in inherited if fd is not None)
+        self._heartbeats.clear(self._index)
+        child = await Child.spawn(self._module, first, pass_fds=descriptors, low_priority=True)
         for status in self._parent.statuses():  # they may have changed meanwhile
             child.send(status)
         for up in self._parent.reachable():
@@ -271,6 +305,7 @@ class WorkerSupervisor:
         self._child, self.client = child, client
         if self._is_leaving:
             child.terminate()
+        watch = asyncio.create_task(self._watch(child, client))
         try:
             while (message := await child.receive()) is not None:
                 if isinstance(message, StartFailed):
@@ -279,6 +314,17 @@ class WorkerSupervisor:
                     self.ready.set()
                 self._parent.on_message(client, message)
         finally:
+            watch.cancel()
             self._child = self.client = None
-            how = await child.end()
-        return how
+            exit_status = await child.end()
+        return describe(exit_status)
+
+    async def _watch(self, child: Child, client: str) -> None:
+        """Kill the process when its event loop gives no sign of life."""
+        while self._hang:
+            await asyncio.sleep(min(1.0, self._hang / 10))
+            if (age := self._heartbeats.age(self._index)) > self._hang:
+                text = "API process %s has had no heartbeat for %.0f s; it is killed"
+                logger.error(text, client, age)
+                child.kill()
+                return

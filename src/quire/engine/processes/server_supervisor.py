@@ -7,9 +7,11 @@ sockets only to pass them on. model_fleet.py decides which models have an engine
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +33,15 @@ from quire.engine.processes.process_supervisors import (
     WorkerParent,
     WorkerSupervisor,
 )
+from quire.engine.processes.shared_memory import clear_page, create_shared_memory
+from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
+from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import EngineError
 from quire.logs import LogOptions
 
 T = TypeVar("T")
+
+MAX_ENGINES = 4096  # at one time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +49,7 @@ class ServerSupervisorSettings:
     """The settings of a server's supervisor, fixed for its lifetime.
 
     worker_module: what API processes run; worker_settings: theirs, as msgpack. hang_timeout:
-    seconds without a heartbeat after which an engine is killed; 0: never.
+    seconds without a heartbeat after which a process is killed; 0: never.
     """
 
     worker_module: str
@@ -70,13 +77,17 @@ class ServerSupervisor:
         self._engines: dict[str, EngineSupervisor] = {}
         self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
         self._workers: list[WorkerSupervisor] = []
+        self._pages: dict[EngineSupervisor, tuple[int, int]] = {}
         self._tasks: dict[EngineSupervisor | WorkerSupervisor, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
+        self._free_pages = deque((2 * index + 1, 2 * index + 2) for index in range(MAX_ENGINES))
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
+        self._memory, self._counters = create_shared_memory(), create_shared_memory()
+        clear_page(self._memory, HEARTBEATS_PAGE)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -85,6 +96,8 @@ class ServerSupervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._failure.cancel()
+        for memory in (self._memory, self._counters):
+            os.close(memory)
         shutil.rmtree(self._folder)
 
     async def run(self) -> None:
@@ -138,8 +151,11 @@ class ServerSupervisor:
         """
         assert name not in self._engines
         first_epoch, num_restarts = self._past.get(name, (0, 0))
+        pages = self._free_pages.popleft()  # the longest unused ones
         settings = EngineProcessSettings(
             folder=self._folder,
+            memory=self._memory,
+            pages=pages,
             number=self._num_engines,
             first_epoch=first_epoch,
             num_restarts=num_restarts,
@@ -148,6 +164,8 @@ class ServerSupervisor:
         )
         self._num_engines += 1
         engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
+
+        self._pages[engine] = pages
 
         def end(error: BaseException) -> None:
             self._forget_engine(engine)
@@ -179,6 +197,7 @@ class ServerSupervisor:
 
     def _forget_engine(self, engine: EngineSupervisor) -> None:
         if self._engines.pop(engine.name, None) is not None:
+            self._free_pages.append(self._pages.pop(engine))
             self._past[engine.name] = engine.epoch + 1, engine.num_restarts
             del self._tasks[engine]
 
@@ -187,16 +206,21 @@ class ServerSupervisor:
     def start_workers(self, parent: WorkerParent) -> None:
         """Start the API processes and keep them running. parent: see `WorkerParent`."""
         admin = None if self._admin is None else self._admin.fileno()
+        heartbeats, hang = WorkerHeartbeats(self._memory), self._settings.hang_timeout
         for index in range(self._settings.num_workers):
             first = StartWorker(
                 client=str(index),
                 settings=self._settings.worker_settings,
                 listener=self._listener.fileno(),
                 admin=admin if index == 0 else None,
+                memory=self._memory,
+                counters=self._counters,
                 metrics_folder=str(self._folder),
                 log=self._settings.log,
             )
-            worker = WorkerSupervisor(self._settings.worker_module, first, parent)
+            worker = WorkerSupervisor(
+                self._settings.worker_module, first, parent, heartbeats, index, hang
+            )
             self._workers.append(worker)
             self._supervise(worker, self.fail)
 

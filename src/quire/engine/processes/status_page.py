@@ -1,38 +1,28 @@
 """The status page of an engine process: heartbeat and started requests, in shared memory.
 
-It can be read whatever the engine is doing. One small file per engine process, written by the
-engine alone and without locks: each field is an aligned 8-byte word. The supervisor reads whether
-the engine hangs; the front reads, after a death, which requests had started to run.
+It can be read whatever the engine is doing. One page per engine process, written by the engine
+alone and without locks: each field is an aligned 8-byte word. The supervisor reads whether the
+engine hangs; the front reads, after a death, which requests had started to run.
 """
 
 from __future__ import annotations
 
-import mmap
 import time
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 
-RING_WORDS = 8192  # of started requests: more than any batch holds
+from quire.engine.processes.shared_memory import PAGE_BYTES, map_page
+
 _HEARTBEAT, _HAS_WORK, _NUM_STEPS, _NUM_STARTED, _LAST_WORK = range(5)
 _HEADER_WORDS = 8
-_NUM_BYTES = 8 * (_HEADER_WORDS + RING_WORDS)
-
-
-def create_page(path: Path) -> None:
-    """Make an empty page that only this user can read."""
-    path.touch(mode=0o600, exist_ok=False)
-    with path.open("r+b") as file:
-        file.truncate(_NUM_BYTES)
+RING_WORDS = PAGE_BYTES // 8 - _HEADER_WORDS  # of started requests: more than any batch holds
 
 
 class StatusPage:
-    """One engine process's page. The engine opens it `writable`; others only read."""
+    """One engine process's page of shared memory; the engine alone maps it `writable`."""
 
-    def __init__(self, path: Path, *, writable: bool = False) -> None:
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        with path.open("r+b" if writable else "rb") as file:
-            self._map = mmap.mmap(file.fileno(), _NUM_BYTES, access=access)
+    def __init__(self, memory: int, number: int, *, writable: bool = False) -> None:
+        self._map = map_page(memory, number, writable=writable)
         self._words = memoryview(self._map).cast("Q")
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from pathlib import Path
 
 from quire.processes import is_alive
 
@@ -75,17 +74,17 @@ def local_counters(num_counters: int) -> list[InFlightCounter]:
 
 
 def shared_counters(
-    path: Path, row: int, num_rows: int, num_counters: int
+    memory: int, row: int, num_rows: int, num_counters: int
 ) -> list[InFlightCounter]:
-    """Counters in a file that all API processes of one server map. row: of this process."""
+    """Counters in memory that all API processes of one server share. row: of this process.
+
+    memory: a file descriptor. Raises OSError if there is no room.
+    """
     width = 1 + 2 * num_counters
     size = num_rows * width * _NUM_BYTES
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(descriptor, size)
-        words = memoryview(mmap.mmap(descriptor, size)).cast("q")
-    finally:
-        os.close(descriptor)
+    os.ftruncate(memory, size)
+    os.pwrite(memory, bytes(width * _NUM_BYTES), row * width * _NUM_BYTES)  # allocates it
+    words = memoryview(mmap.mmap(memory, size)).cast("q")
     return [
         InFlightCounter(words[::width], words[column::width], words[column + 1 :: width], row)
         for column in range(1, width, 2)

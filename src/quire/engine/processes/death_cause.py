@@ -1,0 +1,60 @@
+"""Whether an engine process's requests can have caused its death, or only somebody from outside.
+
+A request whose steps kill engines must not kill one after another; but requests that merely ran
+when a process was killed (by an administrator, an orchestrator, for another's memory) go on.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+# What a process does to itself by a fault of its own code; other signals are sent by others.
+FAULTS = {
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
+    *(signal.SIGTRAP, signal.SIGSYS),
+}
+
+
+class DeathCause:
+    """What is known of one engine process's death. Read `watch` now and then while it lives."""
+
+    def __init__(self) -> None:
+        self._kills = num_memory_kills()
+        self._has_hung = self._was_stopped = False
+
+    def watch(self) -> None:
+        """Note the kernel's kills for lack of memory before the death, which explain others."""
+        self._kills = num_memory_kills()
+
+    def hung(self, pid: int) -> None:
+        """The process is about to be killed, as it gives no sign of life."""
+        self._has_hung, self._was_stopped = True, is_stopped(pid)
+
+    def is_outside(self, status: int, *, had_work: bool) -> bool:
+        """Whether no request can have caused it. status: as of subprocess; had_work: at its end."""
+        if self._has_hung:
+            return self._was_stopped
+        if not had_work:
+            return True
+        if status >= 0 or -status in FAULTS:
+            return False
+        return num_memory_kills() == self._kills  # else the step may have taken the memory
+
+
+def num_memory_kills() -> int:
+    """Processes that the kernel has killed for lack of memory, of all users; 0 if unknown."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped the process, as with SIGSTOP or a debugger; Linux only."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
