@@ -54,6 +54,7 @@ SURFACE = {
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "cache": "--prepared-weights",
+    "completion": "",
     "demo": "--url --api-key --concurrency --json",
 }
 
@@ -85,7 +86,10 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["srve"], "did you mean 'serve'?"),
         (["--bogus"], "unknown option '--bogus'"),
-        (["xyzzy"], "use one of serve, chat, generate, run-batch, profile, cache, demo"),
+        (
+            ["xyzzy"],
+            "use one of serve, chat, generate, run-batch, profile, cache, comp",
+        ),
         (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
         (["serve", "--no-prefix-caching"], "did you mean --enable-prefix-caching?"),
@@ -157,7 +161,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--admin-port", "1"], "or use --admin-uds"),
         (
             ["serve", "--port", "0", "--admin-uds", "/nowhere/at/all"],
-            "give another --admin-port or",
+            "use another --admin-port or",
         ),
         (["demo", "--concurrency", "0"], "at least 1"),
         (["demo", "--url", "localhost"], "such as http://127.0.0.1:8000"),

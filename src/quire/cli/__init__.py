@@ -22,6 +22,7 @@ COMMANDS = {
     "run-batch": "answer a file of requests in OpenAI's batch form",
     "profile": "profile one step of a model: bytes, FLOPs, time, the roofline",
     "cache": "list or remove prepared weights",
+    "completion": "print a script for completion in a shell",
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 
@@ -86,7 +87,7 @@ def _open_standard_streams() -> None:
 def _run(argv: list[str]) -> int:
     word = argv[0] if argv else "--help"
     if word in ("-h", "--help", "help"):
-        commands = "\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())
+        commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
         print(HELP.format(commands=commands), end="")
         return 0
     if word == "--version":
