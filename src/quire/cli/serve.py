@@ -17,6 +17,7 @@ import msgspec
 
 from quire.cli.banner import key_in_shell, ready_text
 from quire.cli.models_file import ConfigFile
+from quire.cli.open_file_limit import raise_open_file_limit
 from quire.cli.options import (
     CommandParser,
     add_engine_options,
@@ -101,6 +102,7 @@ def run(argv: Sequence[str]) -> int:
         from quire.cli.dry_run import dry_run  # which reads models
 
         return dry_run([plan.config for plan in plans], args, parser.in_flags)
+    raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (
         bind(settings.host, settings.port) as listener,

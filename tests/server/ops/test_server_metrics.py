@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -280,8 +281,14 @@ def test_a_folder_that_cannot_be_written_costs_figures_only(
 ) -> None:
     metrics = process(tmp_path / "gone", FakeEngine())
     with caplog.at_level(logging.WARNING):
+        for _ in range(3):  # once for a row of failures
+            metrics.share()
+        assert caplog.text.count("could not be written") == 1
+        (tmp_path / "gone").mkdir()
         metrics.share()
-    assert "could not be written" in caplog.text
+        shutil.rmtree(tmp_path / "gone")
+        metrics.share()
+    assert caplog.text.count("could not be written") == 2
 
 
 def test_the_last_figures_are_written_when_the_server_ends(tmp_path: Path) -> None:

@@ -113,11 +113,20 @@ def _write(file: Path, name: str, table: StepTable) -> None:
     entries[name] = _Entry(time.time(), table)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=file.parent, suffix=".tmp", delete=False
-        ) as unfinished:
-            unfinished.write(msgspec.json.encode(entries))
-        Path(unfinished.name).replace(file)
+        _replace(file, msgspec.json.encode(entries))
     except OSError as error:
         text = "measured steps cannot be stored in %s (%s)"
         logger.warning(text, file.parent, error.strerror)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace a file atomically, or leave nothing, as on a full disk. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
+        draft = Path(unfinished.name)
+        try:
+            unfinished.write(content)
+            unfinished.flush()
+        except OSError:
+            draft.unlink()
+            raise
+    draft.replace(file)

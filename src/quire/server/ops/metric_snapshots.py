@@ -118,6 +118,7 @@ class SnapshotFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._failing = set[str]()  # files whose last access failed
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Snapshot)
 
@@ -224,9 +225,16 @@ class SnapshotFolder:
             draft.write_bytes(self._encoder.encode(snapshot))
             draft.replace(self._path / name)
         except OSError as error:  # a full disk costs metrics, not requests
-            logger.warning("metrics could not be written: %s", error.strerror)
+            self._note_failure(draft.name, "metrics could not be written", error)
             return False
+        self._failing.discard(draft.name)
         return True
+
+    def _note_failure(self, name: str, text: str, error: Exception) -> None:
+        """Log the first failure of a row: the next one comes half a second later."""
+        if name not in self._failing:
+            self._failing.add(name)
+            logger.warning("%s: %s", text, getattr(error, "strerror", None) or error)
 
     def _is_damaged(self, name: str) -> bool:
         """Whether the file can be read but not decoded: it stays so."""
@@ -240,12 +248,14 @@ class SnapshotFolder:
 
     def _read(self, name: str) -> Snapshot | None:
         try:
-            return self._decoder.decode((self._path / name).read_bytes())
+            snapshot = self._decoder.decode((self._path / name).read_bytes())
         except FileNotFoundError:  # nothing is folded yet, or this is folded by now
             return None
         except (OSError, msgspec.DecodeError) as error:  # the other snapshots are still valid
-            logger.warning("metrics of another process could not be read: %s", error)
+            self._note_failure(name, "metrics of another process could not be read", error)
             return None
+        self._failing.discard(name)
+        return snapshot
 
 
 def summed(epochs: Iterable[EngineStats]) -> EngineStats:
