@@ -257,7 +257,7 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
         ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else value.__qualname__,
 )
 def test_what_does_not_fit_is_refused_by_name(
     name: str, change: Any, message: str, tmp_path: Path
