@@ -31,7 +31,12 @@ from quire.engine.frontend.prompt_inputs import (
     read_conversations,
     read_prompts,
 )
-from quire.engine.frontend.prompt_options import EncodingOptions, encoded_prompt, read_encoding
+from quire.engine.frontend.prompt_options import (
+    EncodingOptions,
+    encoded_prompt,
+    read_encoding,
+    without_foreign,
+)
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
@@ -115,7 +120,7 @@ class LLM:
         that the template reads. Raises as `generate` does.
         """
         tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
-        variables = {**(chat_template_kwargs or {}), **template_kwargs}
+        variables = {**(chat_template_kwargs or {}), **without_foreign(template_kwargs)}
 
         def encode(conversation: list[Message], _: SamplingParams) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)

@@ -57,6 +57,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         chat = generate
         tokenizer = types.SimpleNamespace(has_chat_template=True)
+        info = types.SimpleNamespace(sampling_defaults={"top_k": 7, "max_tokens": 9})
 
     module = types.ModuleType("quire.llm")
     module.LLM = FakeLLM  # type: ignore[attr-defined]
@@ -70,7 +71,7 @@ def test_generate(llm: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     options, (prompts, sampling, use_tqdm) = llm
     assert options == {"model": "m", "seed": 5}
     assert (prompts, use_tqdm) == (["a"], False)
-    assert sampling == SamplingParams(stop=["x", "y"], max_tokens=128)
+    assert sampling == SamplingParams(stop=["x", "y"], max_tokens=128, top_k=7)
 
 
 def test_generate_from_a_file(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from quire.cli import serve
+from quire.cli import generate, main, serve
 from quire.cli.foreign_options import OWN_FLAGS, flags_of
+from quire.compat import call_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.own_values import OWN_VALUES
@@ -26,6 +27,7 @@ SERVER = {option.name for option in options_of(ServerSettings)}
 SAMPLING = set(SamplingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": set(),
+    "call": set(),
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
@@ -182,6 +184,20 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
 def test_serve_refuses_by_name(line: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         serve.make_parser().parse(line.split())
+
+
+@pytest.mark.parametrize("line", ["-m x --prompt a", "--prompt a --model=x", "x -p a"])
+def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
+    args = generate.make_parser().parse([*line.split(), "-n", "4", "--temp", "0"])
+    assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
+
+
+@pytest.mark.parametrize("word", ["run", "pull", "ls", "bench"])
+def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert (
+        f"error: unknown command {word!r}; {call_names.COMMANDS[word]}" in capsys.readouterr().err
+    )
 
 
 def test_one_model_is_the_model() -> None:

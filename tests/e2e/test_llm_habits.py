@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire import LLM, PoolingParams, RequestOutput, SamplingParams
-from quire.errors import CheckpointError, ConfigError, InvalidRequestError
+from quire.errors import CheckpointError, ConfigError, InvalidRequestError, NoEffectWarning
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +196,12 @@ def test_tokens_in_and_tokens_out(llm: LLM) -> None:
             bare.generate([ids], params, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match=r"^prompt: this engine has no tokenizer; use"):
         bare.generate("text", use_tqdm=False)
+
+
+def test_arguments_of_other_engines(llm: LLM) -> None:
+    plain = texts(llm.generate("A list is", GREEDY, use_tqdm=False))
+    assert texts(llm.generate("A list is", GREEDY, use_tqdm=False, lora_request=None)) == plain
+    with pytest.raises(InvalidRequestError, match=r"^lora_request 'x' is not supported: .*; merge"):
+        llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
+    with pytest.warns(NoEffectWarning, match="content_format has no effect"):
+        llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from quire.compat import call_names
 from quire.errors import ConfigError, FileError, QuireError, UserError
 from quire.options import nearest_name
 from quire.processes import interrupted
@@ -97,6 +98,8 @@ def _run(argv: list[str]) -> int:
         return 0
     if word not in COMMANDS:
         near = nearest_name(word, [*COMMANDS, "--version", "--help"])
+        if word in call_names.COMMANDS:
+            raise ConfigError(f"unknown command {word!r}; {call_names.COMMANDS[word]}")
         hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(COMMANDS)}"
         kind = "option" if word.startswith("-") else "command"
         raise ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config
-from quire.cli.sampling import add_sampling_options, sampling_params
+from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError
@@ -76,6 +76,7 @@ def run(argv: Sequence[str]) -> int:
                 text = "this model has no chat template, so it cannot chat; use quire generate"
                 raise ConfigError(text)
             say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
+            take_defaults(sampling, args, engine.info.sampling_defaults)
             chat = Chat(engine, sampling, runner.run, system=vars(args).get("system", ""))
             return chat.run(read_lines())
         finally:

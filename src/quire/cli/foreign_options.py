@@ -27,20 +27,23 @@ def flags_of(row: ForeignName) -> tuple[str, ...]:
 _ROWS = {flag: row for scope in SCOPES for row in NAMES[scope] for flag in flags_of(row)}
 
 
-def own_argv(argv: Sequence[str], flags: Collection[str]) -> tuple[list[str], list[str]]:
+def own_argv(
+    argv: Sequence[str], flags: Collection[str], *, takes_model: bool
+) -> tuple[list[str], list[str]]:
     """The command line in Quire's own options, and a sentence for each option without effect.
 
-    flags: those that the command has, which keep their meaning. Raises ConfigError for an option
+    flags: those that the command has, which keep their meaning. takes_model: whether its first word
+    is a model. Raises ConfigError for an option
     that is refused.
     """
-    rewriter = _Rewriter(flags)
+    rewriter = _Rewriter(flags, takes_model)
     rewriter.rewrite(list(argv))
     return rewriter.words, rewriter.notices
 
 
 class _Rewriter:
-    def __init__(self, flags: Collection[str]) -> None:
-        self._flags = flags
+    def __init__(self, flags: Collection[str], takes_model: bool) -> None:
+        self._flags, self._takes_model = flags, takes_model
         self.words: list[str] = []
         self.notices: list[str] = []
 
@@ -52,6 +55,8 @@ class _Rewriter:
             flag, sign, text = self._own_spelling(word)
             if word == "--":
                 self.words += [word, *rest]
+            elif flag == "--model" and flag not in self._flags and self._takes_model:
+                self.words.insert(0, text if sign else next(rest, ""))
             elif flag in self._flags or (found := _row_of(flag)) is None:
                 self.words.append(flag + sign + text)
             else:
@@ -65,7 +70,8 @@ class _Rewriter:
         if flag in self._flags or not word.startswith("-"):
             return flag, sign, text
         own = OWN_FLAGS.get(flag) or flag.replace("_", "-")
-        return (own if own in self._flags or _row_of(own) else flag), sign, text
+        is_known = own in self._flags or own == "--model" or _row_of(own) is not None
+        return (own if is_known else flag), sign, text
 
     def _value_of(
         self, row: ForeignName, rest: Iterator[str], pending: list[str], flag: str

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
-from quire.cli.sampling import add_sampling_options, sampling_params
+from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
 from quire.hub import BUNDLED
@@ -80,6 +80,7 @@ def run(argv: Sequence[str]) -> int:
         from quire.llm import LLM
 
         llm = LLM(**engine_options(args))
+    take_defaults(sampling, args, llm.info.sampling_defaults)
     texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
     if args.chat:
         if not llm.tokenizer.has_chat_template:

@@ -51,7 +51,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of argv; other engines' options are translated. Raises ConfigError."""
-        own, notices = own_argv(argv, self._option_string_actions)
+        takes_model = any(a.dest == "model" and not a.option_strings for a in self._actions)
+        own, notices = own_argv(argv, self._option_string_actions, takes_model=takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
         args, unknown = self.parse_known_args(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -58,6 +58,15 @@ def add_sampling_options(
             kind = float if isinstance(default, float) else human_int
             metavar = "X" if kind is float else "N"
             group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {shown})")
+
+
+def take_defaults(
+    sampling: SamplingParams, args: argparse.Namespace, defaults: Mapping[str, float]
+) -> None:
+    """Set the params that the command line leaves out to the model's defaults, but max_tokens."""
+    for name, value in defaults.items():
+        if name != "max_tokens" and name not in vars(args):
+            setattr(sampling, name, value)
 
 
 def sampling_params(args: argparse.Namespace, *, max_tokens: int | None) -> SamplingParams:

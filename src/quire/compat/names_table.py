@@ -1,9 +1,10 @@
-"""The table of foreign names: what a name of another engine means in one of four scopes.
+"""The table of foreign names: what a name of another engine means in one of five scopes.
 
 - "engine": `LLM(...)`, the command line and a YAML file;
 - "server": the command line of `quire serve` and its YAML file;
 - "sampling": `SamplingParams`, the command line, and a request over HTTP;
-- "request": a request over HTTP alone.
+- "request": a request over HTTP alone;
+- "call": `LLM.generate`, `LLM.chat` and `LLM.embed`.
 
 HTTP asks for a field that its route does not know:
 
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from quire.compat.call_names import CALL_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
 from quire.compat.request_names import REQUEST_NAMES
@@ -31,13 +33,14 @@ from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
 from quire.compat.vllm_names import VLLM_NAMES
 
-Scope = Literal["engine", "server", "sampling", "request"]
+Scope = Literal["engine", "server", "sampling", "request", "call"]
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
     "engine": VLLM_NAMES + LLAMA_CPP_NAMES,
     "server": SERVER_NAMES,
     "sampling": SAMPLING_NAMES,
     "request": REQUEST_NAMES,
+    "call": CALL_NAMES,
 }
 _BY_NAME = {scope: {row.name: row for row in rows} for scope, rows in NAMES.items()}
 

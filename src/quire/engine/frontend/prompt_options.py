@@ -6,12 +6,31 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
+from quire.compat.names_table import NoEffect, Refused, meaning_of
+from quire.compat.no_effect_warnings import warn_no_effect
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import Prompt
 from quire.engine.frontend.prompt_encoding import encode_end, encode_text
-from quire.errors import invalid_value
+from quire.errors import InvalidRequestError, invalid_value
 from quire.tokenizer.tokenizer import Tokenizer
+
+
+def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options but those of other engines that ask for nothing here.
+
+    Raises InvalidRequestError for those that are refused.
+    """
+    found = {}
+    for name, value in options.items():
+        match meaning_of(name, value, ("call",)):
+            case NoEffect(text=text, is_neutral=is_neutral):
+                warn_no_effect([] if is_neutral else [text])
+            case Refused(text=text):
+                raise InvalidRequestError(text, param=name, code="unsupported_parameter")
+            case _:
+                found[name] = value
+    return found
 
 
 class EncodingOptions(TypedDict, total=False):
@@ -39,7 +58,7 @@ def read_encoding(options: EncodingOptions) -> Encoding:
     given.pop("tokenization_kwargs", None)
     truncate = given.pop("truncate_prompt_tokens", None)
     special = given.pop("add_special_tokens", True)
-    for name in sorted(given):
+    for name in without_foreign(given):
         raise invalid_value(name, "unknown option; remove it")
     if truncate is not None and (type(truncate) is not int or truncate == 0 or truncate < -1):
         problem = f"must be an integer >= 1, or -1, not {truncate!r}"

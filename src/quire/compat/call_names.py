@@ -1,0 +1,39 @@
+"""Arguments of the methods of vLLM's `LLM`, and commands of other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.compat.foreign_name import ForeignName, no_effect, only
+
+_V = "vLLM"
+_NO_ADAPTER = "the weights are those of the model's folder"
+_MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
+
+CALL_NAMES: tuple[ForeignName, ...] = (
+    only("lora_request", _V, ([],), _NO_ADAPTER, _MERGE),
+    only("prompt_adapter_request", _V, (), _NO_ADAPTER, _MERGE),
+    only("mm_processor_kwargs", _V, ({},), "models read text alone", "leave it out"),
+    only("guided_options_request", _V, (), "each request has params of its own",
+         "use structured_outputs in SamplingParams"),
+    no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
+)  # fmt: skip
+
+_HUB = "models of the hub are in its cache: use hf cache ls, hf cache rm and hf download"
+COMMANDS: Mapping[str, str] = {
+    "run": "use `quire chat MODEL`, or `quire generate MODEL TEXT`",
+    "complete": "use `quire generate MODEL TEXT`",
+    "cli": "use `quire chat MODEL`, or `quire generate MODEL TEXT`",
+    "server": "use `quire serve MODEL`",
+    "launch": "use `quire serve MODEL`",
+    "pull": "a model is downloaded by its first use, or by hf download",
+    "download": "a model is downloaded by its first use, or by hf download",
+    "list": _HUB,
+    "ls": _HUB,
+    "rm": _HUB,
+    "show": "use `quire serve MODEL --dry-run`",
+    "ps": "ask a server for /v1/models",
+    "stop": "end a server by Ctrl-C or SIGTERM; its admin endpoints unload models",
+    "create": "use the folder of a model; options are in a file for --config",
+    "bench": "use `quire profile MODEL`",
+}
