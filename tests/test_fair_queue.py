@@ -128,7 +128,26 @@ def test_no_turn_is_lost_when_callers_give_up(seed: int, num_slots: int) -> None
     assert (slots._waiting, slots._num_running) == ({}, {})
 
 
-def test_memory_of_callers_is_bounded(clock: Clock) -> None:
+def test_quicker_work_goes_first_among_equals() -> None:
+    slots = FairSlots(1)
+    began: list[str] = []
+
+    async def one(caller: str, expected: float) -> None:
+        await slots.enter(caller, expected)
+        began.append(caller)
+        await asyncio.sleep(0)
+        slots.leave(caller, 1.0)
+
+    async def main() -> None:
+        work = {"a": 0.0, "b": 2.0, "c": 0.5, "d": 0.1}
+        await asyncio.gather(*(one(*item) for item in work.items()))
+
+    asyncio.run(main())
+    assert began == ["a", "d", "c", "b"]
+
+
+def test_memory_of_callers_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "MAX_CALLERS", 50)
     slots = FairSlots(1)
     run_all(clock, slots, [(str(i), 0.1) for i in range(3 * fair_queue.MAX_CALLERS)])
     assert len(slots._used) <= fair_queue.MAX_CALLERS + 1

@@ -26,19 +26,34 @@ MAX_CALLERS = 1024  # whose used seconds are remembered
 
 
 class FairExecutor:
-    """Threads of low priority, with FairSlots. name: of the threads."""
+    """Threads with FairSlots. name: of the threads."""
 
-    def __init__(self, num_threads: int, name: str, *, most_each: int | None = None) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, name, lower_priority)
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        *,
+        most_each: int | None = None,
+        low_priority: bool = True,
+    ) -> None:
+        start = lower_priority if low_priority else None
+        self._pool = ThreadPoolExecutor(num_threads, name, start)
         self._slots = FairSlots(num_threads, most_each)
 
-    async def run(self, caller: str, work: Callable[[], T], max_wait: float | None = None) -> T:
+    async def run(
+        self,
+        caller: str,
+        work: Callable[[], T],
+        max_wait: float | None = None,
+        expected: float = 0.0,
+    ) -> T:
         """The result of the work, once it was the caller's turn. Raises TimeoutError.
 
-        max_wait: seconds. Work that has begun is not interrupted by a cancellation.
+        max_wait: seconds. expected: seconds that it may take; quicker work goes first. Work that
+        has begun is not interrupted by a cancellation.
         """
         async with asyncio.timeout(max_wait):
-            await self._slots.enter(caller)
+            await self._slots.enter(caller, expected)
         begin = time.monotonic()
         future = asyncio.get_running_loop().run_in_executor(self._pool, work)
         future.add_done_callback(partial(self._end, caller, begin))
@@ -65,15 +80,17 @@ class FairSlots:
         self._most_each = most_each or num_slots
         self._num_running: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._expected: dict[asyncio.Future[None], float] = {}
         self._used: dict[str, float] = {}
         self._least = 0.0  # used seconds of the caller that began last
 
-    async def enter(self, caller: str) -> None:
+    async def enter(self, caller: str, expected: float = 0.0) -> None:
         """Wait until it is the caller's turn; each has to be left."""
         turn = asyncio.get_running_loop().create_future()
         if caller not in self._waiting and caller not in self._num_running:
             self._used[caller] = max(self._used.get(caller, 0.0), self._least)
         self._waiting.setdefault(caller, deque()).append(turn)
+        self._expected[turn] = expected
         self._start_next()
         try:
             await turn
@@ -89,7 +106,7 @@ class FairSlots:
             ready = [c for c in self._waiting if self._num_running.get(c, 0) < self._most_each]
             if not ready:
                 return
-            caller = min(ready, key=self._used.__getitem__)
+            caller = min(ready, key=self._rank)
             turn = self._waiting[caller][0]
             self._forget(caller, turn)
             if turn.cancelled():
@@ -99,10 +116,15 @@ class FairSlots:
             self._least = max(self._least, self._used[caller])
             turn.set_result(None)
 
+    def _rank(self, caller: str) -> float:
+        """Seconds used, with those of the next work: the lowest is next."""
+        return self._used[caller] + self._expected[self._waiting[caller][0]]
+
     def _forget(self, caller: str, turn: asyncio.Future[None]) -> None:
         """Take a turn off the queue."""
         queue = self._waiting[caller]
         queue.remove(turn)
+        del self._expected[turn]
         if not queue:
             del self._waiting[caller]
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> Non
 
 
 def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(InProcessValidator(compiler), seconds=0.05)
+    checker = GrammarChecker(InProcessValidator(compiler), wait_seconds=0.05)
     slow = threading.Thread(target=checker.check, args=[StructuredOutputs(regex="slow")])
     slow.start()
     while not compiler.asked:
@@ -89,7 +90,7 @@ def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> 
 
 def test_slow_forms_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
     """On an event loop, whose helper threads have other work to do."""
-    checker = GrammarChecker(InProcessValidator(compiler), seconds=0.05)
+    checker = GrammarChecker(InProcessValidator(compiler), wait_seconds=0.05)
 
     async def crowd() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -198,3 +199,57 @@ def test_a_process_without_a_parent_ends(subprocess_validator: GrammarSubprocess
     assert child.stdin is not None
     child.stdin.close()
     assert child.wait(10) == 0
+
+
+def test_costly_grammars_of_one_caller_leave_room_for_others(
+    byte_compiler: GrammarCompiler,
+) -> None:
+    compilers = [CountingCompiler(byte_compiler) for _ in range(2)]
+    checker = GrammarChecker(*map(InProcessValidator, compilers), wait_seconds=5.0)
+
+    async def crowd() -> None:
+        costly = [
+            asyncio.create_task(checker.check_async(StructuredOutputs(regex=f"slow{i}"), "a"))
+            for i in range(20)
+        ]
+        while not any(compiler.asked for compiler in compilers):
+            await asyncio.sleep(0.001)
+        for number in range(12):
+            form = StructuredOutputs(regex=f"quick{number}")
+            await asyncio.wait_for(checker.check_async(form, "b"), 1.0)
+        assert not any(task.done() for task in costly)
+        for compiler in compilers:
+            compiler.go.set()
+        await asyncio.gather(*costly)
+
+    asyncio.run(crowd())
+    checker.close()
+
+
+def test_a_loop_of_costly_grammars_refuses_nobody(byte_tokenizer: Tokenizer) -> None:
+    """With processes: four callers send what takes the limit, and one sends small ones."""
+    size, eos = byte_tokenizer.vocab_size, byte_tokenizer.eos_token_id
+    assert eos is not None
+    vocabulary = Vocabulary(byte_tokenizer, size, [eos])
+    validators = [GrammarSubprocess(lambda: vocabulary, 0.3) for _ in range(2)]
+    checker = GrammarChecker(*validators, seconds=0.3)
+
+    async def hostile(number: int) -> None:
+        count = 0
+        while True:
+            count += 1
+            schema = ENDLESS | {"description": f"{number} {count}"}
+            with suppress(InvalidRequestError, OverloadedError):
+                await checker.check_async(StructuredOutputs(json=schema), f"hostile {number}")
+
+    async def crowd() -> None:
+        tasks = [asyncio.create_task(hostile(number)) for number in range(4)]
+        await asyncio.sleep(0.5)
+        for number in range(4):
+            await checker.check_async(StructuredOutputs(regex=f"a{number}"), "other")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(crowd())
+    checker.close()

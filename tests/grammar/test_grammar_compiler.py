@@ -197,7 +197,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "string", "format": "colour"}}, "colour"),
     ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
     ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf"),
-    ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "not"),
+    ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "x-guidance"),
     ({"json": {"oneOf": [{"type": "object"}, {"type": "object"}]}}, "oneOf: two of its schemas"),
     ({"json": DEEP}, "deep"),
     ({"json": '{"type": "object"'}, "JSON"),

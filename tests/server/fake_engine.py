@@ -179,6 +179,7 @@ class FakeEngine:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         cut_to_context: bool = False,
+        caller: str = "",  # noqa: ARG002
         stream: bool = True,  # noqa: ARG002
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",

@@ -5,17 +5,20 @@ Owns the cache of results and the order of the callers.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import queue
+from functools import partial
 from typing import Protocol
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import OverloadedError
+from quire.fair_queue import FairExecutor
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.grammar_compiler import Compiler, compile_problem
 
 CHECK_SECONDS = 2.0  # most grammars take milliseconds, nearly all within the limits a second
+WAIT_SECONDS = 10.0  # for those of other callers: as many as a few that take the limit
+NUM_VALIDATORS = 2  # in a server; one caller has at most all but one of them
+SECONDS_PER_BYTE = 2e-5  # of a long schema; an estimate, to compile short ones first
 DEFAULT_CACHE_BYTES = 4 << 20
 _ENTRY_BYTES = 512  # of an entry, besides the grammar's text
 
@@ -50,22 +53,27 @@ class InProcessValidator:
 class GrammarChecker:
     """Validates structured outputs and caches the results.
 
-    seconds: the time limit for one compilation, and for waiting for earlier ones.
+    validators: as many grammars are compiled at once, fairly among callers, so that one with costly
+    grammars in a loop delays nobody else's for long. seconds: the time limit for one compilation;
+    wait_seconds: for waiting for others.
     """
 
     def __init__(
         self,
-        validator: GrammarValidator,
-        *,
+        *validators: GrammarValidator,
         seconds: float = CHECK_SECONDS,
+        wait_seconds: float = WAIT_SECONDS,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        self._validator = validator
         self._seconds = seconds
-        self._lock = threading.Lock()
-        # callers on an event loop queue there, and one thread compiles for them
-        self._async_lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "quire-grammar-check")
+        self._wait_seconds = wait_seconds
+        self._num_validators = num = len(validators)
+        self._free: queue.LifoQueue[GrammarValidator] = queue.LifoQueue()  # the last used first
+        for validator in validators:
+            self._free.put(validator)
+        self._threads = FairExecutor(
+            num, "quire-grammar-check", most_each=max(1, num - 1), low_priority=False
+        )
         self._problems: ByteBoundedCache[tuple[str, str, str | None], str] = ByteBoundedCache(
             cache_bytes
         )
@@ -84,38 +92,36 @@ class GrammarChecker:
         if problem:
             raise structured_outputs.invalid_at_line(problem)
 
-    async def check_async(self, structured_outputs: StructuredOutputs) -> None:
+    async def check_async(self, structured_outputs: StructuredOutputs, caller: str = "") -> None:
         """`check` for an event loop: compiles in a thread; a cached result is used at once."""
         if self._problems.get(structured_outputs.key) is not None:
             self.check(structured_outputs)
             return
+        check = partial(self.check, structured_outputs)
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._async_lock.acquire()
+            expected = SECONDS_PER_BYTE * len(structured_outputs.text)
+            await self._threads.run(caller, check, self._wait_seconds, expected)
         except TimeoutError:
             raise _overloaded(structured_outputs) from None
-        try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self.check, structured_outputs)
-        finally:
-            self._async_lock.release()
 
     def close(self) -> None:
-        """Close the validator, after the compilation in progress."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            self._validator.close()
+        """Close the validators, after the compilations in progress."""
+        self._threads.close()
+        for _ in range(self._num_validators):
+            self._free.get().close()
 
     def _problem(self, structured_outputs: StructuredOutputs) -> str:
         """Why they cannot be compiled; empty if they can."""
-        if not self._lock.acquire(timeout=self._seconds):
-            raise _overloaded(structured_outputs)
         try:
-            return self._validator.find_problem(structured_outputs)
+            validator = self._free.get(timeout=self._wait_seconds)
+        except queue.Empty:
+            raise _overloaded(structured_outputs) from None
+        try:
+            return validator.find_problem(structured_outputs)
         except TimeoutError:
             return f"it takes more than {self._seconds:g} s to compile; make it simpler"
         finally:
-            self._lock.release()
+            self._free.put(validator)
 
 
 def _overloaded(structured_outputs: StructuredOutputs) -> OverloadedError:

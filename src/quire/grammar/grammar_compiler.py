@@ -16,7 +16,7 @@ from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.json_style import json_style
-from quire.grammar.schema_bounds import OverBoundsError, check_embedded_schemas, check_schema
+from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -143,6 +143,7 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
         case "json_object":
             return _json_grammar(structured_outputs, '{"type":"object"}')
         case "regex":
+            check_regex(structured_outputs.text)
             return LLMatcher.grammar_from_regex(structured_outputs.text)
         case "choice":
             return LLMatcher.grammar_from_regex(
@@ -153,7 +154,7 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
         if _GBNF_RULE.search(structured_outputs.text)
         else structured_outputs.text
     )
-    check_embedded_schemas(lark)
+    check_grammar(lark)
     return LLMatcher.grammar_from_lark(lark)
 
 

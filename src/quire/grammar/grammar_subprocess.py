@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -73,11 +74,21 @@ class GrammarSubprocess:
             self.close()
             if status == -signal.SIGKILL:  # killed from outside, not because of the grammar
                 raise OverloadedError(NOT_NOW) from None
+            self._restart()
             return TOO_MUCH
+        except TimeoutError:
+            self._restart()
+            raise
         except BaseException:
             self.close()
             raise
         return answer.decode()
+
+    def _restart(self) -> None:
+        """Replace a child that a grammar has cost; its caller waits, so that the next does not."""
+        self.close()
+        with suppress(OverloadedError):
+            self._start()
 
     def close(self) -> None:
         """Kill the child; the next check starts another."""

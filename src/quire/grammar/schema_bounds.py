@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from quire.grammar.regex_bounds import MAX_REPEATED, num_repeated
+
 MAX_DEPTH = 64  # nested objects and lists
 MAX_NODES = 10_000  # values, those of enums included
 MAX_PATTERN_CHARS = 4096  # of one pattern
+_TOO_LONG = f"its counts add more than {MAX_REPEATED} characters to it; lower them"
 MAX_MULTIPLES = 20_000  # of all multipleOf together, each without its decimal point
 
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
@@ -60,7 +63,9 @@ def _as_over_bounds(error: Exception) -> OverBoundsError:
 def _check(schema: Any) -> None:
     if not isinstance(schema, _Pairs):
         raise OverBoundsError("must be a JSON schema: an object")
-    multiples = 0
+    if any(name == "x-guidance" for name, _ in schema):
+        raise OverBoundsError("x-guidance: it would change what counts as JSON here; remove it")
+    multiples = num_added = 0
     for index, (name, value, depth) in enumerate(_walk(schema)):
         if depth > MAX_DEPTH:
             raise OverBoundsError(f"nested more than {MAX_DEPTH} deep; flatten it")
@@ -68,11 +73,35 @@ def _check(schema: Any) -> None:
             raise OverBoundsError(f"more than {MAX_NODES} values in all; make it smaller")
         if name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
             raise OverBoundsError(f"pattern: over {MAX_PATTERN_CHARS} characters; shorten it")
+        num_added += sum(map(num_repeated, _patterns_of(name, value)))
+        if num_added > MAX_REPEATED:
+            raise OverBoundsError(f"pattern: {_TOO_LONG}")
         if name == "multipleOf":
             multiples += _without_point(value)
             if multiples > MAX_MULTIPLES:
                 problem = f"multipleOf: above {MAX_MULTIPLES} in all; use smaller numbers"
                 raise OverBoundsError(problem)
+
+
+def check_regex(pattern: str) -> None:
+    """Check what a regular expression's counts make of it. Raises OverBoundsError."""
+    if num_repeated(pattern) > MAX_REPEATED:
+        raise OverBoundsError(_TOO_LONG)
+
+
+def check_grammar(grammar: str) -> None:
+    """Check the regular expressions and the schemas in a Lark grammar. Raises OverBoundsError."""
+    if num_repeated(grammar) > MAX_REPEATED:
+        raise OverBoundsError(_TOO_LONG)
+    check_embedded_schemas(grammar)
+
+
+def _patterns_of(name: str, value: Any) -> Iterator[str]:
+    """The patterns in a member of a schema: a value of `pattern`, names in `patternProperties`."""
+    if name == "pattern" and isinstance(value, str):
+        yield value
+    elif name == "patternProperties" and isinstance(value, _Pairs):
+        yield from (pattern for pattern, _ in value)
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:

@@ -209,7 +209,9 @@ class AsyncEngine:
         else:
             prepared = prepare(unique_id, prompt, sampling, **options)
         if sampling.structured_outputs is not None:
-            await self._inputs.grammar_checker.check_async(sampling.structured_outputs)
+            await self._inputs.grammar_checker.check_async(
+                sampling.structured_outputs, prepared.caller
+            )
         return prepared
 
     def _unique_id(self, label: str | None) -> str:

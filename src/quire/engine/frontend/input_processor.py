@@ -21,7 +21,12 @@ from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import encode_text
 from quire.errors import InvalidRequestError, invalid_value
-from quire.grammar.grammar_checker import CHECK_SECONDS, GrammarChecker, InProcessValidator
+from quire.grammar.grammar_checker import (
+    CHECK_SECONDS,
+    NUM_VALIDATORS,
+    GrammarChecker,
+    InProcessValidator,
+)
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_subprocess import GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
@@ -44,9 +49,13 @@ class Options(TypedDict, total=False):
 
 
 class GenerateOptions(Options, total=False):
-    """How a prompt is continued. cut_to_context: lower max_tokens to what the context has left."""
+    """How a prompt is continued. cut_to_context: lower max_tokens to what the context has left.
+
+    caller: whom the compilation of a grammar is counted for.
+    """
 
     cut_to_context: bool
+    caller: str
 
 
 class PrepareOptions(GenerateOptions, total=False):
@@ -69,6 +78,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     messages: list[AddRequest]
     stop_when: StopWhen | None = None
+    caller: str = ""
 
 
 class InputProcessor:
@@ -95,11 +105,12 @@ class InputProcessor:
         def vocabulary() -> Vocabulary:
             return Vocabulary(tokenizer, limits.vocab_size, eos_token_ids)
 
-        self.grammar_checker = GrammarChecker(
-            GrammarSubprocess(vocabulary, CHECK_SECONDS)
-            if grammar_subprocess
-            else InProcessValidator(GrammarCompiler(vocabulary))
-        )
+        if grammar_subprocess:
+            self.grammar_checker = GrammarChecker(
+                *(GrammarSubprocess(vocabulary, CHECK_SECONDS) for _ in range(NUM_VALIDATORS))
+            )
+        else:
+            self.grammar_checker = GrammarChecker(InProcessValidator(GrammarCompiler(vocabulary)))
 
     def close(self) -> None:
         """Close the grammar checker."""
@@ -119,6 +130,7 @@ class InputProcessor:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         cut_to_context: bool = False,
+        caller: str = "",
         stream: bool = True,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
@@ -156,7 +168,7 @@ class InputProcessor:
         except InvalidRequestError as error:
             raise _renamed(error, prompt_field, prompt_field) from None
         text = prompt if isinstance(prompt, str) else None
-        return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when)
+        return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when, caller)
 
     def prepare_embedding(
         self,

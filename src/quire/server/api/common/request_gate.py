@@ -95,7 +95,7 @@ class RequestContext:
             num_tokens = min(num_tokens, max_tokens)
         self._ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
-        return TenantEngine(model.engine, self._tenant, self._queue_timeout)
+        return TenantEngine(model.engine, self._tenant, self._queue_timeout, self.caller)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.
@@ -188,10 +188,16 @@ AnyOptions = TypeVar("AnyOptions", Options, GenerateOptions)
 
 
 class TenantEngine:
-    """An engine for the requests of one API key: what they cache, only they can find."""
+    """An engine for the requests of one API key: what they cache, only they can find.
 
-    def __init__(self, engine: GenerateProtocol, tenant: str, queue_timeout: float | None) -> None:
+    caller: see `caller_of`.
+    """
+
+    def __init__(
+        self, engine: GenerateProtocol, tenant: str, queue_timeout: float | None, caller: str
+    ) -> None:
         self._engine = engine
+        self._caller = caller
         self._tenant = tenant
         self._queue_timeout = queue_timeout
 
@@ -207,6 +213,7 @@ class TenantEngine:
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Like EngineProtocol.generate."""
+        options["caller"] = self._caller
         return self._engine.generate(
             prompt,
             sampling,
@@ -228,6 +235,7 @@ class TenantEngine:
         **options: Unpack[GenerateOptions],
     ) -> Coroutine[None, None, RequestOutput]:
         """Like EngineProtocol.complete."""
+        options["caller"] = self._caller
         return self._engine.complete(
             prompt,
             sampling,
