@@ -195,6 +195,12 @@ def reorder(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors[name] = tensors[name].flip(0)
 
 
+def reorder_one(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """A part with an order beside others without any."""
+    reorder(tensors, {})
+    del tensors["model.layers.0.self_attn.q_proj.g_idx"]
+
+
 def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     name = "model.layers.0.self_attn.k_proj.g_idx"
     tensors[name] = tensors[name].clamp(max=2)
@@ -228,7 +234,13 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         ("gptq", configure(checkpoint_format="gptq_v2"), r"proj: its qzeros are not those of symm"),
         ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is no reg"),
         ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
-        ("gptq_order", reorder, r"g_idx .*it orders inputs in another way than .*; quantize them"),
+        (
+            "gptq_order",
+            reorder,
+            r"k_proj: its g_idx orders inputs in another way than that of .*q_",
+        ),
+        ("gptq", reorder, r"its g_idx orders inputs in another way"),
+        ("gptq", reorder_one, r"its g_idx orders inputs in another way"),
         ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
         ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
         ("packed", configure(config_groups={}), r"config_groups is missing"),

@@ -20,7 +20,7 @@ from quire.models.checkpoint_formats.checkpoint_scheme import (
     parts_of,
     stored_weights,
 )
-from quire.models.checkpoint_formats.input_order import check_groups
+from quire.models.checkpoint_formats.input_order import check_groups, permutation_of
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
@@ -112,11 +112,9 @@ def check_orders(checkpoint: Checkpoint, sources: Iterable[QuantizedSource]) -> 
     Raises CheckpointError for groups of different sizes, and for parts of a fused weight whose
     codes are kept but ordered differently.
     """
-    owners: dict[str, QuantizedSource] = {}
-    for source in sources:
-        if (order := source.stored.order(source.k)) is not None:
-            owners[f"{source.module}.{order[0]}"] = source
-    first: dict[str, tuple[str, Tensor]] = {}
+    known = list(sources)
+    owners = {f"{s.module}.{order[0]}": s for s in known if (order := s.stored.order(s.k))}
+    orders: dict[str, Tensor | None] = {}  # by module; None for inputs in their own order
     for entry, tensor in checkpoint.tensors(owners.keys() & checkpoint.entries.keys()):
         source = owners[entry.name]
         order = source.stored.order(source.k)
@@ -125,9 +123,15 @@ def check_orders(checkpoint: Checkpoint, sources: Iterable[QuantizedSource]) -> 
             check_groups(tensor, order[1])
         except ValueError as error:
             raise entry.wrong(str(error)) from error
-        other, its_order = first.setdefault(source.fused, (entry.name, tensor.clone()))
-        if source.keeps_codes and not torch.equal(its_order, tensor):
-            raise entry.wrong(
-                f"it orders inputs in another way than {other}, but both are parts of one weight "
-                "here; quantize them with one order, or give quantization='int8'"
+        orders[source.module] = permutation_of(tensor)
+    first: dict[str, QuantizedSource] = {}
+    for source in known:
+        other = first.setdefault(source.fused, source)
+        own, its = orders.get(source.module), orders.get(other.module)
+        same = own is its or (own is not None and its is not None and torch.equal(own, its))
+        if source.keeps_codes and not same:
+            raise CheckpointError(
+                f"{source.module}: its g_idx orders inputs in another way than that of "
+                f"{other.module}, but both are parts of one weight here; quantize them with one "
+                "order, or give quantization='int8'"
             )
