@@ -5,6 +5,8 @@ The kernels run in Triton's interpreter, whose rounding to FP8 is not the GPU's,
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,8 +16,9 @@ from quire.core.layer_spec import LinearSpec, NormSpec
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Fp8Rows, Rows
+from quire.kernels.operands import Fp8Rows, ResidualState, Rows
 from quire.kernels.triton import triton_operations
+from quire.kernels.triton.invariant import invariant_operations
 from quire.kernels.triton.ops import fp8_linear
 from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
 from quire.layers.linear_methods import FusedLinearMethod
@@ -74,6 +77,19 @@ def test_linear_operations_without_fp8_rows_widen_them() -> None:
     exact = F.linear(rows.codes.float() * rows.scale, stored[0].float() * stored[1][:, None])
     ours = triton_operations.linear_fp8(rows, *stored, None).float()
     torch.testing.assert_close(ours, exact, atol=0.1, rtol=0.02)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its memory here is the CPU's")
+@pytest.mark.parametrize("operations", [triton_operations, invariant_operations])
+def test_a_weight_that_is_not_in_fp8_gets_rows_that_are_not(operations: ModuleType) -> None:
+    """In a checkpoint some layers may be in FP8, and others not."""
+    set_num_threads(1)
+    residual = torch.randn(70, 64, generator=torch.Generator().manual_seed(0)).half()
+    norm, weight = torch.ones(64).half(), torch.randn(32, 64).half()
+    exact = reference.rms_norm(residual, norm, 1e-5)
+    state = ResidualState(residual, Fp8Rows(*reference.quantize_rows(exact)), norm, 1e-5)
+    found = operations.rms_norm_linear(state, weight, None)
+    torch.testing.assert_close(found, F.linear(exact, weight), atol=0.02, rtol=0.002)
 
 
 def mlp(x: Tensor, kernels: str) -> Tensor:

@@ -279,6 +279,20 @@ def test_what_does_not_fit_is_refused_by_name(
         load_folder(tmp_path, prepared_weights="none")
 
 
+def test_gate_and_up_are_in_fp8_on_a_gpu_only_if_down_is(tmp_path: Path) -> None:
+    """Their kernel rounds activations for the next layer, and cannot see what that has."""
+    write_quantized("float_channel", tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    scheme = choose_formats("none", config.checkpoint_format, config.spec, "cuda")
+    assert scheme is not None
+    found = {
+        name: scheme.format_for(name, linear.role, linear.n, linear.k)
+        for name, linear in config.spec.named_linears
+    }
+    numbers = {name for name, each in found.items() if each is None}
+    assert numbers == {DOWN, DOWN.replace("down", "gate_up"), "lm_head"}
+
+
 def test_modelopts_own_config_file_is_read(tmp_path: Path) -> None:
     def move(_: dict[str, Tensor], config: dict[str, Any]) -> None:
         own = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head", DOWN]}}

@@ -12,7 +12,7 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next
+from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next, rows_for
 from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import (
     choose_rope_gemm_config,
@@ -61,9 +61,8 @@ def normalized_rows(x: ResidualState) -> Tensor:
 
 def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    assert x.rows is not None  # None only on CPUs
     if x.squares is None:
-        return linear(x.rows, weight, bias)
+        return linear(rows_for(x, weight), weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 
 
@@ -79,9 +78,9 @@ def qkv_rope_write_kv(
 
 def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
-    assert x.rows is not None
-    if _are_few(x.rows, weight):
-        return skinny_gemm_silu(x.rows if x.squares is None else x, weight, bias=bias)
+    rows = rows_for(x, weight)
+    if _are_few(rows, weight):
+        return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
     out = rms_norm_linear(x, weight, bias)
     if rounds_next(out, weight):
         return silu_and_mul_fp8(out)

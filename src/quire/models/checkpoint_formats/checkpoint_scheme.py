@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.core.layer_spec import LinearSpec, ModelSpec
+from quire.core.layer_spec import LinearSpec, ModelSpec, layer_module
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
 from quire.quantization.scheme import FORMATS, FormatChoice, Role, scheme_of
@@ -38,16 +38,30 @@ class CheckpointScheme:
         self.name = checkpoint.name
         self._checkpoint, self._served = checkpoint, _SERVED.get(device, ())
         self._linears = dict(stored_weights(spec))
+        # what multiplies gate and up in FP8 rounds activations for down, which has to be so, too
+        self._down = {
+            f"{layer_module(index)}.{layer.mlp.gate_up.module}": (
+                f"{layer_module(index)}.{layer.mlp.down.module}"
+            )
+            for index, layer in enumerate(spec.layers)
+        }
 
     def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:  # noqa: ARG002
         """See `Scheme.format_for`."""
+        found = self._spec_of(module)
+        if found is None or found.codes not in self._served:
+            return None
+        if found.codes == "fp8" and module in self._down:
+            down = self._spec_of(self._down[module])
+            if down is None or down.codes != "fp8":
+                return None
+        return FORMATS[found.codes](found)
+
+    def _spec_of(self, module: str) -> QuantSpec | None:
         linear = self._linears.get(module)
         if linear is None:
             return None
-        found = common_spec(parts_of(self._checkpoint, module, linear), k)
-        if found is None or found.codes not in self._served:
-            return None
-        return FORMATS[found.codes](found)
+        return common_spec(parts_of(self._checkpoint, module, linear), linear.k)
 
 
 def choose_formats(

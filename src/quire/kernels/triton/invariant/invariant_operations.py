@@ -20,6 +20,7 @@ from torch import Tensor
 from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.invariant.invariant_gemm import invariant_gemm
+from quire.kernels.triton.ops.fp8_linear import rows_for
 from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
 from quire.kernels.triton.step.elementwise import (
     gelu_and_mul,
@@ -66,8 +67,7 @@ def _rounds(x: Tensor) -> bool:
 
 def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    assert x.rows is not None
-    return linear(x.rows, weight, bias)
+    return linear(rows_for(x, weight), weight, bias)
 
 
 def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton.gemm.gemm_tuning import fp8_gemm_config, library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
-from quire.kernels.triton.step.elementwise import quantize_rows
+from quire.kernels.triton.step.elementwise import quantize_rows, rms_norm
 
 FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
 _TILE = 2**25  # numbers of a weight that are widened at a time
@@ -39,10 +39,23 @@ def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return _widened(x, codes, scale, bias)
 
 
+def rows_for(x: ResidualState, weight: Tensor | Fp8Weight) -> Rows:
+    """The normalised rows [T, K] of a residual as a weight takes them.
+
+    What makes them in FP8 does not know the next weight, which may not be in FP8: then the norm is
+    computed again, without rounding.
+    """
+    assert x.rows is not None  # None only on CPUs
+    if isinstance(x.rows, Fp8Rows) and not isinstance(weight, Fp8Weight):
+        return rms_norm(x.residual, x.weight, x.eps)
+    return x.rows
+
+
 def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
     """Whether what is computed from a linear layer's result [T, N] should be stored as `Fp8Rows`.
 
-    The next linear layer's weight is not known here, but all of a model's have one format.
+    The next linear layer's weight is not known here. Where it is not in FP8, `rows_for` makes rows
+    of their own for it; where gate and up are in FP8, the down projection is as well.
     """
     if not isinstance(weight, Fp8Weight) or len(out) <= most_rows(out.dtype, weight):
         return False
