@@ -51,6 +51,11 @@ CASES = (
     Case("engine_killed", "`kill -9` of the engine", may_refuse=True),
     Case("engine_hung", "engine that hangs (SIGSTOP)", ("--engine-hang-timeout", "5"), True),
     Case("api_killed", "`kill -9` of another API process", ("--api-server-count", "2")),
+    Case(
+        "api_hung",
+        "another API process that hangs (SIGSTOP)",
+        ("--api-server-count", "2", "--engine-hang-timeout", "5"),
+    ),
     Case("storm", "400 clients leave at random moments"),
     Case(
         "slow_readers", "16 clients ask for much and read nothing", ("--slow-reader-timeout", "5")

@@ -73,6 +73,14 @@ async def api_killed(server: Server) -> Findings:
     }
 
 
+async def api_hung(server: Server) -> Findings:
+    """The second API process is stopped; the supervisor has to notice it by its heartbeat."""
+    first, doomed = server.workers
+    doomed.suspend()
+    seconds = await until(lambda: _is_served_by_another(server, {first.pid, doomed.pid}))
+    return {"ok": not psutil.pid_exists(doomed.pid), "recovery_seconds": round(seconds, 2)}
+
+
 async def _is_served_by_another(server: Server, old: set[int]) -> bool:
     """Whether a new API process has accepted one of some connections."""
     new = [worker for worker in server.workers if worker.pid not in old]
