@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.torch_attention import first_slots
+from quire.kernels.ragged_batch import RaggedBatch
 
 
 @st.composite
@@ -43,6 +44,27 @@ def test_every_token_gets_its_slot(batch: tuple[list[int], list[int], np.ndarray
     assert layout.query_lens_host == queries
     assert layout.has_decodes == (1 in queries)
     assert layout.has_prefills == (max(queries) > 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches(), st.data())
+def test_tokens_of_answers_are_requests_of_their_own(
+    batch: tuple[list[int], list[int], np.ndarray, int], data: st.DataObject
+) -> None:
+    queries, lens, table, size = batch
+    prompts = [data.draw(st.integers(1, length)) for length in lens]
+    arrays = (np.array(queries), np.array(lens), table, size)
+    found = RaggedBatch.of(*arrays, np.array(prompts)).as_decoded()
+    expected = []  # tokens of each, where it ends, its blocks
+    for row, (n, length, prompt) in enumerate(zip(queries, lens, prompts, strict=True)):
+        ends = [end for end in range(length - n + 1, length + 1) if end > prompt]
+        begun = n - len(ends)
+        expected += [(begun, length - len(ends), table[row].tolist())] if begun else []
+        expected += [(1, end, table[row].tolist()) for end in ends]
+    tokens, tables = np.diff(found.query_start).tolist(), found.block_table.tolist()
+    assert list(zip(tokens, found.seq_lens.tolist(), tables, strict=True)) == expected
+    plain = RaggedBatch.of(*arrays).as_decoded()
+    assert plain.seq_lens.tolist() == lens
 
 
 @settings(deadline=None, max_examples=150)

@@ -41,10 +41,20 @@ class FlatTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class RaggedRequests:
+    """What attention reads of B requests; see RaggedBatch."""
+
+    query_start: Ints  # [B + 1], first token of each request, then T
+    seq_lens: Ints  # [B]
+    block_table: Int32s  # int32 [B, W]
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """B requests, T tokens of one step on the host, those with a single token (decodes) first.
 
-    slot = block_id * block_size + offset.
+    slot = block_id * block_size + offset. prompt_lens: tokens of each request that are its prompt;
+    None where no request computes tokens of its answer again.
     """
 
     flat: FlatTokens
@@ -52,10 +62,16 @@ class RaggedBatch:
     seq_lens: Ints  # [B], its tokens in the cache after this step
     block_table: Int32s  # int32 [B, W], undefined behind the blocks in use
     slots: Ints  # [T], cache slot of each token's key and value
+    prompt_lens: Ints | None = None  # [B]
 
     @classmethod
     def of(
-        cls, query_lens: Ints, seq_lens: Ints, block_table: Int32s, block_size: int
+        cls,
+        query_lens: Ints,
+        seq_lens: Ints,
+        block_table: Int32s,
+        block_size: int,
+        prompt_lens: Ints | None = None,
     ) -> RaggedBatch:
         """The batch of requests in their order, each with at least one token."""
         num_decodes = np.count_nonzero(query_lens == 1)
@@ -63,4 +79,24 @@ class RaggedBatch:
         flat = FlatTokens.of(query_lens, seq_lens)
         blocks = block_table[flat.rows, flat.positions // block_size].astype(np.int64)
         slots = blocks * block_size + flat.positions % block_size
-        return cls(flat, query_lens, seq_lens, block_table, slots)
+        return cls(flat, query_lens, seq_lens, block_table, slots, prompt_lens)
+
+    def as_decoded(self) -> RaggedRequests:
+        """The requests, with each token of an answer that is computed again as one of its own.
+
+        A token then attends by the same arithmetic as when it was decoded, after a preemption too.
+        """
+        if self.prompt_lens is None:
+            return RaggedRequests(self.flat.query_start, self.seq_lens, self.block_table)
+        before = self.seq_lens - self.query_lens
+        again = np.clip(self.seq_lens - self.prompt_lens, 0, self.query_lens)
+        begun = self.query_lens - again  # tokens of the prompt, which stay together
+        counts = again + (begun > 0)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        lens = np.ones(len(rows), np.int64)
+        firsts = np.cumsum(counts) - counts
+        lens[firsts[begun > 0]] = begun[begun > 0]
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lens, out=starts[1:])
+        seq_lens = starts[1:] - self.flat.query_start[rows] + before[rows]
+        return RaggedRequests(starts, seq_lens, self.block_table[rows])

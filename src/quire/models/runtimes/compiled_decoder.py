@@ -70,8 +70,9 @@ class CompiledDecoder:
         cos, sin = (
             table[positions] for table in self._rotary.up_to(int(positions.max(initial=0)) + 1)
         )
-        starts, lens = batch.flat.query_start.astype(np.int32), batch.seq_lens.astype(np.int32)
-        table = np.ascontiguousarray(batch.block_table)
+        requests = batch.as_decoded()
+        starts, lens = requests.query_start.astype(np.int32), requests.seq_lens.astype(np.int32)
+        table = np.ascontiguousarray(requests.block_table)
         for own, (keys, values) in zip(self._layers, cache.layers, strict=False):
             own.k_cache, own.v_cache = keys, values
         attention, workspace = self._first.attention, self._workspace_for(len(rows))

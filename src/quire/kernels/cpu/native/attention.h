@@ -6,6 +6,8 @@
 // in their order by whoever ends the last one, so results depend neither on the batch nor on the
 // threads.
 
+constexpr int64_t MOST_REQUESTS = 256;  // at once
+
 struct Cut {          // of a request
     int64_t pieces;   // before this request's, in the whole batch
     int64_t begin;    // the oldest key that a decode sees
@@ -26,9 +28,9 @@ inline int64_t cut_request(const AttentionArgs& a, const Prompts& prompts, int64
     return cut->left = (keys + cut->stretch - 1) / cut->stretch;
 }
 
+// At most MOST_REQUESTS of them.
 template <typename Code>
-void attention_as(const AttentionArgs& a, Prompts prompts) {
-    if (!prompts.attend) prompts = {attend_rows<Code>, ROWS};
+void attend_requests(const AttentionArgs& a, const Prompts& prompts) {
     const int64_t width = (a.heads + 15) / 16 * 16, dim = a.head_dim;
     thread_local Scratch plan, shared;
     Cut* const cuts = plan.get<Cut>(a.requests);
@@ -69,6 +71,20 @@ void attention_as(const AttentionArgs& a, Prompts prompts) {
         for (int64_t i = 0; i < count; ++i) all[i] = part(i);
         put_together<Code>(a, token, all, count);
     });
+}
+
+// Some requests at a time, which bounds the memory for parts of decodes.
+template <typename Code>
+void attention_as(const AttentionArgs& a, Prompts prompts) {
+    if (!prompts.attend) prompts = {attend_rows<Code>, ROWS};
+    for (int64_t first = 0; first < a.requests; first += MOST_REQUESTS) {
+        AttentionArgs some = a;
+        some.requests = std::min(MOST_REQUESTS, a.requests - first);
+        some.query_start += first;
+        some.seq_lens += first;
+        some.block_table += first * a.table_stride;
+        attend_requests<Code>(some, prompts);
+    }
 }
 
 void attention(const AttentionArgs& a, Prompts prompts) {
