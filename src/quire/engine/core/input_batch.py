@@ -111,7 +111,7 @@ class InputBatch:
         query_lens = np.array(counts, np.int64)
         seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
         table = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
-        prompt_lens = self.num_prompt_tokens[rows] if max(counts) > 1 else None
+        prompt_lens = self.num_prompt_tokens[rows].astype(np.int64) if max(counts) > 1 else None
         ragged = RaggedBatch.of(query_lens, seq_lens, table, self.block_size, prompt_lens)
         flat = ragged.flat
         return StepInputs(
