@@ -58,8 +58,8 @@ def test_tokens_of_answers_are_requests_of_their_own(
     expected = []  # tokens of each, where it ends, its blocks
     for row, (n, length, prompt) in enumerate(zip(queries, lens, prompts, strict=True)):
         ends = [end for end in range(length - n + 1, length + 1) if end > prompt]
-        begun = n - len(ends)
-        expected += [(begun, length - len(ends), table[row].tolist())] if begun else []
+        num_prompt = n - len(ends)
+        expected += [(num_prompt, length - len(ends), table[row].tolist())] if num_prompt else []
         expected += [(1, end, table[row].tolist()) for end in ends]
     tokens, tables = np.diff(found.query_start).tolist(), found.block_table.tolist()
     assert list(zip(tokens, found.seq_lens.tolist(), tables, strict=True)) == expected

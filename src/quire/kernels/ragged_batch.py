@@ -90,12 +90,12 @@ class RaggedBatch:
             return RaggedRequests(self.flat.query_start, self.seq_lens, self.block_table)
         before = self.seq_lens - self.query_lens
         again = np.clip(self.seq_lens - self.prompt_lens, 0, self.query_lens)
-        begun = self.query_lens - again  # tokens of the prompt, which stay together
-        counts = again + (begun > 0)
+        num_prompt = self.query_lens - again  # tokens of the prompt, which stay together
+        counts = again + (num_prompt > 0)
         rows = np.repeat(np.arange(len(counts)), counts)
         lens = np.ones(len(rows), np.int64)
         firsts = np.cumsum(counts) - counts
-        lens[firsts[begun > 0]] = begun[begun > 0]
+        lens[firsts[num_prompt > 0]] = num_prompt[num_prompt > 0]
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lens, out=starts[1:])
         seq_lens = starts[1:] - self.flat.query_start[rows] + before[rows]
