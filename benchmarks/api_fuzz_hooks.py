@@ -27,8 +27,8 @@ TIMEOUT = "X-Request-Timeout"
 # rule → what a refusal of a body that its schema takes says then
 RULES = {
     "context": r"context|KV cache|for the answer|characters|tokens, but the limit here",
-    "vocabulary": r"vocabulary|token ids go from|no token|has no tokens|is empty|^logit_bias.+exp",
-    "integers": r"expected int.*, got float",
+    "vocabulary": r"vocabulary|token ids go|no token|one token|no tokens|is empty|^logit_bias.+exp",
+    "integers": r"expected int.*, got float|must be an integer.*, not a number",
     "template": r"chat template|the template|messages: .*render",
     "arguments": r"not JSON|JSON object|arguments",
     "tools": r"^tools|twice; rename|arguments are always an object",
@@ -44,6 +44,7 @@ RULES = {
     "effort": r"^reasoning(_effort|\.effort)",
     "variables": r"^chat_template_kwargs",
     "dimensions": r"^dimensions",
+    "pairs": r"^(queries|documents): (use either|must be 1 text)",
     "texts": r"U\+FDD0",
     "thinking": r"^thinking",
 }

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
+from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
-from quire.server.api.openai import chat, completions, embeddings, responses, tokenize
+from quire.server.api.openai import chat, completions, embeddings, responses, scores, tokenize
 from quire.server.api.openai.models_route import ModelsRoutes
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.application import Application
@@ -32,12 +34,13 @@ from quire.server.ops.web_page import WebPage
 from quire.server.settings import ServerSettings
 
 # The routes that use a model; each is declared beside its handler.
-MODEL_ROUTES = (
+MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     completions.ROUTE,
     chat.ROUTE,
     responses.ROUTE,
     anthropic_messages.ROUTE,
     embeddings.ROUTE,
+    *scores.ROUTES,
     anthropic_messages.COUNT_ROUTE,
     tokenize.TOKENIZE_ROUTE,
     tokenize.DETOKENIZE_ROUTE,

@@ -84,14 +84,15 @@ class ChatFormatter(OpenAIReplyFormatter):
         return reply
 
     def chunks(self, _index: int, item: RequestOutput) -> Iterator[ChatChunk]:
-        """A stream's next chunks: first the role, then the deltas, then the finish reason."""
+        """A stream's next chunks: first the role, then the deltas, the last with its reason."""
         for output in item.outputs:
             if output.index not in self._started:
                 yield self._first_chunk(item, output.index)
-            for choice in self._parts(output):
-                yield self._chunk(choice)
+            parts = self._parts(output)
             if output.finish_reason is not None:
-                yield self._chunk(self._end(output))
+                self._end(parts, output)
+            for choice in parts:
+                yield self._chunk(choice)
 
     def ending(self, usage: Usage) -> Iterator[ChatChunk]:
         """The token counts, if the request asks for them."""
@@ -132,12 +133,13 @@ class ChatFormatter(OpenAIReplyFormatter):
                 parts[0].token_ids = output.token_ids
         return parts
 
-    def _end(self, output: CompletionOutput) -> ChunkChoice:
-        reason = self._conversation.finish_reason(output)
-        end = ChunkChoice(index=output.index, delta=Delta(), finish_reason=reason)
+    def _end(self, parts: list[ChunkChoice], output: CompletionOutput) -> None:
+        """Set the finish reason in the last part; tool calls get a part of its own, as OpenAI's."""
+        if not parts or parts[-1].delta.tool_calls is not UNSET:
+            parts.append(ChunkChoice(index=output.index, delta=Delta()))
+        parts[-1].finish_reason = self._conversation.finish_reason(output)
         if output.stop_reason is not None:
-            end.stop_reason = output.stop_reason
-        return end
+            parts[-1].stop_reason = output.stop_reason
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         message = message_of(self._conversation.read(output))

@@ -30,11 +30,15 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext, TenantEngine
 from quire.server.api.common.usage import UsageCounter
 from quire.server.api.openai import embeddings_request
-from quire.server.api.openai.embeddings_request import EMBEDDING_RULES, EmbeddingRequest
+from quire.server.api.openai.embeddings_request import (
+    EMBEDDING_RULES,
+    EmbeddingRequest,
+    PoolingFields,
+)
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.http_errors import send_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
-from quire.server.model_registry import ModelRegistry
+from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 # Inputs and tokens of one request that the engine has at a time: enough to keep it busy for some
 # steps, and no more, because later requests wait behind them.
@@ -90,10 +94,22 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
     )
     yield
-    job = Job(
-        reply_id=f"embd-{uuid.uuid4().hex}",
+    job = make_embedding_job("embd", model, request, embeddings_request.inputs(request), pooling)
+    return EmbeddingJob(job, pooling, request.encoding_format == "base64")
+
+
+def make_embedding_job(
+    id_prefix: str,
+    model: RegisteredModel,
+    request: PoolingFields,
+    inputs: list[str] | list[list[int]],
+    pooling: PoolingParams,
+) -> Job:
+    """The job of a request whose inputs are embedded. Raises InvalidRequestError."""
+    return Job(
+        reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
         model=model.name,
-        prompts=_token_ids(request, pooling, model.engine),
+        prompts=_token_ids(inputs, request, pooling, model.engine),
         sampling=DEFAULT_SAMPLING,
         stream=False,
         include_usage=False,
@@ -103,17 +119,13 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
         timeout=request.timeout,
         no_effect=request.no_effect,
     )
-    return EmbeddingJob(job, pooling, request.encoding_format == "base64")
 
 
 async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
     """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
-    longest = max(map(len, request.job.prompts))
-    engine = context.start(
-        request.job, max_answers=WINDOW_INPUTS, max_tokens=max(WINDOW_TOKENS, longest)
-    )
+    engine = start_embedding(request.job, context)
     async with context.deadline.enforced():
-        outputs = await _embed(request, engine, context.usage)
+        outputs = await embed_all(request.job, request.pooling, engine, context.usage)
         if len(outputs) > _MAX_VECTORS_INLINE:
             reply = await asyncio.to_thread(_encoded, request, outputs)
         else:
@@ -121,12 +133,21 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
     await send_json(send, 200, reply)
 
 
+def start_embedding(job: Job, context: RequestContext) -> TenantEngine:
+    """Admit a job; returns the engine that embeds its prompts."""
+    longest = max(map(len, job.prompts))
+    return context.start(job, max_answers=WINDOW_INPUTS, max_tokens=max(WINDOW_TOKENS, longest))
+
+
 def _token_ids(
-    request: EmbeddingRequest, pooling: PoolingParams, engine: EngineProtocol
+    inputs: list[str] | list[list[int]],
+    request: PoolingFields,
+    pooling: PoolingParams,
+    engine: EngineProtocol,
 ) -> list[list[int]]:
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, list[list[int]]()
-    inputs, most = embeddings_request.inputs(request), request.truncate_prompt_tokens
+    most = request.truncate_prompt_tokens
     special = request.add_special_tokens is not False
     encode = partial(encode_text, engine.tokenizer, limits=None, add_special_tokens=special)
     for index, given in enumerate(inputs):
@@ -142,16 +163,16 @@ def _token_ids(
     return found
 
 
-async def _embed(
-    request: EmbeddingJob, engine: TenantEngine, usage: UsageCounter
+async def embed_all(
+    job: Job, pooling: PoolingParams, engine: TenantEngine, usage: UsageCounter
 ) -> list[RequestOutput]:
     """The outputs of all inputs, in order. A failure, or a cancellation, aborts the others."""
-    job, window = request.job, _Window()
+    window = _Window()
 
     async def embed(index: int, prompt: Prompt) -> RequestOutput:
         output = await engine.embed(
             prompt,
-            request.pooling,
+            pooling,
             request_id=f"{job.reply_id}-{index}",
             priority=job.priority,
             cache_salt=job.cache_salt,

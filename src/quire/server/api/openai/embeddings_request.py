@@ -28,27 +28,30 @@ INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
 )
 
 
-class EmbeddingRequest(RequestBody, kw_only=True, dict=True):
-    """Body of /v1/embeddings. input: one or several texts or lists of token ids.
-
-    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: return only the
-    first numbers. pooling, normalize: instead of the model's own settings. user: accepted without
-    any effect. priority, cache_salt, timeout, truncate_prompt_tokens, add_special_tokens: as for
-    completions.
-    """
+class PoolingFields(RequestBody, kw_only=True, dict=True):
+    """The fields of all requests that embed texts; as for completions. user: without any effect."""
 
     model: str | None = None
-    input: msgspec.Raw
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
-    pooling: Pooling | None = None
-    normalize: bool | None = None
     user: ShortText | None = None
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     timeout: field_bounds.Seconds | None = None
     truncate_prompt_tokens: field_bounds.PromptLength | None = None
     add_special_tokens: bool | None = None
+
+
+class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
+    """Body of /v1/embeddings. input: one or several texts or lists of token ids.
+
+    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: return only the
+    first numbers. pooling, normalize: instead of the model's own settings.
+    """
+
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
 
 
 EMBEDDING_REFUSED: strict_json.NeutralValues = {}
@@ -60,9 +63,14 @@ _input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
 def parse(data: bytes) -> EmbeddingRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, _ = read_body(data, _decoder, EMBEDDING_REFUSED, long="input")
+    check_pooling_fields(request)
+    return request
+
+
+def check_pooling_fields(request: PoolingFields) -> None:
+    """Check what no type says. Raises InvalidRequestError."""
     if request.truncate_prompt_tokens == 0:
         raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
-    return request
 
 
 def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:

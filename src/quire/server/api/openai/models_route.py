@@ -28,7 +28,8 @@ class ModelCard(msgspec.Struct):
     """A model, as /v1/models lists it. created: start of the server, Unix seconds.
 
     state: whether it is in memory; one that is not is loaded by a request. max_model_len,
-    has_chat_template: None before it was loaded for the first time.
+    has_chat_template: None before it was loaded for the first time. root: its name without aliases;
+    parent: for clients that look for the model of an adapter, of which there are none.
     """
 
     id: str
@@ -36,8 +37,10 @@ class ModelCard(msgspec.Struct):
     max_model_len: int | None
     has_chat_template: bool | None
     state: ModelState
+    root: str
     object: str = "model"
     owned_by: str = "quire"
+    parent: None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -138,6 +141,7 @@ class ModelsRoutes:
             _max_model_len(entry),
             _has_chat_template(entry),
             entry.condition.state,
+            root=entry.name,
         )
 
     def _anthropic(self, entry: ModelEntry) -> AnthropicModel:

@@ -1,0 +1,257 @@
+"""/v1/score and /v1/rerank: how alike texts are, by the cosine of their embeddings' angle.
+
+vLLM's and Jina's formats. Each text is embedded once, in the batches of all other requests.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import mul
+from typing import Annotated
+
+import msgspec
+from starlette.types import Send
+
+from quire.core.pooling_params import PoolingParams
+from quire.core.request_output import RequestOutput
+from quire.errors import invalid_value
+from quire.server.api.common import route_rules
+from quire.server.api.common.generation_job import Job
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.openai.embeddings import (
+    EmbeddingUsage,
+    embed_all,
+    make_embedding_job,
+    start_embedding,
+)
+from quire.server.api.openai.embeddings_request import (
+    MAX_INPUTS,
+    PoolingFields,
+    Text,
+    check_pooling_fields,
+)
+from quire.server.http.http_errors import send_json
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.request_body import neutral_values, read_body
+from quire.server.model_registry import ModelRegistry, RegisteredModel
+
+Texts = Text | Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
+class ScoreRequest(PoolingFields, kw_only=True, dict=True):
+    """Body of /v1/score: queries and documents, or under their older names text_1 and text_2."""
+
+    queries: Texts | None = None
+    documents: Texts | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+
+
+class RerankRequest(PoolingFields, kw_only=True, dict=True):
+    """Body of /v1/rerank. top_n: return so many results; 0: all. return_documents: with texts."""
+
+    query: Text
+    documents: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+    top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    return_documents: bool | None = None
+
+
+class ScoreItem(msgspec.Struct, kw_only=True):
+    """The score of one pair."""
+
+    index: int
+    object: str = "score"
+    score: float
+
+
+class ScoreReply(msgspec.Struct, kw_only=True):
+    """The scores of all pairs, in order."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: EmbeddingUsage
+
+
+class RerankDocument(msgspec.Struct):
+    """A document's text."""
+
+    text: str
+
+
+class RerankResult(msgspec.Struct, kw_only=True):
+    """One document. index: its place in the request."""
+
+    index: int
+    document: RerankDocument | None
+    relevance_score: float
+
+
+class RerankReply(msgspec.Struct, kw_only=True):
+    """The documents, the most alike first."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RerankResult]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreJob:
+    """A request ready to run. job: its prompts are the queries, then the documents."""
+
+    job: Job
+    pooling: PoolingParams
+    num_queries: int
+    rerank: RerankRequest | None = None
+
+
+_score_decoder = msgspec.json.Decoder(ScoreRequest)
+_rerank_decoder = msgspec.json.Decoder(RerankRequest)
+
+
+def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
+    """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
+    request, _ = read_body(data, _score_decoder, {})
+    check_pooling_fields(request)
+    queries = _one_of(request, "queries", "text_1")
+    documents = _one_of(request, "documents", "text_2")
+    if len(queries) not in (1, len(documents)):
+        problem = f"must be 1 text or as many as documents ({len(documents)}), not {len(queries)}"
+        raise invalid_value("queries", problem)
+    model = models.find(request.model)
+    yield
+    return _job("score", model, request, queries, documents)
+
+
+def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
+    """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
+    request, _ = read_body(data, _rerank_decoder, {})
+    check_pooling_fields(request)
+    model = models.find(request.model)
+    yield
+    return _job("rerank", model, request, [request.query], request.documents)
+
+
+def _one_of(request: ScoreRequest, name: str, older: str) -> list[str]:
+    given = [texts for n in (name, older) if (texts := getattr(request, n)) is not None]
+    if len(given) != 1:
+        raise invalid_value(name, f"use either this or {older}")
+    return [given[0]] if isinstance(given[0], str) else list(given[0])
+
+
+def _job(
+    prefix: str,
+    model: RegisteredModel,
+    request: PoolingFields,
+    queries: list[str],
+    documents: list[str],
+) -> ScoreJob:
+    pooling = model.engine.info.pooling.changed(normalize=True)
+    job = make_embedding_job(prefix, model, request, [*queries, *documents], pooling)
+    rerank = request if isinstance(request, RerankRequest) else None
+    return ScoreJob(job, pooling, len(queries), rerank)
+
+
+async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None:
+    """Embed all texts and send the scores. Raises only while nothing has been sent."""
+    engine = start_embedding(request.job, context)
+    async with context.deadline.enforced():
+        outputs = await embed_all(request.job, request.pooling, engine, context.usage)
+    scores = _cosines(outputs, request.num_queries)
+    count = sum(len(output.prompt_token_ids) for output in outputs)
+    usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+    reply = _rerank_reply if request.rerank is not None else _score_reply
+    await send_json(send, 200, msgspec.json.encode(reply(request, scores, usage)))
+
+
+def _cosines(outputs: Sequence[RequestOutput], num_queries: int) -> list[float]:
+    """The cosine of each document's vector and its query's; vectors have the length 1."""
+    vectors = [_vector(output) for output in outputs]
+    queries, documents = vectors[:num_queries], vectors[num_queries:]
+    pairs = zip(queries if len(queries) > 1 else repeat(queries[0]), documents, strict=False)
+    return [sum(map(mul, query, document)) for query, document in pairs]
+
+
+def _vector(output: RequestOutput) -> tuple[float, ...]:
+    data = output.embedding
+    assert data is not None, "a request for an embedding got none"
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> ScoreReply:
+    job = request.job
+    data = [ScoreItem(index=index, score=score) for index, score in enumerate(scores)]
+    return ScoreReply(id=job.reply_id, created=job.created, model=job.model, data=data, usage=usage)
+
+
+def _rerank_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> RerankReply:
+    asked = request.rerank
+    assert asked is not None, "only /v1/rerank is answered here"
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    has_text = asked.return_documents is not False
+    results = [
+        RerankResult(
+            index=index,
+            document=RerankDocument(asked.documents[index]) if has_text else None,
+            relevance_score=scores[index],
+        )
+        for index in order[: asked.top_n or None]
+    ]
+    return RerankReply(
+        id=request.job.reply_id, model=request.job.model, usage=usage, results=results
+    )
+
+
+_RULES = (
+    *(route_rules.MODEL, route_rules.PRIORITY),
+    "Each text has at least one token and fits the model's context and the KV cache.",
+)
+
+
+def _score_route(path: str) -> GenerationRoute[ScoreJob]:
+    entry = OpenApiEntry(
+        method="post",
+        path=path,
+        summary="How alike the texts of each pair are.",
+        rules=(
+            *_RULES,
+            "`queries` (or `text_1`) has one text, or as many as `documents` (or `text_2`).",
+        ),
+        example={"queries": "red shoes", "documents": ["crimson boots", "a blue bag"]},
+        body=ScoreRequest,
+        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest, {})),),
+        reply=ScoreReply,
+        errors=RUN_ERRORS,
+    )
+    return GenerationRoute(entry, prepare_score, answer)
+
+
+def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
+    rules = StructRules(struct=RerankRequest, neutral=neutral_values(RerankRequest, {}))
+    entry = OpenApiEntry(
+        method="post",
+        path=path,
+        summary="Documents by how alike they are to a query.",
+        rules=_RULES,
+        example={"query": "red shoes", "documents": ["crimson boots", "a blue bag"], "top_n": 1},
+        body=RerankRequest,
+        struct_rules=(rules,),
+        reply=RerankReply,
+        errors=RUN_ERRORS,
+    )
+    return GenerationRoute(entry, prepare_rerank, answer)
+
+
+# each under the paths that clients of vLLM, Jina and Cohere use
+ROUTES = (
+    *map(_score_route, ("/v1/score", "/score")),
+    *map(_rerank_route, ("/v1/rerank", "/rerank", "/v2/rerank")),
+)

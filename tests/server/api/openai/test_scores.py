@@ -1,0 +1,89 @@
+"""/v1/score and /v1/rerank against the scripted engine, whose vectors tell what they embed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+
+def cosine(first: str, second: str) -> float:
+    """As the scripted engine embeds: first character, length and two constants."""
+    vectors = [[ord(text[0]), len(text), 0.1, -1.0] for text in (first, second)]
+    a, b = vectors
+    norms = math.dist(a, [0] * 4) * math.dist(b, [0] * 4)
+    return sum(x * y for x, y in zip(a, b, strict=True)) / norms
+
+
+def post(app: Starlette, path: str, **fields: Any) -> Reply:
+    return call(app, path, fields)
+
+
+@pytest.fixture(autouse=True)
+def unit_vectors(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripted engine's vectors with the length 1, as the real engine normalizes them."""
+    import struct
+
+    embed = engine.embed
+
+    async def normalized(*args: Any, **options: Any) -> Any:
+        output = await embed(*args, **options)
+        numbers = struct.unpack("<4f", output.embedding)
+        norm = math.dist(numbers, [0] * 4)
+        output.embedding = struct.pack("<4f", *(number / norm for number in numbers))
+        return output
+
+    monkeypatch.setattr(engine, "embed", normalized)
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+@pytest.mark.parametrize("names", [("queries", "documents"), ("text_1", "text_2")])
+def test_scores(app: Starlette, path: str, names: tuple[str, str]) -> None:
+    first, second = names
+    reply = post(app, path, **{first: "ab", second: ["x", "yyyyyyy"]}).json()
+    assert [(item["index"], item["object"]) for item in reply["data"]] == [
+        (0, "score"),
+        (1, "score"),
+    ]
+    expected = [cosine("ab", "x"), cosine("ab", "yyyyyyy")]
+    assert [item["score"] for item in reply["data"]] == pytest.approx(expected, abs=1e-6)
+    assert reply["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
+    pairs = post(app, path, **{first: ["ab", "c"], second: ["x", "y"]}).json()["data"]
+    expected = [cosine("ab", "x"), cosine("c", "y")]
+    assert [item["score"] for item in pairs] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_rerank(app: Starlette, path: str) -> None:
+    documents = ["y" * 400, "ab", "b" * 30]
+    reply = post(app, path, query="ab", documents=documents, top_n=2).json()
+    assert [result["index"] for result in reply["results"]] == [1, 2]
+    assert reply["results"][0]["document"] == {"text": "ab"}
+    assert reply["results"][0]["relevance_score"] == pytest.approx(1.0)
+    bare = post(app, path, query="ab", documents=documents, return_documents=False).json()
+    assert [result["document"] for result in bare["results"]] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/score", {"queries": "a"}, "documents"),
+        ("/v1/score", {"queries": "a", "text_1": "a", "documents": "b"}, "queries"),
+        ("/v1/score", {"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "queries"),
+        ("/v1/score", {"queries": "", "documents": "b"}, "queries"),
+        ("/v1/score", {"queries": "a", "documents": [["b"]]}, "documents[0]"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0},
+         "truncate_prompt_tokens"),
+        ("/v1/rerank", {"query": "a", "documents": ["x" * 2000]}, "input"),
+    ],
+)  # fmt: skip
+def test_refusals(app: Starlette, path: str, fields: dict[str, Any], param: str) -> None:
+    reply = post(app, path, **fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
