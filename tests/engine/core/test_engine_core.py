@@ -38,6 +38,7 @@ class CountingRunner:
         self.lengths: dict[str, int] = {}
         self.breaks_at: set[int] = set()
         self.failure = "planted"
+        self.num_resets = 0
         self.not_finite: set[str] = set()
         self.exhausted: set[str] = set()
 
@@ -50,6 +51,7 @@ class CountingRunner:
 
     def reset(self) -> None:
         self.lengths.clear()
+        self.num_resets += 1
 
     def result(self, entry) -> SampleResult:
         if entry.request_id in self.not_finite:
@@ -149,6 +151,22 @@ class TestLoop:
         assert "planted" not in told["unlucky"][-1].error
         add(core, "lucky")
         assert tokens(run_until_idle(core)["lucky"]) == [5, 6, 7, 8, 9, 10]
+
+    def test_requests_beside_a_broken_step_enter_the_batch_anew(self, executor_type: type) -> None:
+        """What the step has left of them in the runner is unknown."""
+        core, runner = make_core(executor_type)
+        runner.breaks_at = {2}
+        add(core, "unlucky")
+        deltas = [
+            delta for _ in range(3) for delta in core.step().deltas
+        ]  # it is in flight, or over
+        add(core, "beside", max_tokens=20)
+        told = run_until_idle(core)
+        assert ends(deltas + told.get("unlucky", [])) == ["error"]
+        assert tokens(told["beside"]) == list(range(5, 25))
+        assert ends(told["beside"]) == ["length"]
+        assert runner.num_resets == 1
+        assert core.stats.num_free_blocks + core.stats.num_cached_blocks == 64
 
     def test_a_lost_device_ends_the_engine_for_another_to_go_on(self, executor_type: type) -> None:
         core, runner = make_core(executor_type)
