@@ -96,6 +96,11 @@ def test_what_has_no_effect_warns_by_name(option: dict[str, Any]) -> None:
     assert caught[0].filename == __file__
 
 
+def test_a_checkpoints_own_quantization_is_no_setting() -> None:
+    with pytest.warns(NoEffectWarning, match="^quantization 'awq' has no effect: a quantized"):
+        assert EngineConfig.from_options(quantization="awq") == EngineConfig()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

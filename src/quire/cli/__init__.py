@@ -11,9 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from quire.compat import call_names
 from quire.errors import ConfigError, FileError, QuireError, UserError
-from quire.options import nearest_name
 from quire.processes import interrupted
 
 COMMANDS = {
@@ -97,12 +95,7 @@ def _run(argv: list[str]) -> int:
         print(f"quire {__version__}")
         return 0
     if word not in COMMANDS:
-        near = nearest_name(word, [*COMMANDS, "--version", "--help"])
-        if word in call_names.COMMANDS:
-            raise ConfigError(f"unknown command {word!r}; {call_names.COMMANDS[word]}")
-        hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(COMMANDS)}"
-        kind = "option" if word.startswith("-") else "command"
-        raise ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
+        raise _unknown(word)
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     try:
         status: int = command.run(argv[1:])
@@ -112,6 +105,18 @@ def _run(argv: list[str]) -> int:
         error.args = (command.make_parser().in_flags(str(error)),)
         raise
     return status
+
+
+def _unknown(word: str) -> ConfigError:
+    """The error for a word that is no command; says what another engine's command is here."""
+    from quire.compat import call_names
+    from quire.options import nearest_name
+
+    near = nearest_name(word, [*COMMANDS, "--version", "--help"])
+    hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(COMMANDS)}"
+    kind = "option" if word.startswith("-") else "command"
+    hint = call_names.COMMANDS.get(word, hint)
+    return ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
 
 
 def _discard_output() -> None:

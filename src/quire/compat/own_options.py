@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.compat.foreign_name import DEFAULT
 from quire.compat.names_table import NoEffect, Own, Refused, Scope, meaning_of
-from quire.compat.own_values import own_value
+from quire.compat.own_values import own_value, value_notice
 from quire.errors import ConfigError
 
 
@@ -47,6 +47,8 @@ class _Reader:
                 raise ConfigError(text)
 
     def _store(self, name: str, given_as: str, value: Any) -> None:
+        if (notice := value_notice(name, value)) is not None:
+            self.notices.append(notice)
         value = own_value(name, value)
         if value is DEFAULT:
             return

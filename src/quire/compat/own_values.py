@@ -13,11 +13,14 @@ _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
           "granite", "hunyuan_a13b")  # fmt: skip
 
+# of vLLM's `quantization`: what the checkpoint itself is
+_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
+
 OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
               "fp32": "float32"},
     "load_format": dict.fromkeys(_FORMATS, "auto"),
-    "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"},
+    "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"} | dict.fromkeys(_CHECKPOINTS, "none"),
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "generation_config": {"vllm": "none"},
     "device": {"gpu": "cuda"},
@@ -27,6 +30,13 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
        "granite-20b-fc": "granite", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31"},
     "reasoning_parser": dict.fromkeys(_THINK, "think"),
 }  # fmt: skip
+
+
+def value_notice(name: str, value: Any) -> str | None:
+    """A sentence on a value of one of Quire's settings that has no effect; None if it has one."""
+    if name == "quantization" and value in _CHECKPOINTS:
+        return f"quantization {value!r} has no effect: a quantized checkpoint says it itself"
+    return None
 
 
 def own_value(name: str, value: Any) -> Any:
