@@ -1,0 +1,3 @@
+"""Stand-in for vllm.version: the version that the server has."""
+
+from quire.version import __version__ as __version__
