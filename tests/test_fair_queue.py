@@ -64,7 +64,7 @@ def test_a_caller_with_costly_work_delays_another_by_one_piece(clock: Clock) -> 
     assert began[:7] == ["a", "b", "b", "b", "b", "b", "a"]
 
 
-def test_equal_callers_take_turns(clock: Clock) -> None:
+def test_equal_callers_alternate(clock: Clock) -> None:
     began = run_all(clock, FairSlots(1), [("a", 1.0)] * 4 + [("b", 1.0)] * 4 + [("c", 1.0)] * 4)
     assert [sorted(began[i : i + 3]) for i in range(0, 12, 3)] == [["a", "b", "c"]] * 4
 
@@ -172,14 +172,14 @@ def test_work_of_a_caller_that_has_left_keeps_its_slot_until_it_ends() -> None:
 
 
 def test_failed_work_leaves_no_cycles_behind() -> None:
-    threads, kept = FairExecutor(1, "test"), []
+    threads, bodies = FairExecutor(1, "test"), []
 
     class Body:
         pass
 
     def fail() -> None:
         body = Body()
-        kept.append(weakref.ref(body))
+        bodies.append(weakref.ref(body))
         raise ValueError
 
     async def main() -> int:
@@ -187,7 +187,7 @@ def test_failed_work_leaves_no_cycles_behind() -> None:
             with suppress(ValueError):
                 await threads.run("a", fail)
             await asyncio.sleep(0.001)
-        return sum(found() is not None for found in kept)
+        return sum(found() is not None for found in bodies)
 
     gc.disable()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import subprocess
 import sys
@@ -102,6 +103,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 PROGRAMS = sorted(
     path for room in ("training", "benchmarks") for path in (ROOT / room).rglob("*.py")
 )
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def module_name(path: Path) -> str:
@@ -251,8 +253,10 @@ def test_no_two_files_have_one_name() -> None:
 def test_the_levels_are_those_of_the_architecture() -> None:
     """Rooms are folders; the modules beside them share a line of its table."""
     table = re.findall(r"^\| (\d) \| (.*?) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
-    told = {room: int(level) for level, cell in table for room in re.findall(r"`(\w+)/`", cell)}
-    assert told == {
+    documented = {
+        room: int(level) for level, cell in table for room in re.findall(r"`(\w+)/`", cell)
+    }
+    assert documented == {
         path.parent.name: LEVELS[path.parent.name] for path in SOURCE.glob("*/__init__.py")
     }
 
@@ -304,14 +308,20 @@ def old_words_in(path: Path) -> Iterator[str]:
     old = {word for words in house_words.OLD_WORDS for word in words.split()}
     with path.open("rb") as file:
         names = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME]
-    for name in (path.stem, *names):
-        if name not in house_words.ALLOWED:
+    for before, name in itertools.pairwise(("", path.stem, *names)):
+        if not {name, f"{before}.{name}"} & house_words.ALLOWED:
             parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
             yield from {part.lower() for part in parts} & old
 
 
 @pytest.mark.parametrize(
-    ("files", "known"), [(FILES, house_words.KNOWN), (PROGRAMS, house_words.KNOWN_IN_PROGRAMS)]
+    ("files", "known"),
+    [
+        (FILES, house_words.KNOWN),
+        (PROGRAMS, house_words.KNOWN_IN_PROGRAMS),
+        (TESTS, house_words.KNOWN_IN_TESTS),
+    ],
+    ids=["src", "programs", "tests"],
 )
 def test_names_are_the_terms_of_the_field(files: list[Path], known: dict[str, int]) -> None:
     found = {path: Counter(old_words_in(path)) for path in files}
@@ -384,7 +394,7 @@ def test_test_files_have_names_of_their_own() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_one_place_chooses_tritons_interpreter() -> None:
+def test_one_module_chooses_tritons_interpreter() -> None:
     """Triton reads the variable when it is imported; a test file would set it too late."""
     setting = re.compile(r"environ\[.TRITON_INTERPRET.\] *=")
     found = [path for path in (ROOT / "tests").rglob("*.py") if setting.search(path.read_text())]

@@ -85,8 +85,8 @@ def test_a_reader_that_stops_costs_lines_and_no_time() -> None:
     for _ in range(3000):
         handler.handle(line(logging.WARNING, text))
     assert time.monotonic() - begin < 2
-    kept = MAX_QUEUED_BYTES // 1000
-    assert handler.writer.num_dropped == 3000 - kept
+    num_queued = MAX_QUEUED_BYTES // 1000
+    assert handler.writer.num_dropped == 3000 - num_queued
     begin = time.monotonic()
     handler.flush()
     assert 0.9 < time.monotonic() - begin < 3  # it waits, and not for long
@@ -94,7 +94,7 @@ def test_a_reader_that_stops_costs_lines_and_no_time() -> None:
     handler.flush()
     handler.handle(line(logging.INFO, "later"))
     handler.flush()
-    assert reader.text == f"{text}\n" * kept + f"{3000 - kept} dropped\nlater\n"
+    assert reader.text == f"{text}\n" * num_queued + f"{3000 - num_queued} dropped\nlater\n"
 
 
 def test_lines_are_written_together_and_warnings_at_once() -> None:
@@ -124,7 +124,7 @@ def test_a_forked_process_has_a_writer_of_its_own() -> None:
     assert sorted(line.split()[-1] for line in done.stderr.splitlines()) == ["child", "parent"]
 
 
-def test_what_python_prints_takes_the_same_way() -> None:
+def test_what_python_prints_takes_the_same_path() -> None:
     code = (
         "import sys, warnings; from quire.logs import LogOptions, configure_logging\n"
         "configure_logging(LogOptions('info', 'json'))\n"

@@ -48,5 +48,5 @@ def test_a_wrong_name_fails_a_type_checker(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-incremental"]
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
     lines = [line.partition(": error: ") for line in done.stdout.splitlines() if "error:" in line]
-    assert [place.rpartition(":")[2] for place, _, _ in lines] == ["3", "4", "5"], done.stdout
+    assert [location.rpartition(":")[2] for location, _, _ in lines] == ["3", "4", "5"], done.stdout
     assert 'keyword argument "max_model_length"' in lines[0][2]

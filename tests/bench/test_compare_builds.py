@@ -24,7 +24,7 @@ def test_a_load_has_all_of_its_requests(load: compare_builds.Load) -> None:
     assert 0.5 * load.count <= len(level.seeds) <= 1.5 * load.count
 
 
-def test_the_builds_take_turns_at_being_first(tmp_path: Path) -> None:
+def test_the_builds_alternate_in_being_first(tmp_path: Path) -> None:
     args = argparse.Namespace(seconds=1.0, name="found", out=tmp_path, device="cpu")
     builds: Any = (None, None)
     compare = Comparison(builds, args)

@@ -61,7 +61,7 @@ def test_quire_answers_as_a_peer_does() -> None:
     assert first["seconds"] > 0.0 < decode["seconds"]
 
 
-def test_a_request_that_fails_is_told_and_the_next_one_taken() -> None:
+def test_a_request_that_fails_is_reported_and_the_next_one_taken() -> None:
     lost, odd = ask_quire({"do": "prefill", "prompt": [1]}, {"do": "decode", "streams": 1})
     assert "Quire" in lost["error"]
     assert "steps" in odd["error"]
@@ -95,7 +95,7 @@ def test_a_worker_that_takes_too_long_is_ended() -> None:
 RATES = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
 
 
-def visit(weights: str, speed: float, **more: Any) -> dict[str, Any]:
+def measurement(weights: str, speed: float, **more: Any) -> dict[str, Any]:
     found = {"engine": "quire", "weights": weights, "context": 512, "version": "1", "settings": {}}
     found |= {"decode_tokens_per_s": {"1": speed, "8": 3 * speed}, "prefill_tokens_per_s": speed}
     found |= {"first_token_s": 1.0, "peak_gb": 3.0, "peak_gb_all_streams": 3.5}
@@ -103,11 +103,11 @@ def visit(weights: str, speed: float, **more: Any) -> dict[str, Any]:
     return found | {"rates_before": RATES, "rates_after": RATES} | more
 
 
-def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> None:
-    visits = [visit("float32", speed) for speed in (9.0, 5.0, 7.0)]
-    visits += [visit("float32", 1.0, disturbed=True)] * 2  # which do not count
-    visits += [visit("bfloat16", 6.0), {"engine": "openvino", "error": "no room"}]
-    result = result_of(visits)
+def test_rows_are_medians_in_the_order_of_the_list_without_failed_measurements() -> None:
+    measurements = [measurement("float32", speed) for speed in (9.0, 5.0, 7.0)]
+    measurements += [measurement("float32", 1.0, disturbed=True)] * 2  # which do not count
+    measurements += [measurement("bfloat16", 6.0), {"engine": "openvino", "error": "no room"}]
+    result = result_of(measurements)
     assert result["rates"] == RATES
     assert [row["weights"] for row in result["rows"]] == ["bfloat16", "float32"]
     assert result["rows"][1]["decode_tokens_per_s"] == {"1": 7.0, "8": 21.0}
@@ -116,12 +116,16 @@ def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> No
     assert "Behind a peer with as many bits: in no cell." in table
 
 
-def test_a_table_tells_every_cell_in_which_a_peer_with_as_many_bits_is_ahead() -> None:
-    visits = [visit("int8", 7.0), visit("bfloat16", 5.0)]
+def test_a_table_marks_every_cell_in_which_a_peer_with_as_many_bits_is_ahead() -> None:
+    measurements = [measurement("int8", 7.0), measurement("bfloat16", 5.0)]
     plain = "Q8_0, plain attention"
-    visits += [visit(plain, 8.0, engine="llama_cpp", prefill_tokens_per_s=6.0, peak_gb=3.1)]
-    visits += [visit("int8", 6.0, engine="openvino", prefill_tokens_per_s=9.0, first_token_s=0.5)]
-    table = cpu_peers(result_of(visits) | {"threads": 2})
+    measurements += [
+        measurement(plain, 8.0, engine="llama_cpp", prefill_tokens_per_s=6.0, peak_gb=3.1)
+    ]
+    measurements += [
+        measurement("int8", 6.0, engine="openvino", prefill_tokens_per_s=9.0, first_token_s=0.5)
+    ]
+    table = cpu_peers(result_of(measurements) | {"threads": 2})
     line = next(line for line in table.splitlines() if line.startswith("Behind"))
     assert line == (
         "Behind a peer with as many bits: int8: prefill 7.00 (OpenVINO GenAI int8 9.00), decode of "
@@ -130,37 +134,41 @@ def test_a_table_tells_every_cell_in_which_a_peer_with_as_many_bits_is_ahead() -
     )
 
 
-def turns(disturbed: set[int | str]) -> str:
+def order_of(disturbed: set[int | str]) -> str:
     """In what order rows a, b and c have visits. disturbed: some by number, or all of a row."""
-    visits: list[dict[str, Any]] = []
-    while key := next_due(visits, [(512, "quire", form) for form in "abc"], rounds=3):
-        visits.append(visit(key[2], 5.0, disturbed=bool({len(visits), key[2]} & disturbed)))
-    return "".join(each["weights"] for each in visits)
+    measurements: list[dict[str, Any]] = []
+    while key := next_due(measurements, [(512, "quire", weights) for weights in "abc"], rounds=3):
+        measurements.append(
+            measurement(key[2], 5.0, disturbed=bool({len(measurements), key[2]} & disturbed))
+        )
+    return "".join(each["weights"] for each in measurements)
 
 
-def test_each_round_begins_with_another_row_and_disturbed_visits_are_repeated_later() -> None:
-    assert turns(set()) == "abcbcacab"
-    assert turns({1}).startswith("abcb")
-    given_up = turns({"c"})
+def test_each_round_begins_with_another_row_and_disturbed_measurements_are_repeated_later() -> None:
+    assert order_of(set()) == "abcbcacab"
+    assert order_of({1}).startswith("abcb")
+    given_up = order_of({"c"})
     assert (given_up.count("a"), given_up.count("b"), given_up.count("c")) == (3, 3, 9)
 
 
-def test_a_visit_is_disturbed_by_others_and_by_a_machine_that_changes_its_pace() -> None:
-    assert not is_disturbed(visit("int8", 5.0))
-    assert is_disturbed(visit("int8", 5.0, others_cores=0.2))
+def test_a_measurement_is_disturbed_by_others_and_by_a_machine_that_changes_its_pace() -> None:
+    assert not is_disturbed(measurement("int8", 5.0))
+    assert is_disturbed(measurement("int8", 5.0, others_cores=0.2))
     for rate in (10.0, 40.0):
-        assert is_disturbed(visit("int8", 5.0, rates_after=RATES | {"read_gb_per_s": rate}))
+        assert is_disturbed(measurement("int8", 5.0, rates_after=RATES | {"read_gb_per_s": rate}))
     assert 0.0 <= stolen_seconds() <= busy_seconds()
 
 
 def test_llama_cpp_is_built_with_the_instructions_that_the_processor_has() -> None:
     options = PEERS["llama_cpp"].options
-    told = next(option for option in options if option.startswith("cmake.args="))
-    assert ("-DGGML_AVX2=ON" in told) == ("avx2" in cpu_flags())
-    assert ("-DGGML_NATIVE=ON" in told) == ("=ON" not in told.replace("-DGGML_NATIVE=ON", ""))
+    arguments = next(option for option in options if option.startswith("cmake.args="))
+    assert ("-DGGML_AVX2=ON" in arguments) == ("avx2" in cpu_flags())
+    assert ("-DGGML_NATIVE=ON" in arguments) == (
+        "=ON" not in arguments.replace("-DGGML_NATIVE=ON", "")
+    )
 
 
-def test_rows_can_be_chosen_by_engine_and_by_form() -> None:
+def test_rows_can_be_chosen_by_engine_and_by_format() -> None:
     assert [row.name for row in chosen(["llama_cpp:Q4_0"])] == ["llama_cpp Q4_0"]
     assert {row.engine for row in chosen(["openvino", "quire"])} == {"openvino", "quire"}
     assert chosen(None) == all_rows()
@@ -177,15 +185,15 @@ def test_an_environment_of_wheels_has_what_they_lack_from_this_interpreter(tmp_p
     with zipfile.ZipFile(wheels / "openvino_genai-7-py3-none-any.whl", "w") as wheel:
         for name, text in files.items():
             wheel.writestr(name, text)
-    place = PeerCache(tmp_path / "cache", here=("transformers",), wheels=tmp_path / "wheels")
-    python = place.python_of("openvino")
+    cache = PeerCache(tmp_path / "cache", here=("transformers",), wheels=tmp_path / "wheels")
+    python = cache.python_of("openvino")
     imports = "import numpy, openvino_genai; print(numpy.__file__, openvino_genai.version)"
-    told = subprocess.run([python, "-c", imports], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [str(numpy.__file__), "7"]
+    done = subprocess.run([python, "-c", imports], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(numpy.__file__), "7"]
     done = (tmp_path / "cache" / "openvino" / "installed").stat().st_mtime_ns
-    assert place.python_of("openvino") == python
+    assert cache.python_of("openvino") == python
     assert (tmp_path / "cache" / "openvino" / "installed").stat().st_mtime_ns == done
-    assert place.python_of("transformers") == Path(sys.executable)
+    assert cache.python_of("transformers") == Path(sys.executable)
 
 
 def test_the_checkpoint_is_one_that_quire_reads(tmp_path: Path) -> None:
@@ -201,7 +209,7 @@ def test_the_checkpoint_is_one_that_quire_reads(tmp_path: Path) -> None:
     assert 0 <= first["token"] < 300
 
 
-def test_the_floor_counts_the_weights_that_products_read() -> None:
+def test_the_floor_counts_the_weights_that_linears_read() -> None:
     work = Work(json.loads((SHAPE / "config.json").read_text()), 2.0)
     assert work.num_weights == ModelConfig.from_folder(SHAPE).num_parameters
     rates = {"read_gb_per_s": 20.0, "bfloat16_tflops": 1e3, "float32_tflops": 1e3}

@@ -82,7 +82,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, workload: Workload, window: float) ->
 
 
 @pytest.mark.parametrize("workload", [LONG, SHORT])
-def test_windows_of_any_length_tell_the_same(
+def test_windows_of_any_length_give_the_same_rate(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth, _ = rates(monkeypatch, workload, 30.0)

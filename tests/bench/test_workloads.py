@@ -135,10 +135,10 @@ def test_framing_may_be_cut_anywhere() -> None:
     data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in completion("abc"))
     result, unread, over = RequestResult(0.0), bytearray(), False
     reader = Reader(head, result)
-    for place, byte in enumerate(data + b"0\r\n\r\n"):
+    for index, byte in enumerate(data + b"0\r\n\r\n"):
         assert not over
         unread.append(byte)
-        over = reader.read(unread, float(place))
+        over = reader.read(unread, float(index))
     assert over
     assert (result.error, result.tokens) == (None, 3)
     assert not unread

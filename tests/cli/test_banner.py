@@ -43,7 +43,7 @@ def test_phases_add_up() -> None:
     assert "after 2.0 s (processes 0.8 s, imports 0.7 s, weights 0.5 s)" in text
 
 
-def test_the_admin_endpoints_are_told_where_there_are_any() -> None:
+def test_the_admin_endpoints_are_listed_where_there_are_any() -> None:
     text = ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key="", admin="http://127.0.0.1:2")
     assert "\n  admin     http://127.0.0.1:2\n" in text
     assert "admin" not in ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key="")

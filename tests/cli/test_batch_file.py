@@ -40,19 +40,21 @@ def run(lines: list[bytes], engine: FakeEngine, num_at_once: int = 4) -> list[An
 def test_all_urls_are_answered() -> None:
     text = line("b", {"prompt": "abc"}, url="/v1/completions")
     words = line("c", {"input": "abc"}, url="/v1/responses")
-    told = {result["custom_id"]: result for result in run([line("a"), text, words], FakeEngine())}
-    assert told["a"]["response"]["status_code"] == 200
-    assert told["a"]["response"]["request_id"]
-    assert told["a"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"
-    assert told["b"]["response"]["body"]["choices"][0]["text"] == "Hello!"
-    assert told["c"]["response"]["body"]["output"][0]["content"][0]["text"] == "Hello!"
-    assert told["a"]["error"] is None
+    results = {
+        result["custom_id"]: result for result in run([line("a"), text, words], FakeEngine())
+    }
+    assert results["a"]["response"]["status_code"] == 200
+    assert results["a"]["response"]["request_id"]
+    assert results["a"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"
+    assert results["b"]["response"]["body"]["choices"][0]["text"] == "Hello!"
+    assert results["c"]["response"]["body"]["output"][0]["content"][0]["text"] == "Hello!"
+    assert results["a"]["error"] is None
 
 
 def test_embeddings_are_answered() -> None:
     text = line("a", {"input": ["ab", "c"]}, url="/v1/embeddings")
-    (told,) = run([text], FakeEngine())
-    vectors = [item["embedding"][:2] for item in told["response"]["body"]["data"]]
+    (results,) = run([text], FakeEngine())
+    vectors = [item["embedding"][:2] for item in results["response"]["body"]["data"]]
     assert vectors == [[97, 2], [99, 1]]
 
 
@@ -71,31 +73,31 @@ def test_embeddings_are_answered() -> None:
         (line("x", extra=1), "extra"),
     ],
 )
-def test_a_bad_line_is_told_and_stops_nothing(bad: bytes, words: str) -> None:
-    told = run([line("a"), bad, line("c")], FakeEngine(), num_at_once=1)
-    assert [result["error"] is None for result in told] == [True, False, True]
-    assert told[1]["response"] is None
-    assert told[1]["error"]["code"] == "invalid_line"
-    assert told[1]["error"]["message"].startswith("line 2: ")
-    assert words in told[1]["error"]["message"]
+def test_a_bad_line_is_reported_and_stops_nothing(bad: bytes, words: str) -> None:
+    results = run([line("a"), bad, line("c")], FakeEngine(), num_at_once=1)
+    assert [result["error"] is None for result in results] == [True, False, True]
+    assert results[1]["response"] is None
+    assert results[1]["error"]["code"] == "invalid_line"
+    assert results[1]["error"]["message"].startswith("line 2: ")
+    assert words in results[1]["error"]["message"]
 
 
 def test_empty_lines_are_counted_but_not_answered() -> None:
-    told = run([line("a"), b"\n", b" \r\n", b"bad"], FakeEngine())
-    assert [result["error"] is None for result in told].count(True) == 1
-    assert "line 4: " in str(told)
+    results = run([line("a"), b"\n", b" \r\n", b"bad"], FakeEngine())
+    assert [result["error"] is None for result in results].count(True) == 1
+    assert "line 4: " in str(results)
 
 
 def test_a_refused_request_is_an_answer_with_its_status() -> None:
-    (told,) = run([line("a", CHAT | {"temperature": -1})], FakeEngine())
-    assert told["response"]["status_code"] == 400
-    assert told["response"]["body"]["error"]["param"] == "temperature"
+    (results,) = run([line("a", CHAT | {"temperature": -1})], FakeEngine())
+    assert results["response"]["status_code"] == 400
+    assert results["response"]["body"]["error"]["param"] == "temperature"
 
 
 def test_a_failure_of_the_engine_ends_one_line_only() -> None:
     engine = FakeEngine(fail_at=2)
-    told = run([line("a"), line("b", CHAT | {"max_tokens": 1})], engine)
-    assert {r["custom_id"]: r["response"]["status_code"] for r in told} == {"a": 500, "b": 200}
+    results = run([line("a"), line("b", CHAT | {"max_tokens": 1})], engine)
+    assert {r["custom_id"]: r["response"]["status_code"] for r in results} == {"a": 500, "b": 200}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +105,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     body = CHAT | {"max_tokens": 3, "temperature": 0}
     source.write_bytes(line("a", body) + b"\n\n" + line("b", body) + b"\nbad\n")
     assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 1
-    told = [json.loads(text) for text in target.read_text().splitlines()]
-    answers = {r["custom_id"]: r["response"] for r in told if r["response"]}
+    results = [json.loads(text) for text in target.read_text().splitlines()]
+    answers = {r["custom_id"]: r["response"] for r in results if r["response"]}
     assert answers["a"]["body"]["choices"] == answers["b"]["body"]["choices"]
     assert "2 of 3 requests answered" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from quire.cli import main
 from quire.models.prepared import prepared_weights
 
 
-def test_files_are_told_listed_and_removed(
+def test_files_are_logged_listed_and_removed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -26,10 +26,10 @@ def test_files_are_told_listed_and_removed(
     for thread in prepared_weights.threading.enumerate():
         if thread.name == "quire-prepared":
             thread.join()
-    (told,) = [
+    (line,) = [
         r.getMessage() for r in caplog.records if "prepared weights stored" in r.getMessage()
     ]
-    assert str(tmp_path) in told
+    assert str(tmp_path) in line
     assert main(["cache", "--prepared-weights", str(tmp_path)]) == 0
     first, total, hub = capsys.readouterr().out.splitlines()
     assert first.split()[1] == "MiB"

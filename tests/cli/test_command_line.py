@@ -272,7 +272,7 @@ def test_reader_that_leaves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "parsed"),
     [
         ("max_tokens: 0; lower max_tokens", "--max-tokens: 0; lower --max-tokens"),
         ("prompt 3: too long; give 'max_tokens'", "prompt 3: too long; give 'max_tokens'"),
@@ -282,12 +282,12 @@ def test_reader_that_leaves() -> None:
         ("the seed is wrong; $MAX_TOKENS", "the seed is wrong; $MAX_TOKENS"),
     ],
 )
-def test_errors_name_options(text: str, told: str) -> None:
-    assert importlib.import_module("quire.cli.generate").make_parser().in_flags(text) == told
+def test_errors_name_options(text: str, parsed: str) -> None:
+    assert importlib.import_module("quire.cli.generate").make_parser().in_flags(text) == parsed
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_in_one_line() -> None:
+def test_a_full_disk_is_reported_in_one_line() -> None:
     command = [sys.executable, "-m", "quire", "--help"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)

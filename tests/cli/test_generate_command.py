@@ -17,7 +17,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError
 
 TOO_LONG = ContextLengthError("prompt: 9 tokens, but the limit here is 8; lower max_tokens")
-TOLD = "9 tokens, but the limit here is 8; lower --max-tokens"
+ERROR = "9 tokens, but the limit here is 8; lower --max-tokens"
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_generate_refuses_what_is_not_text(
 
 
 @pytest.mark.usefixtures("llm")
-def test_a_refused_line_is_told_and_the_others_are_answered(
+def test_a_refused_line_is_reported_and_the_others_are_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "prompts.txt"
@@ -119,16 +119,16 @@ def test_a_refused_line_is_told_and_the_others_are_answered(
     assert main(["generate", "--prompt", "a", "--file", str(path)]) == 1
     out, err = capsys.readouterr()
     assert out == "> a\nÜnd 0\n\n> one\x0cpage\nÜnd 0\n\n> long\n\n> two\nÜnd 0\n\n"
-    assert err == f"error: {path}, line 3: {TOLD}\n"
+    assert err == f"error: {path}, line 3: {ERROR}\n"
 
 
 @pytest.mark.usefixtures("llm")
 def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", "long", "--json"]) == 2
     out, err = capsys.readouterr()
-    assert err == f"error: --prompt: {TOLD}\n"
+    assert err == f"error: --prompt: {ERROR}\n"
     record = json.loads(out)
-    assert (record["outputs"], record["error"]) == ([], TOLD.replace("--max-tokens", "max_tokens"))
+    assert (record["outputs"], record["error"]) == ([], ERROR.replace("--max-tokens", "max_tokens"))
 
 
 @pytest.mark.parametrize(

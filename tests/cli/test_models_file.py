@@ -122,7 +122,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("models: \x00", None, "it must be YAML"),
     ],
 )
-def test_mistakes_are_told_with_their_line(
+def test_mistakes_are_reported_with_their_line(
     text: str, line: int | None, problem: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "models.yaml"
@@ -153,7 +153,7 @@ def test_what_loading_finds_has_its_line_too(tmp_path: Path) -> None:
     assert str(plan.explain(ConfigError("weights are damaged"))).startswith(f"{file}, line 2: ")
 
 
-def test_the_command_tells_the_files_own_names(
+def test_the_command_reports_the_files_own_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "models.yaml"

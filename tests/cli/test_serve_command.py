@@ -81,7 +81,7 @@ def test_keys_may_be_given_one_by_one() -> None:
     assert server_settings(make_parser().parse(origins)).origins == ["http://a", "http://b"]
 
 
-def test_a_key_of_the_environment_is_told_of_by_its_name(
+def test_a_key_of_the_environment_is_reported_by_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QUIRE_API_KEY", "")

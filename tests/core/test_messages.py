@@ -79,7 +79,7 @@ def test_what_goes_into_a_frame_comes_out_of_it(message: Any) -> None:
 
 
 @pytest.mark.parametrize("message", [ADD, ABORT])
-def test_the_engine_can_tell_messages_apart(message: EngineMessage) -> None:
+def test_messages_decode_to_their_own_type(message: EngineMessage) -> None:
     frame = msgspec.msgpack.encode(message)
     decoded = msgspec.msgpack.decode(frame, type=AddRequest | AbortRequests)
     assert decoded == message
@@ -92,7 +92,7 @@ def test_a_finish_reason_travels_as_its_name() -> None:
     assert decoded.finish_reason == "length"
 
 
-def test_a_delta_without_news_is_small() -> None:
+def test_an_empty_delta_is_small() -> None:
     """One such entry is sent for each request in each step."""
     delta = RequestDelta(request_id="a", token_ids=[5])
     assert len(msgspec.msgpack.encode(delta)) < 24

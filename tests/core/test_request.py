@@ -44,7 +44,7 @@ def test_the_message_is_not_changed_by_what_happens_to_the_request() -> None:
     assert message.prompt_token_ids == [1]
 
 
-def test_an_answer_begun_elsewhere_counts_as_an_answer() -> None:
+def test_an_answer_started_elsewhere_counts_as_an_answer() -> None:
     message = AddRequest(
         request_id="r",
         prompt_token_ids=[1, 2],
@@ -60,17 +60,17 @@ def test_an_answer_begun_elsewhere_counts_as_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begun", "max_tokens", "words"),
+    ("started", "max_tokens", "words"),
     [([1] * 5, 5, "5 tokens"), ([1] * 14, None, "14 tokens"), ([50], 5, "between 0 and 49")],
 )
-def test_an_answer_that_cannot_have_been_begun_is_refused(
-    begun: list[int], max_tokens: int | None, words: str
+def test_an_answer_that_cannot_have_been_started_is_refused(
+    started: list[int], max_tokens: int | None, words: str
 ) -> None:
     message = AddRequest(
         request_id="r",
         prompt_token_ids=[1, 2],
         sampling=SamplingParams(max_tokens=max_tokens),
-        output_token_ids=begun,
+        output_token_ids=started,
     )
     limits = RequestLimits(max_model_len=16, max_kv_tokens=99, vocab_size=50, max_num_seqs=1)
     with pytest.raises(InvalidRequestError, match=words):

@@ -31,7 +31,7 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", CONSTRAINTS, ids=lambda fields: next(iter(fields)))
-def test_each_form_is_taken_and_survives_the_wire(fields: dict[str, Any]) -> None:
+def test_each_structured_output_is_accepted_and_survives_the_wire(fields: dict[str, Any]) -> None:
     constraint = StructuredOutputs(**fields)
     assert constraint.kind == next(iter(fields))
     params = SamplingParams(structured_outputs=constraint)
@@ -39,7 +39,7 @@ def test_each_form_is_taken_and_survives_the_wire(fields: dict[str, Any]) -> Non
     assert msgspec.msgpack.decode(frame, type=SamplingParams) == params
 
 
-def test_a_schema_is_kept_as_text() -> None:
+def test_a_schema_is_stored_as_text() -> None:
     constraint = StructuredOutputs(json={"type": "string", "maxLength": 3})
     assert isinstance(constraint.json, str)
     assert json.loads(constraint.text) == {"type": "string", "maxLength": 3}
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_white_space_makes_another_form() -> None:
+def test_white_space_makes_another_grammar() -> None:
     styles: list[dict[str, Any]] = [{}, {"disable_any_whitespace": True}]
     styles += [{"whitespace_pattern": pattern} for pattern in (" ", " ?")]
     assert len({StructuredOutputs(json_object=True, **style).key for style in styles}) == 4

@@ -49,7 +49,7 @@ def test_vectors_are_those_of_transformers(llm: LLM, tiny_model: Path) -> None:
             assert output.embedding == pytest.approx(state / np.linalg.norm(state), abs=1e-4)
 
 
-def test_defaults_and_forms(llm: LLM) -> None:
+def test_defaults_and_input_types(llm: LLM) -> None:
     (plain,) = llm.embed("a b c", use_tqdm=False)
     (spelled,) = llm.embed([plain.prompt_token_ids], pooling="last", use_tqdm=False)
     assert (plain.embedding == spelled.embedding).all()

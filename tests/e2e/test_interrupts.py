@@ -34,7 +34,7 @@ MIXED = [
 ]
 PROMPTS = [[5 + i % 7 for i in range(40)], [5 + i % 7 for i in range(40)], [9, 8, 7]]
 SOURCE = Path(quire.__file__).parent
-ROOMS = ("engine/core", "engine/frontend", "scheduler", "kvcache", "sampling")
+FOLDERS = ("engine/core", "engine/frontend", "scheduler", "kvcache", "sampling")
 
 PROGRAM = """
 import asyncio, os, random, signal, sys, threading, time
@@ -114,10 +114,10 @@ print(interrupts)
 """
 
 
-@pytest.mark.parametrize("way", ["script", "event loop"])
+@pytest.mark.parametrize("mode", ["script", "event loop"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, way: str) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tiny_model), str(seed), way]
+def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, mode: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tiny_model), str(seed), mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) > 5
@@ -137,7 +137,7 @@ class Raiser:
         name = frame.f_code.co_filename
         if not name.startswith(str(SOURCE)):
             return None
-        if name[len(str(SOURCE)) + 1 :].startswith(ROOMS) and event == "line":
+        if name[len(str(SOURCE)) + 1 :].startswith(FOLDERS) and event == "line":
             self.lines.append((name, frame.f_lineno))
             if self.at is not None and len(self.lines) == self.at + 1:
                 sys.settrace(None)
@@ -176,10 +176,10 @@ def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseExcepti
     expected = texts(llm)
     count = Raiser(None, error)
     count.run(lambda: texts(llm))
-    places = moments(count.lines)
-    assert len(places) > 300
-    for place in places[:: 2 if error is KeyboardInterrupt else 5]:
-        raiser = Raiser(place, error)
+    points = moments(count.lines)
+    assert len(points) > 300
+    for point in points[:: 2 if error is KeyboardInterrupt else 5]:
+        raiser = Raiser(point, error)
         with contextlib.suppress(error, EngineError):
             raiser.run(lambda: texts(llm))
         assert_nothing_is_left(llm.stats)

@@ -63,7 +63,7 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert [len(o.outputs[0].token_ids) for o in outputs] == [1 + i % 9 for i in range(30)]
 
 
-def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
+def test_calls_from_several_threads_alternate(llm: LLM) -> None:
     prompts = [[5, 6, 7 + i] for i in range(6)]
     alone = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
     with ThreadPoolExecutor(6) as pool:
@@ -84,10 +84,10 @@ def test_logprobs_are_exact(llm: LLM, oracle) -> None:
     assert answer.logprobs is not None
     ids = output.prompt_token_ids + answer.token_ids
     expected = reference_logits(oracle, ids).log_softmax(-1)
-    for place, (token_id, position) in enumerate(
+    for index, (token_id, position) in enumerate(
         zip(answer.token_ids, answer.logprobs, strict=True)
     ):
-        row = expected[len(output.prompt_token_ids) - 1 + place]
+        row = expected[len(output.prompt_token_ids) - 1 + index]
         assert next(iter(position)) == token_id
         assert position[token_id].rank == int((row > row[token_id]).sum()) + 1
         for candidate, entry in position.items():
@@ -109,10 +109,10 @@ def test_prompt_logprobs_are_exact_though_the_prompt_is_cached(llm: LLM, oracle)
     assert len(output.prompt_logprobs) == len(prompt)
     assert output.prompt_logprobs[0] is None
     expected = reference_logits(oracle, prompt).log_softmax(-1)
-    for place, position in enumerate(output.prompt_logprobs[1:], start=1):
+    for index, position in enumerate(output.prompt_logprobs[1:], start=1):
         assert position is not None
-        found = position[prompt[place]].logprob
-        assert found == pytest.approx(expected[place - 1, prompt[place]].item(), abs=1e-4)
+        found = position[prompt[index]].logprob
+        assert found == pytest.approx(expected[index - 1, prompt[index]].item(), abs=1e-4)
 
 
 def test_several_answers_differ_and_are_repeatable(llm: LLM) -> None:
@@ -139,7 +139,7 @@ def test_stop_strings_cut_the_text_and_the_tokens(llm: LLM) -> None:
     assert llm.stats.num_running == 0
 
 
-def test_stop_token_is_kept_as_id_and_not_as_text(llm: LLM) -> None:
+def test_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
     free = llm.generate("more", GREEDY, use_tqdm=False)[0].outputs[0]
     stop_id = free.token_ids[5]
     sampling = SamplingParams(

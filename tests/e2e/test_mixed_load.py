@@ -174,14 +174,14 @@ def test_an_answer_goes_on_in_another_engine_as_if_nothing_had_happened(
     tiny_model: Path, requests: list[AddRequest], solo: Served
 ) -> None:
     rng = random.Random(5)
-    begun = [
+    started = [
         msgspec.structs.replace(request, output_token_ids=tokens[: rng.randrange(len(tokens))])
         for request in requests
         if (tokens := solo.tokens[request.request_id])
     ]
-    assert sum(len(request.output_token_ids) for request in begun) > 1000
-    rest = serve(start(tiny_model, num_blocks=250, block_size=4), begun)
-    for request in begun:
+    assert sum(len(request.output_token_ids) for request in started) > 1000
+    rest = serve(start(tiny_model, num_blocks=250, block_size=4), started)
+    for request in started:
         name = request.request_id
         assert request.output_token_ids + rest.tokens[name] == solo.tokens[name]
         assert rest.ends[name] == solo.ends[name]
@@ -294,13 +294,13 @@ class Damaged:
             if self._at in chunk and tokens == self._prompt[chunk.start : chunk.stop]:
                 spoilt = first + chunk.index(self._at)
                 states.states[spoilt] = np.nan  # amid the chunk, whose end looks well
-                for slots in kept_rows(self._sound):
+                for slots in stored_rows(self._sound):
                     slots[batch.slots[spoilt]] = np.nan
                 self.num_spoilt += 1
         return states
 
 
-def kept_rows(model: CompiledModel | TorchModel) -> Iterator[Any]:
+def stored_rows(model: CompiledModel | TorchModel) -> Iterator[Any]:
     """All keys and values, of a layer each, by slot."""
     if isinstance(model, TorchModel):
         for cache in itertools.chain(*model.kv_caches):

@@ -129,7 +129,7 @@ assert sql in ("SELECT col_1 FROM table_1", "SELECT col_2 FROM table_1")
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "printed"),
     [
         (GENERATE, ["Prompt:    'Hello, my name is'", "Output:    "]),
         (CHAT, ["Quire, a small voice assistant"]),
@@ -138,12 +138,14 @@ assert sql in ("SELECT col_1 FROM table_1", "SELECT col_2 FROM table_1")
     ],
     ids=["generate", "chat", "embed", "structured"],
 )
-def test_a_script_needs_another_import_line(script: str, told: list[str], tmp_path: Path) -> None:
+def test_a_script_needs_another_import_line(
+    script: str, printed: list[str], tmp_path: Path
+) -> None:
     file = tmp_path / "script.py"
     changed = script.replace("from vllm import", "from quire import")
     file.write_text(changed.replace("MODEL", '"quire-tiny"'))
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for text in told:
+    for text in printed:
         assert text in done.stdout
     assert "Traceback" not in done.stderr

@@ -166,16 +166,16 @@ def test_together_equals_alone(
     core._scheduler._kv.pool.check()
 
 
-def test_forms_penalties_and_scores_are_as_with_single_steps(
+def test_grammars_penalties_and_scores_are_as_with_single_steps(
     odd_model: Path, overlap: Callable[[Record | None], None]
 ) -> None:
-    forms = [
+    grammars = [
         StructuredOutputs(choice=["yes", "not at all"]),
         StructuredOutputs(regex="[a-f]{9,20}"),
     ]
     params_list = [
-        SamplingParams(max_tokens=24, seed=number, logprobs=number % 4, structured_outputs=form)
-        for number, form in enumerate([*forms, None, *forms, None])
+        SamplingParams(max_tokens=24, seed=number, logprobs=number % 4, structured_outputs=grammar)
+        for number, grammar in enumerate([*grammars, None, *grammars, None])
     ]
     params_list[2] = msgspec.structs.replace(
         params_list[2], presence_penalty=1.0, repetition_penalty=1.3

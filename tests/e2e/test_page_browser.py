@@ -183,13 +183,13 @@ def test_a_conversation_goes_on_and_can_be_answered_again(page: Chromium) -> Non
     assert focused(page) == "prompt"
 
 
-@pytest.mark.parametrize("way", ["button", "Escape"])
-def test_an_answer_can_be_stopped(page: Chromium, way: str) -> None:
+@pytest.mark.parametrize("closed_by", ["button", "Escape"])
+def test_an_answer_can_be_stopped(page: Chromium, closed_by: str) -> None:
     page.run(GO_ON)
     say(page, "tell me a joke")
     page.wait("document.querySelector('.answer .text').textContent.length > 20")
     assert page.run("document.querySelector('.answer').ariaBusy") == "true"
-    if way == "button":
+    if closed_by == "button":
         page.run("document.querySelector('#stop').focus()")
         page.press("Enter")
     else:
@@ -282,7 +282,7 @@ def test_a_text_is_continued_and_taken_back(page: Chromium) -> None:
     assert page.run("document.querySelector('#undo').disabled") is True
 
 
-def test_a_continuation_can_be_stopped_and_its_refusal_is_told(page: Chromium) -> None:
+def test_a_continuation_can_be_stopped_and_its_refusal_is_shown(page: Chromium) -> None:
     set_field(page, "mode", "completion")
     page.run(GO_ON)
     page.run("document.querySelector('#text').focus()")
@@ -301,9 +301,9 @@ def test_a_refused_field_is_named_and_marked(page: Chromium) -> None:
     set_field(page, "top_p", "1.5")
     say(page, "hello")
     page.wait("document.querySelector('.failure')")
-    told = page.text(".failure")
-    assert "top_p" in told
-    assert "400" in told
+    failure = page.text(".failure")
+    assert "top_p" in failure
+    assert "400" in failure
     assert page.run("document.querySelector('#set-top_p').ariaInvalid") == "true"
     set_field(page, "top_p", "")
     page.run("document.querySelector('.again').click()")
@@ -311,7 +311,7 @@ def test_a_refused_field_is_named_and_marked(page: Chromium) -> None:
     assert page.run("document.querySelector('#set-top_p').ariaInvalid") is None
 
 
-def test_an_answer_can_be_given_a_form(page: Chromium) -> None:
+def test_an_answer_can_be_given_a_response_format(page: Chromium) -> None:
     assert page.run("document.querySelector('#set-schema').checkVisibility()") is False
     set_field(page, "temperature", "0")
     set_field(page, "response_format", "json_object")
@@ -327,7 +327,7 @@ def test_an_answer_can_be_given_a_form(page: Chromium) -> None:
     assert json.loads(page.text(".answer .text")) == {"a": "x"}
 
 
-def test_a_schema_that_is_none_is_told_while_it_is_written_and_when_it_is_sent(
+def test_an_invalid_schema_is_reported_while_it_is_written_and_when_it_is_sent(
     page: Chromium,
 ) -> None:
     set_field(page, "response_format", "json_schema")
@@ -342,7 +342,7 @@ def test_a_schema_that_is_none_is_told_while_it_is_written_and_when_it_is_sent(
     assert "not JSON yet" not in page.text("#set-schema-note")
 
 
-def test_a_server_that_is_gone_is_told(page: Chromium) -> None:
+def test_a_server_that_is_gone_is_reported(page: Chromium) -> None:
     page.run("window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))")
     say(page, "hello")
     page.wait("document.querySelector('.failure')")
@@ -358,9 +358,9 @@ def test_a_full_queue_says_when_to_come_back(page: Chromium) -> None:
         {status: 429, headers: {'retry-after': '7'}})""")
     say(page, "hello")
     page.wait("document.querySelector('.failure')")
-    told = page.text(".failure")
-    assert told.startswith("The queue is full; wait. Try again in 7 seconds.")
-    assert "429 · server_is_overloaded" in told
+    failure = page.text(".failure")
+    assert failure.startswith("The queue is full; wait. Try again in 7 seconds.")
+    assert "429 · server_is_overloaded" in failure
 
 
 def test_curl_is_the_same_request_without_the_key(page: Chromium) -> None:
@@ -413,8 +413,8 @@ def test_the_live_view_shows_what_ran(page: Chromium) -> None:
     counts = [int(state.split()[1].replace(",", "")) for state in states]
     assert sum(counts) == 1024
     assert counts[2] > 0
-    for place in (3, 4):  # both histograms have counted
-        page.wait(f"document.querySelectorAll('.panel')[{place}].innerText.includes('p99')")
+    for index in (3, 4):  # both histograms have counted
+        page.wait(f"document.querySelectorAll('.panel')[{index}].innerText.includes('p99')")
     page.run("document.querySelector('#pause').click()")
     paused = page.text("#tiles")
     page.run("new Promise((resolve) => setTimeout(resolve, 1200))")

@@ -186,7 +186,7 @@ def test_what_is_finished_is_left_alone(page: Chromium) -> None:
         "a **b**\n\n```py\nx = 1\ny",
         "a **b**\n\n```py\nx = 1\ny\n```\n\nc\n\nd",
     ]
-    kept = page.run(f"""(async () => {{
+    unchanged = page.run(f"""(async () => {{
         const script = document.querySelector('script').src;
         const {{ MarkdownText }} = await import(script.replace('main.js', 'markdown.js'));
         const shown = new MarkdownText();
@@ -197,4 +197,4 @@ def test_what_is_finished_is_left_alone(page: Chromium) -> None:
         }});
         return nodes.every((found) => found.every((node, i) => node === nodes[0][i]));
     }})()""")
-    assert kept is True
+    assert unchanged is True

@@ -43,7 +43,7 @@ def wait_until_all_run(streams: list[Stream]) -> None:
         time.sleep(0.01)
 
 
-def test_streams_that_a_second_signal_cuts_are_told_so() -> None:
+def test_streams_that_a_second_signal_cuts_end_with_an_error() -> None:
     process = subprocess.Popen(
         [*SERVE, *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

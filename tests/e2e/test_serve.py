@@ -104,7 +104,7 @@ def test_streams_run_together_and_equal_the_whole_answer(server: tuple[str, floa
         ("/v1/nothing", {}, 404, ""),
     ],
 )
-def test_bad_input_is_told_and_harms_nobody(
+def test_bad_input_is_refused_and_harms_nobody(
     server: tuple[str, float], path: str, body: object, status: int, words: str
 ) -> None:
     found, reply = post(server[0] + path, body)
@@ -146,7 +146,7 @@ def test_generate_answers_in_order(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_has_the_form_that_was_asked_for(server: tuple[str, float], stream: bool) -> None:
+def test_an_answer_follows_its_response_format(server: tuple[str, float], stream: bool) -> None:
     schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}
     schema["additionalProperties"] = False
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -165,7 +165,7 @@ def test_an_answer_has_the_form_that_was_asked_for(server: tuple[str, float], st
     assert list(json.loads(text)) == ["a"]
 
 
-def test_a_form_that_cannot_be_is_refused(server: tuple[str, float]) -> None:
+def test_an_impossible_schema_is_refused(server: tuple[str, float]) -> None:
     status, reply = post(f"{server[0]}/v1/chat/completions", chat("hello", guided_regex=r"(a)\1"))
     assert status == 400
     assert reply["error"] == {

@@ -189,12 +189,12 @@ def test_models_at_the_same_time_answer_as_alone(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="told by Linux alone")
-def test_memory_is_as_it_was_told(server: Server) -> None:
+def test_memory_is_as_configured(server: Server) -> None:
     """Pages of libraries are shared and the KV cache is not touched yet: not to the byte."""
-    told = {m["name"]: m["num_bytes"] for m in server.order("GET", "/admin/models")["models"]}
+    reported = {m["name"]: m["num_bytes"] for m in server.order("GET", "/admin/models")["models"]}
     measured = sorted(most_resident(engine) for engine in server.engines)
     for size, name in zip(measured, ("small", "chat"), strict=True):
-        assert 0.7 < size / told[name] < 1.3
+        assert 0.7 < size / reported[name] < 1.3
 
 
 def most_resident(process: psutil.Process) -> int:

@@ -35,22 +35,27 @@ CHOICES = ["yes", "no", "not at all", "naïve"]
 PATTERN = r"[a-f]{2,4}-\d{3}"
 LARK = 'start: ("ab" | "cd")+ "!"'
 
-FORMS = [
+GRAMMARS = [
     StructuredOutputs(json=PERSON),
     StructuredOutputs(regex=PATTERN),
     StructuredOutputs(choice=CHOICES),
     StructuredOutputs(grammar=LARK),
 ]
-CROWD = [*FORMS, None, StructuredOutputs(regex="[a-f]{60}"), StructuredOutputs(regex="[xyz]{60}")]
+CROWD = [
+    *GRAMMARS,
+    None,
+    StructuredOutputs(regex="[a-f]{60}"),
+    StructuredOutputs(regex="[xyz]{60}"),
+]
 
 
-def has_form(text: str, form: StructuredOutputs) -> bool:
+def follows_grammar(text: str, grammar: StructuredOutputs) -> bool:
     """Whether it is what was asked for, by other means than the engine's."""
-    match form.kind:
+    match grammar.kind:
         case "json":
             import jsonschema
 
-            jsonschema.validate(json.loads(text), json.loads(form.text))
+            jsonschema.validate(json.loads(text), json.loads(grammar.text))
             return True
         case "choice":
             return text in CHOICES
@@ -71,7 +76,7 @@ def answers(llm: LLM, sampling: list[SamplingParams]) -> list[tuple[str, list[in
     ]
 
 
-def test_a_mixed_batch_has_its_forms_and_bystanders_are_as_alone(llm: LLM) -> None:
+def test_a_mixed_batch_follows_its_grammars_and_other_rows_are_unchanged(llm: LLM) -> None:
     free = [SamplingParams(max_tokens=30, seed=i, temperature=0.7 * (i % 2)) for i in range(3)]
     alone = [answers(llm, [params])[0] for params in free]
     formed = [
@@ -81,9 +86,9 @@ def test_a_mixed_batch_has_its_forms_and_bystanders_are_as_alone(llm: LLM) -> No
             temperature=0.8 * (seed > 0),
             repetition_penalty=1.1,
             bad_words=["q"],
-            structured_outputs=form,
+            structured_outputs=grammar,
         )
-        for form in FORMS
+        for grammar in GRAMMARS
         for seed in range(3)
     ]
     solo = [answers(llm, [params])[0] for params in formed]
@@ -92,14 +97,14 @@ def test_a_mixed_batch_has_its_forms_and_bystanders_are_as_alone(llm: LLM) -> No
     for (text, _, reason), params in zip(solo, formed, strict=True):
         assert params.structured_outputs is not None
         if reason == "stop":
-            assert has_form(text, params.structured_outputs), text
+            assert follows_grammar(text, params.structured_outputs), text
     assert sum(reason == "stop" for _, _, reason in solo) >= 9
 
 
 def test_greedy_is_the_best_of_the_tokens_that_lead_somewhere(llm: LLM) -> None:
     """Against banning all other tokens by hand, one step at a time."""
-    form = StructuredOutputs(choice=CHOICES)
-    params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=form)
+    grammar = StructuredOutputs(choice=CHOICES)
+    params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=grammar)
     (text, token_ids, reason) = answers(llm, [params])[0]
     spelled = [choice.encode() for choice in CHOICES]
     prompt, answer = llm.tokenizer.encode("some text"), b""
@@ -125,7 +130,7 @@ def test_greedy_is_the_best_of_the_tokens_that_lead_somewhere(llm: LLM) -> None:
     assert [i for i in token_ids if i != EOS] == prompt[len(llm.tokenizer.encode("some text")) :]
 
 
-def test_other_sampling_params_count_within_the_form(llm: LLM) -> None:
+def test_other_sampling_params_apply_within_the_grammar(llm: LLM) -> None:
     def one(**sampling_fields: Any) -> tuple[str, list[int], str | None]:
         return answers(llm, [SamplingParams(temperature=0, max_tokens=40, **sampling_fields)])[0]
 
@@ -162,7 +167,7 @@ def test_a_dead_end_ends_its_request_alone(llm: LLM) -> None:
     assert answers(llm, [fine])[0][1] == [a] * 3
 
 
-def test_a_bad_form_is_refused_before_anything_runs(llm: LLM) -> None:
+def test_a_bad_grammar_is_refused_before_anything_runs(llm: LLM) -> None:
     steps = llm.stats.num_steps
     for fields in ({"regex": r"(a)\1"}, {"json": {"not": {}}}, {"grammar": "start: x"}):
         params = SamplingParams(structured_outputs=StructuredOutputs(**fields))
@@ -181,8 +186,8 @@ def engine(model: Path, **options: Any) -> EngineCore:
     return start_engine(config)[0]
 
 
-def add(core: EngineCore, name: str, form: StructuredOutputs | None, **more: Any) -> None:
-    sampling = SamplingParams(max_tokens=60, seed=len(name), structured_outputs=form)
+def add(core: EngineCore, name: str, grammar: StructuredOutputs | None, **more: Any) -> None:
+    sampling = SamplingParams(max_tokens=60, seed=len(name), structured_outputs=grammar)
     message = AddRequest(
         request_id=name,
         prompt_token_ids=[10 + len(name)] * 40,
@@ -208,41 +213,41 @@ def tokens(deltas: list[RequestDelta]) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(tiny_model: Path) -> dict[str, list[int]]:
     core = engine(tiny_model, num_blocks=200)
-    for place, form in enumerate(CROWD):
-        add(core, "r" * (place + 1), form)
+    for index, grammar in enumerate(CROWD):
+        add(core, "r" * (index + 1), grammar)
     return {name: tokens(deltas) for name, deltas in run(core).items()}
 
 
-def test_preempted_requests_go_on_in_their_forms(
+def test_preempted_requests_continue_within_their_grammars(
     tiny_model: Path, undisturbed: dict[str, list[int]]
 ) -> None:
     core = engine(tiny_model, num_blocks=16, max_num_seqs=7)
-    for place, form in enumerate(CROWD):
-        add(core, "r" * (place + 1), form)
+    for index, grammar in enumerate(CROWD):
+        add(core, "r" * (index + 1), grammar)
     deltas = run(core)
     assert core.stats.num_preemptions > 0
     assert {name: tokens(parts) for name, parts in deltas.items()} == undisturbed
     assert not core._grammars
 
 
-def test_another_engine_goes_on_in_the_form(
+def test_another_engine_continues_within_the_grammar(
     tiny_model: Path, undisturbed: dict[str, list[int]]
 ) -> None:
     core = engine(tiny_model, num_blocks=200)
-    for place, form in enumerate(FORMS):
-        name = "r" * (place + 1)
-        begun = undisturbed[name][: max(1, len(undisturbed[name]) // 2)]
-        if len(begun) < len(undisturbed[name]):
-            add(core, name, form, output_token_ids=begun)
+    for index, grammar in enumerate(GRAMMARS):
+        name = "r" * (index + 1)
+        started = undisturbed[name][: max(1, len(undisturbed[name]) // 2)]
+        if len(started) < len(undisturbed[name]):
+            add(core, name, grammar, output_token_ids=started)
     for name, deltas in run(core).items():
         expected = undisturbed[name]
         assert tokens(deltas) == expected[max(1, len(expected) // 2) :]
         assert [d.finish_reason for d in deltas if d.finish_reason] != ["error"]
 
 
-def test_a_continuation_outside_the_form_ends_with_an_error(tiny_model: Path) -> None:
+def test_a_continuation_outside_the_grammar_ends_with_an_error(tiny_model: Path) -> None:
     core = engine(tiny_model, num_blocks=200)
-    add(core, "a", FORMS[1], output_token_ids=[EOS + 1])
+    add(core, "a", GRAMMARS[1], output_token_ids=[EOS + 1])
     add(core, "bystander", None)
     deltas = run(core)
     assert deltas["a"][-1].finish_reason == "error"
@@ -251,9 +256,9 @@ def test_a_continuation_outside_the_form_ends_with_an_error(tiny_model: Path) ->
 
 def test_aborted_requests_leave_nothing(tiny_model: Path) -> None:
     core = engine(tiny_model, num_blocks=200)
-    add(core, "early", FORMS[0])
+    add(core, "early", GRAMMARS[0])
     core.handle(AbortRequests(request_ids=["early"]))  # its matcher is still being made
-    add(core, "late", FORMS[0])
+    add(core, "late", GRAMMARS[0])
     while not core.stats.num_running:
         core.step()
     core.handle(AbortRequests(request_ids=["late"]))
@@ -263,7 +268,7 @@ def test_aborted_requests_leave_nothing(tiny_model: Path) -> None:
     assert not core.has_work
 
 
-def test_a_form_that_does_not_compile_reaches_its_caller_from_the_core(tiny_model: Path) -> None:
+def test_a_compile_error_of_a_grammar_reaches_its_caller_from_the_core(tiny_model: Path) -> None:
     """The front refuses it first; the core does not trust that."""
     core = engine(tiny_model, num_blocks=200)
     add(core, "bad", StructuredOutputs(regex="("))
@@ -275,13 +280,13 @@ def test_a_form_that_does_not_compile_reaches_its_caller_from_the_core(tiny_mode
 
 def test_two_requests_of_one_name(tiny_model: Path) -> None:
     core = engine(tiny_model, num_blocks=200)
-    add(core, "twice", FORMS[1])
-    add(core, "twice", FORMS[1])
+    add(core, "twice", GRAMMARS[1])
+    add(core, "twice", GRAMMARS[1])
     reasons = [delta.finish_reason for delta in run(core)["twice"] if delta.finish_reason]
     assert reasons == ["error", "stop"]
 
 
-def test_every_field_of_a_form_request_is_a_sampling_param() -> None:
+def test_every_field_of_a_structured_output_request_is_a_sampling_param() -> None:
     assert {"response_format", "structured_outputs"} <= set(ChatRequest.__struct_fields__)
 
 
@@ -290,8 +295,8 @@ def test_steps_in_flight_know_the_token_before(
 ) -> None:
     core = engine(tiny_model, num_blocks=200)
     core._executor.max_in_flight = 2
-    for place, form in enumerate(CROWD):
-        add(core, "r" * (place + 1), form)
+    for index, grammar in enumerate(CROWD):
+        add(core, "r" * (index + 1), grammar)
     assert {name: tokens(deltas) for name, deltas in run(core).items()} == undisturbed
 
 
@@ -306,7 +311,7 @@ def test_a_matcher_in_the_making_holds_nobody_up(
         return make(self, constraint)
 
     monkeypatch.setattr(GrammarCompiler, "matcher", slowly)
-    add(core, "slow", FORMS[1])
+    add(core, "slow", GRAMMARS[1])
     add(core, "bystander", None)
     ended: list[str] = []
     while "bystander" not in ended:

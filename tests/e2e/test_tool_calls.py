@@ -80,12 +80,12 @@ def test_calls_are_forced_and_fit_their_schema(folder: Path) -> None:
                 arguments = json.loads(call["function"]["arguments"])
                 assert arguments["city"] in ("Paris", "Rome")
                 assert isinstance(arguments["days"], int)
-            form = {"name": "weather", "schema": WEATHER["parameters"]}
-            form = {"type": "json_schema", "json_schema": form}
-            reply = await chat(tools=TOOLS, response_format=form)  # either the form or a call
+            schema = {"name": "weather", "schema": WEATHER["parameters"]}
+            schema = {"type": "json_schema", "json_schema": schema}
+            reply = await chat(tools=TOOLS, response_format=schema)  # the schema or a call
             message = reply.json()["choices"][0]["message"]
-            told = message["content"] or message["tool_calls"][0]["function"]["arguments"]
-            assert isinstance(json.loads(told), dict)
+            text = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+            assert isinstance(json.loads(text), dict)
             bad = json.loads(json.dumps(TOOLS).replace("integer", "integr"))
             reply = await chat(tools=bad, tool_choice="required")
             param = reply.json()["error"]["param"]
@@ -112,7 +112,7 @@ def test_control_tokens_of_calls_reach_the_parser(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_example_completes_two_turns(tmp_path: Path) -> None:
+def test_the_example_completes_two_rounds(tmp_path: Path) -> None:
     """examples/tools as docs/tools.md runs it: a forced call, its result, and an answer from it."""
     model = tmp_path / "tooled"
     shutil.copytree(resolve_model("quire-tiny"), model)

@@ -82,7 +82,7 @@ def test_a_log_that_nobody_reads_stops_nothing(server: tuple[subprocess.Popen[st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_dropped_lines_are_told_when_somebody_reads_again(
+def test_dropped_lines_are_reported_when_somebody_reads_again(
     server: tuple[subprocess.Popen[str], int],
 ) -> None:
     process, port = server
@@ -96,6 +96,6 @@ def test_dropped_lines_are_told_when_somebody_reads_again(
     assert int(counted[1]) > 100
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=20)
-    told = re.search(r"WARNING quire.logs: (\d+) log lines dropped: the reader", log)
-    assert told is not None
-    assert int(told[1]) == int(counted[1])
+    reported = re.search(r"WARNING quire.logs: (\d+) log lines dropped: the reader", log)
+    assert reported is not None
+    assert int(reported[1]) == int(counted[1])

@@ -66,7 +66,7 @@ def test_nobody_waits_longer_than_asked(tiny_model: Path) -> None:
 
 
 def test_answers_are_the_same_under_an_itl_target(tiny_model: Path) -> None:
-    told: list[list[list[int]]] = []
+    answers: list[list[list[int]]] = []
 
     async def scenario(engine: AsyncEngine) -> None:
         async def ask(prompt: list[int]) -> list[int]:
@@ -74,8 +74,8 @@ def test_answers_are_the_same_under_an_itl_target(tiny_model: Path) -> None:
             return [token for part in parts for token in part.outputs[0].token_ids]
 
         prompts = [[5 + i] * (1 + 60 * i) for i in range(6)]
-        told.append(await asyncio.gather(*map(ask, prompts)))
+        answers.append(await asyncio.gather(*map(ask, prompts)))
 
     run(tiny_model, scenario)
     run(tiny_model, scenario, itl_target_ms=3.0)
-    assert told[0] == told[1]
+    assert answers[0] == answers[1]

@@ -44,7 +44,7 @@ def step(**token_ids: int) -> StepOutput:
     return StepOutput(deltas=deltas, stats=EngineStats())
 
 
-def test_a_step_that_comes_while_one_is_told_is_told_behind_it() -> None:
+def test_a_step_that_arrives_during_delivery_is_delivered_after_it() -> None:
     """A stop string ends the first answer, whose abort goes out while the step is told."""
     last, second, third = (TOKENIZER.encode(text)[0] for text in ("one", "two", "four"))
     stops = SamplingParams(max_tokens=9, stop=[TOKENIZER.token_text(last)])

@@ -103,12 +103,12 @@ def twisted(draw: st.DrawFn, whole: list[bytes]) -> bytes:
     """A frame that is msgpack, with other values in some places of it."""
     value = msgspec.msgpack.decode(draw(st.sampled_from(whole)))
     for _ in range(draw(st.integers(1, 2))):
-        place, inner = [], value
-        while isinstance(inner, dict | list) and inner and (not place or draw(st.booleans())):
+        path, inner = [], value
+        while isinstance(inner, dict | list) and inner and (not path or draw(st.booleans())):
             keys = sorted(inner) if isinstance(inner, dict) else range(len(inner))
-            place.append((inner, draw(st.sampled_from(list(keys)))))
-            inner = inner[place[-1][1]]
-        holder, key = place[-1]
+            path.append((inner, draw(st.sampled_from(list(keys)))))
+            inner = inner[path[-1][1]]
+        holder, key = path[-1]
         holder[key] = draw(VALUES)
     return msgspec.msgpack.encode(value)
 
@@ -201,7 +201,9 @@ class Front:
     def __init__(self, folder: Path) -> None:
         self.problems: list[dict[str, Any]] = []
         self.runner = asyncio.Runner()
-        self.runner.get_loop().set_exception_handler(lambda _, told: self.problems.append(told))
+        self.runner.get_loop().set_exception_handler(
+            lambda _, problem: self.problems.append(problem)
+        )
         _, info = start_null_engine(CONFIG)
         self._context = zmq.Context()
         self._engine = self._context.socket(zmq.ROUTER)
@@ -233,8 +235,8 @@ class Front:
             request_id=message.request_id, token_ids=[7], logprobs=[LOGPROBS], finish_reason="stop"
         )
         last = msgspec.msgpack.encode(StepOutput(deltas=[end], stats=EngineStats()))
-        for told in (*(f.replace(b"\xa1a", _text(request_id)) for f in frames), last):
-            self._engine.send_multipart((client, told))
+        for part in (*(f.replace(b"\xa1a", _text(request_id)) for f in frames), last):
+            self._engine.send_multipart((client, part))
         async with asyncio.timeout(10):
             found = await answer
         while self._engine.poll(0):  # aborts of what could not be read

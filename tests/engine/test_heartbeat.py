@@ -114,11 +114,11 @@ def slow_layers(
     monkeypatch.setattr(compiled_decoder, "_TOGETHER", 2)
 
 
-def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
+def test_the_supervisor_ends_a_process_without_heartbeat(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's clock goes by beats: however busy the machine is, none is late before the end."""
-    hang, beats = 0.01, 30
+    hang, heartbeats = 0.01, 30
 
     class Slow:
         """In an engine process's place: beats for long, and then no more."""
@@ -127,17 +127,17 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
 
         def __init__(self, first: StartEngine) -> None:
             self.page = StatusPage(first.memory, first.page, writable=True)
-            self.num_beats = 0
+            self.num_heartbeats = 0
             self.replies = [EngineStarted(info=SimpleNamespace())]  # type: ignore[arg-type]
 
         async def receive(self) -> EngineStarted:
             if self.replies:
                 return self.replies.pop()
-            for _ in range(beats):
+            for _ in range(heartbeats):
                 clock.now += 0.9 * hang
                 await asyncio.sleep(hang / 5)  # the supervisor looks twice as often
                 self.page.heartbeat_within_step()
-                self.num_beats += 1
+                self.num_heartbeats += 1
             clock.now += 2 * hang
             await asyncio.Event().wait()
             raise AssertionError
@@ -155,15 +155,15 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
-        place = EngineProcessSettings(
+        settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
             number=0, first_epoch=0, hang=hang, log=log,
         )  # fmt: skip
-        supervisor = EngineSupervisor("m", EngineConfig(), place, lambda _: None)
+        supervisor = EngineSupervisor("m", EngineConfig(), settings, lambda _: None)
         task = asyncio.create_task(supervisor.run())
         await ended.wait()
         task.cancel()
 
     monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
     asyncio.run(keep())
-    assert children[0].num_beats == beats
+    assert children[0].num_heartbeats == heartbeats

@@ -34,7 +34,7 @@ def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> 
     message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
     outputs.add(PreparedRequest("a", None, [], sampling, [message]), arrival=0.0)
     delta = RequestDelta(request_id="a/0", finish_reason="error", error="why", error_kind=kind)
-    told = outputs.process([delta]).failures["a"]
-    assert type(told) is failure
-    assert str(told) == "why"
+    error = outputs.process([delta]).failures["a"]
+    assert type(error) is failure
+    assert str(error) == "why"
     assert outputs.num_unfinished == 0

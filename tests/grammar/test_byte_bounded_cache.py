@@ -23,7 +23,7 @@ def test_an_entry_may_be_replaced() -> None:
     assert (cache.get("a"), cache.num_bytes, len(cache)) == (2, 9, 1)
 
 
-def test_what_is_too_large_is_not_kept() -> None:
+def test_what_is_too_large_is_not_stored() -> None:
     cache: ByteBoundedCache[str, int] = ByteBoundedCache(10)
     cache.put("a", 1, 11)
     assert (cache.get("a"), cache.num_bytes, len(cache)) == (None, 0, 0)
@@ -36,6 +36,6 @@ def test_the_bound_always_holds(puts: list[tuple[str, int]]) -> None:
     for key, size in puts:
         cache.put(key, size, size)
         sizes[key] = size
-        kept = [name for name in "abcdefgh" if cache.get(name) is not None]
-        assert cache.num_bytes == sum(sizes[name] for name in kept) <= 10
-        assert len(cache) == len(kept)
+        stored = [name for name in "abcdefgh" if cache.get(name) is not None]
+        assert cache.num_bytes == sum(sizes[name] for name in stored) <= 10
+        assert len(cache) == len(stored)

@@ -41,7 +41,7 @@ def compiler(byte_compiler: GrammarCompiler) -> CountingCompiler:
     return CountingCompiler(byte_compiler)
 
 
-def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None:
+def test_a_grammar_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None:
     checker = GrammarChecker(InProcessValidator(compiler))
     for _ in range(3):
         checker.check(StructuredOutputs(regex="ab"))
@@ -66,7 +66,7 @@ def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompile
         assert caught.value.param == "y"
 
 
-def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> None:
+def test_stored_results_are_bounded(compiler: CountingCompiler) -> None:
     checker = GrammarChecker(
         InProcessValidator(compiler), cache_bytes=1200
     )  # two entries of little text
@@ -75,7 +75,7 @@ def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> Non
     assert compiler.asked == ["a", "b", "c", "b"]
 
 
-def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> None:
+def test_a_grammar_that_waited_too_long_may_be_sent_again(compiler: CountingCompiler) -> None:
     checker = GrammarChecker(InProcessValidator(compiler), wait_seconds=0.05)
     slow = threading.Thread(target=checker.check, args=[StructuredOutputs(regex="slow")])
     slow.start()
@@ -88,7 +88,7 @@ def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> 
     checker.check(StructuredOutputs(regex="a"))
 
 
-def test_slow_forms_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
+def test_slow_grammars_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
     """On an event loop, whose helper threads have other work to do."""
     checker = GrammarChecker(InProcessValidator(compiler), wait_seconds=0.05)
 
@@ -133,7 +133,7 @@ def subprocess_validator(
     judge.close()
 
 
-def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(
+def test_a_grammar_that_takes_too_long_costs_its_process_and_nothing_else(
     subprocess_validator: GrammarSubprocess,
 ) -> None:
     checker = GrammarChecker(subprocess_validator, seconds=0.4)
@@ -152,7 +152,7 @@ def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(
         checker.check(StructuredOutputs(regex="("))
 
 
-def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
+def test_a_starved_process_is_no_verdict_on_the_grammar(
     subprocess_validator: GrammarSubprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checker = GrammarChecker(subprocess_validator, seconds=0.4)
@@ -201,7 +201,7 @@ def test_a_process_without_a_parent_ends(subprocess_validator: GrammarSubprocess
     assert child.wait(10) == 0
 
 
-def test_costly_grammars_of_one_caller_leave_room_for_others(
+def test_costly_grammars_of_one_caller_do_not_delay_others(
     byte_compiler: GrammarCompiler,
 ) -> None:
     compilers = [CountingCompiler(byte_compiler) for _ in range(2)]
@@ -215,8 +215,8 @@ def test_costly_grammars_of_one_caller_leave_room_for_others(
         while not any(compiler.asked for compiler in compilers):
             await asyncio.sleep(0.001)
         for number in range(12):
-            form = StructuredOutputs(regex=f"quick{number}")
-            await asyncio.wait_for(checker.check_async(form, "b"), 1.0)
+            constraint = StructuredOutputs(regex=f"quick{number}")
+            await asyncio.wait_for(checker.check_async(constraint, "b"), 1.0)
         assert not any(task.done() for task in costly)
         for compiler in compilers:
             compiler.go.set()

@@ -159,20 +159,20 @@ NESTED = {
 
 
 @pytest.mark.parametrize(("style", "taken"), STYLES, ids=range(len(STYLES)))
-@pytest.mark.parametrize("form", [{"json": NESTED}, {"json_object": True}], ids=str)
+@pytest.mark.parametrize("constraint", [{"json": NESTED}, {"json_object": True}], ids=str)
 def test_white_space_stands_where_the_sampling_param_has_it(
-    form: dict[str, Any],
+    constraint: dict[str, Any],
     style: dict[str, Any],
     taken: set[str],
     byte_compiler: GrammarCompiler,
     byte_tokenizer: Tokenizer,
 ) -> None:
     def is_taken(text: str) -> bool:
-        matcher = byte_compiler.matcher(StructuredOutputs(**form, **style))
-        for place, token_id in enumerate(ids := byte_tokenizer.encode_inside(text)):
+        matcher = byte_compiler.matcher(StructuredOutputs(**constraint, **style))
+        for index, token_id in enumerate(ids := byte_tokenizer.encode_inside(text)):
             if token_id not in allowed_ids(matcher):
                 return False
-            matcher.advance_to(ids[: place + 1])
+            matcher.advance_to(ids[: index + 1])
         return matcher.is_accepting
 
     assert {text for text in (COMPACT, SPACED, MIXED, LINES, WIDE) if is_taken(text)} == taken
@@ -216,7 +216,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "reason"), BAD, ids=lambda case: str(case)[:50])
-def test_a_bad_form_is_refused_with_its_reason_at_once(
+def test_a_bad_grammar_is_refused_with_its_reason_at_once(
     fields: dict[str, Any], reason: str, byte_compiler: GrammarCompiler
 ) -> None:
     (kind,) = fields
@@ -260,7 +260,7 @@ COSTLY: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", COSTLY, ids=lambda fields: str(fields)[:50])
-def test_a_costly_form_costs_little_or_is_given_up(
+def test_a_costly_grammar_costs_little_or_is_given_up(
     fields: dict[str, Any], byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
 ) -> None:
     begin = time.process_time()

@@ -66,7 +66,7 @@ def test_bombs_are_refused_at_once(byte_compiler: GrammarCompiler, pattern: str)
     names = {"type": "object", "patternProperties": {pattern: {}}}
     embedded = f"start: %json {json.dumps(schema)}\n"
     begin = time.thread_time()
-    for form in (
+    for constraint in (
         StructuredOutputs(regex=pattern),
         StructuredOutputs(json=json.dumps(schema)),
         StructuredOutputs(json=json.dumps(names)),
@@ -74,7 +74,7 @@ def test_bombs_are_refused_at_once(byte_compiler: GrammarCompiler, pattern: str)
         StructuredOutputs(grammar=embedded),
     ):
         with pytest.raises(InvalidRequestError, match="counts add more than 20000"):
-            byte_compiler.matcher(form)
+            byte_compiler.matcher(constraint)
     assert time.thread_time() - begin < 0.2
 
 
@@ -89,11 +89,11 @@ def test_usual_counts_are_compiled(byte_compiler: GrammarCompiler, pattern: str)
 
 def test_a_schema_cannot_set_the_librarys_options(byte_compiler: GrammarCompiler) -> None:
     schema = {"type": "object", "x-guidance": {"whitespace_pattern": "z*", "lenient": True}}
-    for form in (
+    for constraint in (
         StructuredOutputs(json=json.dumps(schema)),
         StructuredOutputs(grammar=f"start: %json {json.dumps(schema)}\n"),
     ):
         with pytest.raises(InvalidRequestError, match="x-guidance: it would change"):
-            byte_compiler.matcher(form)
+            byte_compiler.matcher(constraint)
     named_so = {"type": "object", "properties": {"x-guidance": {"type": "integer"}}}
     byte_compiler.matcher(StructuredOutputs(json=json.dumps(named_so)))

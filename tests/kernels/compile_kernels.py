@@ -47,9 +47,9 @@ def plan(capability: int) -> Compiled:
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
 
 
-def skinny(capability: int, form: str = "plain", *, heads: bool = False) -> Compiled:
+def skinny(capability: int, weight_format: str = "plain", *, heads: bool = False) -> Compiled:
     """The product before a norm, as an 8B model's layers have it."""
-    itemsize = 2 if form == "plain" else 1
+    itemsize = 2 if weight_format == "plain" else 1
     pointers = dict.fromkeys(["x_ptr", "w_ptr", "out_ptr", "residual_ptr", "norm_ptr"], BF16)
     pointers |= {"normed_ptr": BF16, "squares_out_ptr": "*fp32", "partial_ptr": "*fp32"}
     sizes = dict.fromkeys(
@@ -61,10 +61,10 @@ def skinny(capability: int, form: str = "plain", *, heads: bool = False) -> Comp
         "MAX_PARTS": 4, "EVEN_N": False, "EVEN_K": True,
         "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
         "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
-        "WEIGHT_FORMAT": form,
+        "WEIGHT_FORMAT": weight_format,
     }  # fmt: skip
-    kind = {"plain": "bf16", "fp8": "fp8e4nv", "bytes": "u8"}[form]
-    if form != "plain":
+    kind = {"plain": "bf16", "fp8": "fp8e4nv", "bytes": "u8"}[weight_format]
+    if weight_format != "plain":
         pointers |= {"w_ptr": f"*{kind}", "w_scale_ptr": "*fp32"}
         del constants["w_scale_ptr"]
     pdl = capability >= 90
@@ -72,7 +72,7 @@ def skinny(capability: int, form: str = "plain", *, heads: bool = False) -> Comp
         constants |= {"TMA": True}
         pointers |= {"w_desc": f"tensordesc<{kind}[64,{constants['BLOCK_K']}]>"}
         del constants["w_desc"]
-    types, constants = turned(
+    types, constants = with_rope(
         {**pointers, "counter_ptr": INTS, "eps": "fp32", **sizes}, constants | {"PDL": pdl}, heads
     )
     return compile_kernel(
@@ -85,26 +85,28 @@ def skinny(capability: int, form: str = "plain", *, heads: bool = False) -> Comp
     )
 
 
-TURNED = {
+WITH_ROPE = {
     **dict.fromkeys(["cos_ptr", "sin_ptr", "query_norm_ptr", "key_norm_ptr"], BF16),
     **dict.fromkeys(["k_cache_ptr", "v_cache_ptr"], BF16),
     **dict.fromkeys(["stride_angles", "stride_block", "stride_slot", "stride_kv_head"], "i32"),
     "slots_ptr": "*i64",
     "head_eps": "fp32",
 }
-NOT_TURNED = dict.fromkeys(TURNED, 0) | dict.fromkeys(n for n in TURNED if n.endswith("_ptr"))
-NOT_TURNED |= dict.fromkeys(["HEAD_DIM", "KV_HEADS", "CACHE_BLOCK"], 0)
+WITHOUT_ROPE = dict.fromkeys(WITH_ROPE, 0) | dict.fromkeys(
+    n for n in WITH_ROPE if n.endswith("_ptr")
+)
+WITHOUT_ROPE |= dict.fromkeys(["HEAD_DIM", "KV_HEADS", "CACHE_BLOCK"], 0)
 HEADS = {"HEAD_DIM": 64, "KV_HEADS": 8, "CACHE_BLOCK": 16}
 ALONE = {"HAS_RESIDUAL": False, "HAS_NORM": False, "HAS_SQUARES": True} | dict.fromkeys(
     ["residual_ptr", "norm_ptr", "normed_ptr", "squares_out_ptr"]
 )
 
 
-def turned(types: dict[str, str], constants: dict[str, Any], wanted: bool) -> tuple[Any, Any]:
-    """With heads as the product's results, or as it was."""
+def with_rope(types: dict[str, str], constants: dict[str, Any], wanted: bool) -> tuple[Any, Any]:
+    """The same of a GEMM with RoPE and KV writes fused into it, or unchanged."""
     if not wanted:
-        return types, constants | NOT_TURNED
-    types = types | TURNED | {"squares_ptr": "*fp32"}
+        return types, constants | WITHOUT_ROPE
+    types = types | WITH_ROPE | {"squares_ptr": "*fp32"}
     constants = {name: value for name, value in constants.items() if name != "squares_ptr"}
     return {name: kind for name, kind in types.items() if name not in ALONE}, (
         constants | ALONE | HEADS
@@ -136,7 +138,7 @@ def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled
         types |= {"w_scale_ptr": "*fp32"}
         del types["x_desc"]
     absent = {"w_scale_ptr", "x_desc"} - set(types)
-    types, constants = turned(types, constants | dict.fromkeys(absent), heads)
+    types, constants = with_rope(types, constants | dict.fromkeys(absent), heads)
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
@@ -221,7 +223,7 @@ SINKS = {"sinks_ptr": BF16}
 def decode(
     capability: int,
     changes: dict[str, str] = NO_CHANGE,
-    form: str = "plain",
+    fp8_path: str = "plain",
     stages: int = 3,
     options: dict[str, Any] = NO_OPTIONS,
 ) -> Compiled:
@@ -242,7 +244,7 @@ def decode(
             "STAGES": stages,
             "BLOCK_B": 64,
             "BLOCK_D": 128,
-            "FP8_PATH": form,
+            "FP8_PATH": fp8_path,
         }
         | {"PRECISION": "tf32", "PDL": False}
         | NOTHING_SHARED,
@@ -391,12 +393,12 @@ def small(capability: int) -> Compiled:
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
-def turning_fp8(capability: int) -> Compiled:
+def rope_fp8(capability: int) -> Compiled:
     """The same to a cache in FP8."""
-    return turning(capability, "*fp8e4nv")
+    return rope_write_kv(capability, "*fp8e4nv")
 
 
-def turning(capability: int, cache: str = BF16) -> Compiled:
+def rope_write_kv(capability: int, cache: str = BF16) -> Compiled:
     """RopeWriteKV and writing with norms and a rest that is not turned."""
     pointers = ["heads_ptr", "out_ptr", "query_norm_ptr", "key_norm_ptr", "cos_ptr", "sin_ptr"]
     strides = ["token", "head", "angles", "block", "slot", "kv_head"]
@@ -462,8 +464,8 @@ KERNELS = {
     "open_bin": functools.partial(sampling, open_bin_kernel, {"LISTED": 2048}, 8),
     "norm_fp8": norm_fp8,
     "silu_fp8": silu_fp8,
-    "turning": turning,
-    "turning_fp8": turning_fp8,
+    "rope_write_kv": rope_write_kv,
+    "rope_write_kv_fp8": rope_fp8,
     "decode_fp8": decode_fp8,
     "decode_capped": decode_capped,
     "prefill_capped": prefill_capped,

@@ -51,8 +51,8 @@ class GpuLayers:
         self.layout = BatchLayout.build(
             queries, lens, table.reshape(len(lens), most), BLOCK, DEVICE
         )
-        kept = reference.FP8 if bits == 8 else torch.bfloat16
-        caches = torch.randn(2, 2, len(table), BLOCK, KV_HEADS, DIM, device=DEVICE).to(kept)
+        kv_dtype = reference.FP8 if bits == 8 else torch.bfloat16
+        caches = torch.randn(2, 2, len(table), BLOCK, KV_HEADS, DIM, device=DEVICE).to(kv_dtype)
         self.layers = [
             Layer(
                 _weight((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, bits),
@@ -76,8 +76,8 @@ class GpuLayers:
         results: dict[str, Tensor] = {}
         for number, layer in enumerate(self.layers):
             caches = layer.k_cache, layer.v_cache
-            turning = RopeWriteKV(DIM, None, *self.angles, *caches, self.layout.slot_mapping)
-            query = kernels.qkv_rope_write_kv(stream, layer.heads, None, turning)
+            rope = RopeWriteKV(DIM, None, *self.angles, *caches, self.layout.slot_mapping)
+            query = kernels.qkv_rope_write_kv(stream, layer.heads, None, rope)
             params = AttentionParams(DIM**-0.5)
             seen = kernels.attention(query, *caches, self.layout, params).flatten(1)
             between = kernels.linear_add_norm(seen, layer.out, None, stream.residual, *norm)

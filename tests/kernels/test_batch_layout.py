@@ -69,7 +69,7 @@ def test_tokens_of_answers_are_requests_of_their_own(
 
 @settings(deadline=None, max_examples=150)
 @given(batches())
-def test_first_slot_is_told_for_consecutive_blocks_only(
+def test_first_slot_is_set_for_consecutive_blocks_only(
     batch: tuple[list[int], list[int], np.ndarray, int],
 ) -> None:
     queries, lens, table, size = batch

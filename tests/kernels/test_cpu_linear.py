@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.cpu import native, quantized_linear
-from quire.kernels.cpu import native_linear as products
+from quire.kernels.cpu import native_linear as linears
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.operands import PackedWeight, ResidualState
 
@@ -46,25 +46,25 @@ def check(found: Tensor, expected: Tensor, size: Tensor) -> None:
     assert ((found.double() - expected).abs() <= ROUNDING[found.dtype] * size).all()
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
+def normalized(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm with eps 1e-5, in float64."""
     x = x.double()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_products(dtype: torch.dtype) -> None:
+def test_linear(dtype: torch.dtype) -> None:
     for n, k in SHAPES:
         weight, bias = normal(n, k, dtype=dtype), normal(n, dtype=dtype)
-        packed = products.pack(weight)
+        packed = linears.pack(weight)
         assert isinstance(packed, PackedWeight)
         assert packed.packed.numel() == weight.numel()
         for rows in ROWS:
             x = normal(rows, k, dtype=dtype)
             expected = x.double() @ weight.double().T
             size = x.double().abs() @ weight.double().abs().T + 5.0
-            check(products.linear(x, packed, None), expected, size)
-            check(products.linear(x, packed, bias), expected + bias.double(), size)
+            check(linears.linear(x, packed, None), expected, size)
+            check(linears.linear(x, packed, bias), expected + bias.double(), size)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
@@ -74,24 +74,24 @@ def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
     norm, bias = normal(k, dtype=dtype), normal(n, dtype=dtype)
     stream = ResidualState(normal(rows, k, dtype=dtype), None, norm, 1e-5)
     weight = (normal(n, k, dtype=dtype) / 8).to(dtype)
-    packed = products.pack(weight)
-    behind = normed(stream.residual, norm)
+    packed = linears.pack(weight)
+    behind = normalized(stream.residual, norm)
     expected = behind @ weight.double().T + bias.double()
     size = behind.abs() @ weight.double().abs().T + 4.0
-    check(products.rms_norm_linear(stream, packed, bias), expected, size)
+    check(linears.rms_norm_linear(stream, packed, bias), expected, size)
 
-    gate_up = products.pack(products.order_gate_up(weight, weight.dtype))
+    gate_up = linears.pack(linears.order_gate_up(weight, weight.dtype))
     gate, up = expected.chunk(2, dim=-1)
-    found = products.linear_silu(stream, gate_up, products.order_gate_up(bias, weight.dtype))
+    found = linears.linear_silu(stream, gate_up, linears.order_gate_up(bias, weight.dtype))
     check(found, F.silu(gate) * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
-    found = products.linear_gelu(stream, gate_up, products.order_gate_up(bias, weight.dtype))
+    found = linears.linear_gelu(stream, gate_up, linears.order_gate_up(bias, weight.dtype))
     gelu = F.gelu(gate, approximate="tanh")
     check(found, gelu * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
 
     x, residual = normal(rows, k, dtype=dtype), normal(rows, n, dtype=dtype)
     expected = residual.double() + x.double() @ weight.double().T + bias.double()
     size = residual.double().abs() + x.double().abs() @ weight.double().abs().T + 4.0
-    added = products.linear_add_norm(x, packed, bias, residual, normal(n, dtype=dtype), 1e-5)
+    added = linears.linear_add_norm(x, packed, bias, residual, normal(n, dtype=dtype), 1e-5)
     check(added.residual, expected, size)
     assert added.rows is None
     assert added.residual is residual
@@ -100,23 +100,23 @@ def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_a_row_does_not_depend_on_others_nor_on_threads(dtype: torch.dtype) -> None:
     x, weight = normal(70, 1030, dtype=dtype), normal(560, 1030, dtype=dtype)
-    packed = products.pack(weight)
-    alone = torch.cat([products.linear(row[None], packed, None) for row in x])
-    assert torch.equal(products.linear(x, packed, None), alone)
+    packed = linears.pack(weight)
+    alone = torch.cat([linears.linear(row[None], packed, None) for row in x])
+    assert torch.equal(linears.linear(x, packed, None), alone)
     set_num_threads(1)
-    assert torch.equal(products.linear(x, packed, None), alone)
+    assert torch.equal(linears.linear(x, packed, None), alone)
     set_num_threads(2)
-    assert torch.equal(products.linear(x[:9], packed, None), alone[:9])
+    assert torch.equal(linears.linear(x[:9], packed, None), alone[:9])
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_rows_are_found_in_a_packed_weight(dtype: torch.dtype) -> None:
     weight, ids = normal(80, 18, dtype=dtype), torch.tensor([0, 79, 16, 15, 0, 33])
-    packed = products.pack(weight)
-    assert torch.equal(products.embedding(ids, packed), weight[ids])
-    assert products.embedding(ids[:0], packed).shape == (0, 18)
+    packed = linears.pack(weight)
+    assert torch.equal(linears.embedding(ids, packed), weight[ids])
+    assert linears.embedding(ids[:0], packed).shape == (0, 18)
     with pytest.raises(IndexError):
-        products.embedding(torch.tensor([80]), packed)
+        linears.embedding(torch.tensor([80]), packed)
 
 
 def test_extreme_activations() -> None:
@@ -127,8 +127,8 @@ def test_extreme_activations() -> None:
     weight = torch.zeros(64, 2)
     weight[: len(gate), 0] = gate
     weight[32:, 1] = 1.0  # up
-    packed = products.pack(products.order_gate_up(weight, weight.dtype))
-    found = products.linear_silu(ResidualState(x, x, torch.ones(2), 0.0), packed, None)
+    packed = linears.pack(linears.order_gate_up(weight, weight.dtype))
+    found = linears.linear_silu(ResidualState(x, x, torch.ones(2), 0.0), packed, None)
     expected = F.silu(gate.double()).float()
     torch.testing.assert_close(found[0, : len(gate)], expected, rtol=1e-6, atol=1e-35)
     assert found[1].isnan().all()
@@ -138,21 +138,21 @@ def test_extreme_activations() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight, x = normal(*shape, dtype=dtype), normal(3, shape[1], dtype=dtype)
-    packed = products.pack(weight)
+    packed = linears.pack(weight)
     assert isinstance(packed, Tensor)
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(
-        products.linear(x, packed, None).double(), expected, rtol=0.02, atol=0.02
+        linears.linear(x, packed, None).double(), expected, rtol=0.02, atol=0.02
     )
 
 
 @pytest.mark.parametrize("shape", [(64, 7), (24, 8), (64, 8)])
-def test_gate_and_up_are_told_apart_by_other_products(shape: tuple[int, int]) -> None:
+def test_linear_silu_of_interleaved_gate_and_up(shape: tuple[int, int]) -> None:
     weight, residual = normal(*shape, dtype=torch.float32), torch.randn(3, shape[1])
     stream = ResidualState(residual, None, torch.ones(shape[1]), 1e-5)
-    gate, up = (normed(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
-    ordered = quantized_linear.in_rows(products.order_gate_up(weight, weight.dtype))
-    found = products.linear_silu(stream, ordered, None)
+    gate, up = (normalized(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
+    ordered = quantized_linear.in_rows(linears.order_gate_up(weight, weight.dtype))
+    found = linears.linear_silu(stream, ordered, None)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
@@ -175,21 +175,21 @@ def plain_dots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return lib
 
 
-def test_dot_products_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dots_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """They sum in the same order, so without a norm, whose result they round, nothing differs."""
     for n, k in SHAPES:
-        packed = products.pack(normal(n, k, dtype=torch.bfloat16))
+        packed = linears.pack(normal(n, k, dtype=torch.bfloat16))
         for rows in (1, 3, 7, 14, 33):
             x = normal(rows, k, dtype=torch.bfloat16)
             stream = ResidualState(x, None, normal(k, dtype=torch.bfloat16), 1e-5)
             widened = (
-                products.linear(x, packed, None),
-                products.rms_norm_linear(stream, packed, None),
+                linears.linear(x, packed, None),
+                linears.rms_norm_linear(stream, packed, None),
             )
             with monkeypatch.context() as patch:
                 patch.setattr(native, "library", lambda: plain_dots)
-                found = products.linear(x, packed, None)
-                behind = products.rms_norm_linear(stream, packed, None)
+                found = linears.linear(x, packed, None)
+                behind = linears.rms_norm_linear(stream, packed, None)
             assert torch.equal(found, widened[0])
             size = 0.02 * widened[1].abs().max()
             assert ((behind - widened[1]).abs() <= size).all()

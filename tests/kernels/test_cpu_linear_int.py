@@ -94,7 +94,7 @@ def prepared(weight: Int8Weight | Int4Weight) -> PackedWeight:
     return packed
 
 
-def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
+def check_linear(dtype: torch.dtype, n: int, k: int, group: int) -> None:
     x, bias = torch.randn(max(ROWS), k).to(dtype), torch.randn(n).to(dtype)
     together = reference_quantized.hadamard_size(k)
     x[0], x[1], x[1, ::together] = 1.0, 0.0, 1.0  # of int4, and of int8, all of them 127
@@ -111,9 +111,9 @@ def weights(n: int, k: int, group: int) -> list[Int8Weight | Int4Weight]:
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_products(dtype: torch.dtype) -> None:
+def test_linear(dtype: torch.dtype) -> None:
     for shape in SHAPES:
-        check_products(dtype, *shape)
+        check_linear(dtype, *shape)
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -182,7 +182,7 @@ def test_other_sizes_and_types_are_served_too() -> None:
     torch.testing.assert_close(found.double(), exact(half, weight), rtol=2e-3, atol=1e-2)
 
 
-def test_vnni_with_its_dot_product_made_of_others(
+def test_vnni_with_its_dot_instruction_emulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but that one instruction is what processors with VNNI run."""
@@ -202,7 +202,7 @@ def test_vnni_with_its_dot_product_made_of_others(
     loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]
     monkeypatch.setattr(native, "library", lambda: loaded)
     for shape in SHAPES[:3]:
-        check_products(torch.float32, *shape)
+        check_linear(torch.float32, *shape)
 
 
 @pytest.mark.usefixtures("instruction_set")

@@ -94,7 +94,7 @@ def both(
     bias, residual = torch.randn(n).to(x.dtype), torch.randn(len(x), n).to(x.dtype)
     stream = ResidualState(x, None, torch.rand(x.shape[1]).to(x.dtype), 1e-5)
 
-    def products() -> list[Tensor]:
+    def linears() -> list[Tensor]:
         added = native_linear.linear_add_norm(
             x, weight, bias, residual.clone(), stream.weight, 1e-5
         )
@@ -105,10 +105,10 @@ def both(
         found.append(added.residual)
         return found if n % 32 else [*found, native_linear.linear_silu(stream, weight, None)]
 
-    expected = products()
+    expected = linears()
     with patch.context() as chosen:
         chosen.setattr(native, "library", lambda: tiles)
-        return list(zip(products(), expected, strict=True))
+        return list(zip(linears(), expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -186,10 +186,10 @@ def test_four_bits_with_hadamard_rotation(
 
 
 @pytest.mark.parametrize(
-    ("kept", "window"), [("bfloat16", None), ("bfloat16", 1), ("fp8", 70), ("int8", None)]
+    ("kv_dtype", "window"), [("bfloat16", None), ("bfloat16", 1), ("fp8", 70), ("int8", None)]
 )
 def test_attention(
-    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kept: str, window: int | None
+    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, window: int | None
 ) -> None:
     batch = [5, 70, 2], [90, 200, 2]
     for heads, block_size in (((6, 3, 32), 1), ((4, 1, 64), 32), ((5, 1, 96), 8)):
@@ -197,11 +197,11 @@ def test_attention(
             *batch, heads, window, True, torch.bfloat16, block_size
         )
         caches = [k_cache, v_cache]
-        if kept == "fp8":
+        if kv_dtype == "fp8":
             caches = [cache.to(reference.FP8) for cache in caches]
-        elif kept == "int8":
+        elif kv_dtype == "int8":
             caches = [reference.quantize_heads(cache) for cache in caches]
-        exact = [cache.float() if kept == "bfloat16" else cache for cache in caches]
+        exact = [cache.float() if kv_dtype == "bfloat16" else cache for cache in caches]
         expected = reference.attention(query.float(), *exact, *rest)
         monkeypatch.setattr(native, "library", lambda: tiles)
         found = native_attention.attention(query, *caches, *rest)

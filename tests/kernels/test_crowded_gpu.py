@@ -75,8 +75,8 @@ def watched(layers: GpuLayers, expected: dict[str, torch.Tensor]) -> tuple[list[
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         for _ in range(STEPS):
-            for place, (name, tensor) in enumerate(layers.step().items()):
-                wrong[place] += (bits_of(tensor) != expected[name]).sum()
+            for index, (name, tensor) in enumerate(layers.step().items()):
+                wrong[index] += (bits_of(tensor) != expected[name]).sum()
     end, replays = time.monotonic() + SECONDS, 0
     while time.monotonic() < end:
         graph.replay()

@@ -105,7 +105,7 @@ def test_describe_names_each_choice() -> None:
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_products_by_either_way_equal_the_twin(
+def test_linears_by_either_kernel_equal_the_twin(
     monkeypatch: pytest.MonkeyPatch, emulated: bool
 ) -> None:
     """What processors with and without bfloat16 products do, on whichever this one is."""

@@ -63,9 +63,9 @@ def test_what_is_written_is_saturated_and_rounded(version: str) -> None:
     close(query, heads[:, :1])
     for cache, written in zip(mine[4:6], (heads[:, 1:3], heads[:, 3:]), strict=True):
         assert isinstance(cache, Tensor)
-        kept = cache.cpu().float().flatten(0, 1)
-        assert torch.equal(kept[slots], written.clamp(-448, 448))
-        assert int((kept != 0).any(-1).any(-1).sum()) == 4
+        stored = cache.cpu().float().flatten(0, 1)
+        assert torch.equal(stored[slots], written.clamp(-448, 448))
+        assert int((stored != 0).any(-1).any(-1).sum()) == 4
 
 
 @pytest.mark.parametrize("version", VERSIONS if ON_GPU else ["reference", "cpu"])

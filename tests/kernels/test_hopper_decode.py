@@ -31,7 +31,7 @@ BATCHES = [
     ([1] * 300, [192 - i % 7 for i in range(300)]),
     ([1] * 64, [100 + 37 * i * i % 8000 for i in range(64)]),
 ]
-WAYS = [HopperDecodeConfig(2, 2), HopperDecodeConfig(1, 5), HopperDecodeConfig(3, 2, tile=128)]
+CONFIGS = [HopperDecodeConfig(2, 2), HopperDecodeConfig(1, 5), HopperDecodeConfig(3, 2, tile=128)]
 LIMITS = {torch.bfloat16: 6e-3, reference.FP8: 3e-3}
 # heads of a key head, key heads, dimensions, block size, window
 SHAPES = [
@@ -43,24 +43,24 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_any_lengths(
-    way: HopperDecodeConfig, shape: tuple[int, int, int, int, int | None], kept: torch.dtype
+    config: HopperDecodeConfig, shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
 ) -> None:
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
-        plan = paged_attention.make_plan(layout, window, way, 16, shape[1])
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
+        plan = paged_attention.make_plan(layout, window, config, 16, shape[1])
         padded = torch.cat([query, query[:1], query[:1]])
         out = torch.full_like(padded, math.nan)
         paged_attention.decode_attention(
-            padded, k_cache, v_cache, layout, plan, params, out, way, pdl=True
+            padded, k_cache, v_cache, layout, plan, params, out, config, pdl=True
         )
         one = torch.tensor([n == 1 for n in queries for _ in range(n)], device="cuda")
         error = (out[:-2][one] - expected[one]).norm() / expected[one].norm()
-        assert error < LIMITS[kept], (queries, lens)
+        assert error < LIMITS[kv_dtype], (queries, lens)
         assert out[:-2][~one].isnan().all()
         assert not out[-2:].any()
         assert not workspace(query.device).counters.any()
@@ -71,8 +71,8 @@ def test_any_lengths(
 def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
     query, k_cache, v_cache, layout, _ = case([queries] * 3, [2000] * 3, SHAPES[0], reference.FP8)
     k_cache, v_cache = (cache.float().nan_to_num(1.0) for cache in (k_cache, v_cache))
-    spread = torch.logspace(-4, 0, 128, device="cuda").bfloat16()
-    for by in (spread, 2 * torch.ones_like(spread)):
+    magnitudes = torch.logspace(-4, 0, 128, device="cuda").bfloat16()
+    for by in (magnitudes, 2 * torch.ones_like(magnitudes)):
         wide = query * by * large
         params = AttentionParams(0.2 / large)
         expected = reference.attention(wide.float(), k_cache, v_cache, layout, params)
@@ -82,26 +82,28 @@ def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
         assert (out - expected).norm() / expected.norm() < limit
 
 
-@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("heads", [(32, 8, 128), (6, 2, 64)], ids=str)
-def test_prefixes_that_several_begin_with(heads: tuple[int, int, int], kept: torch.dtype) -> None:
+def test_prefixes_that_several_begin_with(
+    heads: tuple[int, int, int], kv_dtype: torch.dtype
+) -> None:
     query, k_cache, v_cache, layout, params = shared_case(heads, torch.bfloat16)
-    k_cache, v_cache = k_cache.to(kept), v_cache.to(kept)
+    k_cache, v_cache = k_cache.to(kv_dtype), v_cache.to(kv_dtype)
     wide = query.float(), k_cache.float(), v_cache.float()
     expected = reference.attention(*wide, layout, params)
     caches = k_cache.cuda(), v_cache.cuda()
-    way = paged_attention.choose_decode_config(query.cuda(), caches[0], params)
-    assert isinstance(way, HopperDecodeConfig)
+    config = paged_attention.choose_decode_config(query.cuda(), caches[0], params)
+    assert isinstance(config, HopperDecodeConfig)
     out = paged_attention.attention(query.cuda(), *caches, on_device(layout), params)
-    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kept]
+    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kv_dtype]
 
 
-@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
-def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+def test_the_newest_keys_are_waited_for(kv_dtype: torch.dtype) -> None:
     """Behind the kernel that writes them, several layers in one graph."""
     group, heads, dim = 4, 8, 128
     lens = [1 + 61 * i for i in range(64)]
-    _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], kept)
+    _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], kv_dtype)
     caches = [(k_cache.clone(), v_cache.clone()) for _ in range(3)]
     params = AttentionParams(0.1)
     fused = torch.empty(64, (group + 2) * heads, dim, dtype=torch.bfloat16, device="cuda")
@@ -125,13 +127,15 @@ def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
     for _ in range(20):
         fused.normal_()
         for cache in itertools.chain(*caches):
-            hole = cache.view(torch.uint8 if kept.itemsize == 1 else torch.int16)
-            hole.flatten(0, 1)[layout.slot_mapping.long()] = 0x7F if kept.itemsize == 1 else 0x7FFF
+            hole = cache.view(torch.uint8 if kv_dtype.itemsize == 1 else torch.int16)
+            hole.flatten(0, 1)[layout.slot_mapping.long()] = (
+                0x7F if kv_dtype.itemsize == 1 else 0x7FFF
+            )
         graph.replay()
         for (query, out), cache in zip(outs, caches, strict=True):
             wide = (each.float() for each in cache)
             expected = reference.attention(query.float(), *wide, layout, params)
-            assert (out - expected).norm() / expected.norm() < LIMITS[kept]
+            assert (out - expected).norm() / expected.norm() < LIMITS[kv_dtype]
 
 
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Ho
 DEVICE = torch.device("cuda", 0)
 SHAPES = [(1, 64, 128), (3, 200, 1008), (8, 384, 4096), (17, 100, 528), (64, 130, 1040)]
 SHAPES += [(16, 272, 1024), (33, 208, 1040), (64, 512, 2064)]
-WAYS = [
+CONFIGS = [
     RingConfig(64, 4),
     RingConfig(64, 3, split=3, tiles=2),
     RingConfig(128, 3, split=8, warps=8),
@@ -28,9 +28,9 @@ WAYS = [
 ]
 # each shape in each way, few rows by turns in FP8: a kernel of this kind takes seconds to compile
 CASES = [
-    (shape, way, 1 if shape[0] <= FEW and (row + column) % 2 else 2)
+    (shape, config, 1 if shape[0] <= FEW and (row + column) % 2 else 2)
     for row, shape in enumerate(SHAPES)
-    for column, way in enumerate(WAYS)
+    for column, config in enumerate(CONFIGS)
 ]
 
 
@@ -48,9 +48,9 @@ def near(ours: Tensor, exact: Tensor) -> None:
     assert (ours.float() - exact).norm() < 1e-2 * exact.norm()
 
 
-@pytest.mark.parametrize(("shape", "way", "itemsize"), CASES)
+@pytest.mark.parametrize(("shape", "config", "itemsize"), CASES)
 def test_a_ring_gives_what_float32_gives(
-    shape: tuple[int, int, int], way: RingConfig, itemsize: int
+    shape: tuple[int, int, int], config: RingConfig, itemsize: int
 ) -> None:
     m, n, k = shape
     x = normal(m, k, dtype=torch.float32).mul(4).round().div(4)  # FP8 holds these
@@ -60,16 +60,16 @@ def test_a_ring_gives_what_float32_gives(
     norm = normal(n, dtype=torch.bfloat16, seed=3).to(DEVICE)
     weight, wide = weight_of(n, k, itemsize)
     exact = x.float() @ wide.T + bias.float() + residual.float()
-    near(skinny_gemm(x, weight, bias=bias, residual=residual, config=way), exact)
-    normed = skinny_gemm_norm(x, weight, residual, norm, 1e-5, bias=bias, config=way)
-    assert isinstance(normed.rows, Tensor)
-    assert normed.squares is not None
-    near(normed.residual, exact)
-    near(normed.rows, normed.residual.float() * norm.float())
-    near(normed.squares.sum(0), normed.residual.float().square().sum(-1))
+    near(skinny_gemm(x, weight, bias=bias, residual=residual, config=config), exact)
+    normalized = skinny_gemm_norm(x, weight, residual, norm, 1e-5, bias=bias, config=config)
+    assert isinstance(normalized.rows, Tensor)
+    assert normalized.squares is not None
+    near(normalized.residual, exact)
+    near(normalized.rows, normalized.residual.float() * norm.float())
+    near(normalized.squares.sum(0), normalized.residual.float().square().sum(-1))
     squares = normal(70, m, dtype=torch.float32, seed=4).abs().to(DEVICE)
     pairs, wide = weight_of(2 * n, k, itemsize)
-    ours = skinny_gemm_silu(ResidualState(x, x, norm, 1e-5, squares), pairs, config=way)
+    ours = skinny_gemm_silu(ResidualState(x, x, norm, 1e-5, squares), pairs, config=config)
     divisor = torch.rsqrt(squares.sum(0) / k + 1e-5)[:, None]
     gate, up = (x.float() @ wide.T * divisor).unflatten(-1, (-1, 2)).unbind(-1)
     near(ours, F.silu(gate) * up)
@@ -78,18 +78,18 @@ def test_a_ring_gives_what_float32_gives(
 
 @pytest.mark.parametrize("itemsize", [1, 2])
 @pytest.mark.parametrize("rows", [3, 16])
-def test_products_launched_ahead_of_each_other_give_the_same_bits(rows: int, itemsize: int) -> None:
+def test_gemms_with_programmatic_launch_give_the_same_bits(rows: int, itemsize: int) -> None:
     """Each begins to read its weight while the one in front, whose result it takes, still runs."""
     weight, _ = weight_of(2048, 2048, itemsize)
     first = normal(rows, 2048, dtype=torch.bfloat16).to(DEVICE)
     results: list[Tensor] = []
     for _ in range(20):
         x = first
-        for way in WAYS * 4:
-            x = skinny_gemm(x, weight, config=way)
+        for config in CONFIGS * 4:
+            x = skinny_gemm(x, weight, config=config)
         results.append(x)
-    for way in WAYS * 4:
-        first = skinny_gemm(first, weight, config=way, pdl=False)
+    for config in CONFIGS * 4:
+        first = skinny_gemm(first, weight, config=config, pdl=False)
         torch.cuda.synchronize()
     assert first.isfinite().all()
     assert all(torch.equal(result, first) for result in results)

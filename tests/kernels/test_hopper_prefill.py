@@ -36,7 +36,7 @@ def case(
     queries: list[int],
     lens: list[int],
     shape: tuple[int, int, int, int, int | None],
-    kept: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, BatchLayout, Tensor]:
     """(query, caches with NaN where nothing was written, layout, what attention gives)."""
     group, heads, dim, block_size, window = shape
@@ -47,34 +47,40 @@ def case(
         queries, lens, table.numpy().astype(np.int32), block_size, torch.device("cuda")
     )
     query = torch.randn(sum(queries), group * heads, dim, device="cuda").bfloat16()
-    cache = torch.randn(2, table.numel(), block_size, heads, dim, device="cuda").to(kept)
+    cache = torch.randn(2, table.numel(), block_size, heads, dim, device="cuda").to(kv_dtype)
     written = torch.zeros(table.numel(), block_size, dtype=torch.bool)
     for row, length in enumerate(lens):
-        place = torch.arange(length)
-        written[table[row, place // block_size], place % block_size] = True
+        positions = torch.arange(length)
+        written[table[row, positions // block_size], positions % block_size] = True
     k_cache, v_cache = cache
     params = AttentionParams(dim**-0.5, window)
     expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, params)
-    hole = torch.full((1,), math.nan).to(kept).view(torch.uint8 if kept.itemsize == 1 else kept)
+    hole = (
+        torch.full((1,), math.nan)
+        .to(kv_dtype)
+        .view(torch.uint8 if kv_dtype.itemsize == 1 else kv_dtype)
+    )
     cache.view(hole.dtype)[:, ~written.cuda()] = hole.cuda()
     return query, k_cache, v_cache, layout, expected
 
 
-@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("split", [False, True], ids=["halves", "split"])
 def test_any_mixture_of_chunks(
-    split: bool, shape: tuple[int, int, int, int, int | None], kept: torch.dtype
+    split: bool, shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
 ) -> None:
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
-        way = hopper_config(k_cache, split=split)
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
+        config = hopper_config(k_cache, split=split)
         plan = paged_attention.make_plan(
-            layout, window, DecodeConfig(64, 3), way.tokens(shape[0]), shape[1]
+            layout, window, DecodeConfig(64, 3), config.tokens(shape[0]), shape[1]
         )
         out = torch.full_like(query, math.nan)
-        paged_attention.prefill_attention(query, k_cache, v_cache, layout, plan, params, out, way)
+        paged_attention.prefill_attention(
+            query, k_cache, v_cache, layout, plan, params, out, config
+        )
         chunk = torch.tensor([n > 1 for n in queries for _ in range(n)], device="cuda")
         error = (out[chunk] - expected[chunk]).norm() / expected[chunk].norm()
         assert error < 6e-3, (queries, lens)
@@ -85,13 +91,13 @@ NOT_PLAIN = [AttentionParams(0.1, soft_cap=5.0), AttentionParams(0.1, sinks=torc
 SHORT = [([16] * 9, [16] * 9), ([1, 2, 15, 64, 100, 128], [300, 2, 15, 128, 111, 128])]
 
 
-@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_of_short_prompts(
-    shape: tuple[int, int, int, int, int | None], kept: torch.dtype
+    shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
 ) -> None:
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
         assert layout.has_few_keys == is_short
         params = AttentionParams(shape[2] ** -0.5, shape[4])
         out = paged_attention.attention(query, k_cache, v_cache, layout, params)

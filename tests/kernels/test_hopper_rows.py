@@ -20,7 +20,7 @@ from quire.kernels.triton.step.elementwise import quantize_rows
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 DEVICE = torch.device("cuda", 0)
-WAYS = [
+CONFIGS = [
     RingConfig(64, 2, tiles=2),
     RingConfig(64, 3, split=3),
     RingConfig(128, 4, split=8, warps=8),
@@ -36,10 +36,10 @@ def nan_behind(rows: int, columns: int, seed: int) -> Tensor:
     return codes[:rows]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("m", [17, 40, 65, 100, 127, 128, 129, 200, 256])
 @torch.inference_mode()  # as scratch memory is made where an engine ran before
-def test_products_equal_float32s(m: int, way: RingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gemms_equal_float32(m: int, config: RingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
     monkeypatch.setattr(hopper_fp8_gemm.torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(NAN))
     space = workspace(DEVICE)
@@ -51,7 +51,9 @@ def test_products_equal_float32s(m: int, way: RingConfig, monkeypatch: pytest.Mo
         if bias is not None:
             exact += bias.float()
         space.partials.fill_(NAN)
-        outs = [multiply_rows(Fp8Rows(codes, x_scale), weight, scale, bias, way) for _ in range(2)]
+        outs = [
+            multiply_rows(Fp8Rows(codes, x_scale), weight, scale, bias, config) for _ in range(2)
+        ]
         assert torch.equal(*outs)
         assert (outs[0].float() - exact).norm() < 5e-3 * exact.norm()
         assert not space.counters.any()
@@ -79,8 +81,8 @@ def test_launched_ahead_of_each_other_they_give_the_same_bits(
 
     def chain() -> Tensor:
         x = first
-        for way in WAYS * 8:
-            x = multiply_rows(quantize_rows(x), weight, scale, None, way)
+        for config in CONFIGS * 8:
+            x = multiply_rows(quantize_rows(x), weight, scale, None, config)
             if not early:
                 torch.cuda.synchronize()
         return x

@@ -33,7 +33,7 @@ EVERY = (
 
 
 @DTYPES
-def test_products_equal_their_twin(dtype: torch.dtype) -> None:
+def test_gemms_equal_their_twin(dtype: torch.dtype) -> None:
     for case in itertools.islice(CASES["linear"](dtype), 0, None, EVERY["linear"]):
         if len(case[0]) == 0:
             assert KERNELS.linear(*map(moved, case)).shape == (0, len(case[1]))
@@ -49,7 +49,7 @@ def test_products_equal_their_twin(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_products_in_fp8_equal_their_twin(dtype: torch.dtype) -> None:
+def test_fp8_gemms_equal_their_twin(dtype: torch.dtype) -> None:
     for case in itertools.islice(CASES["linear_fp8"](dtype), 0, None, EVERY["linear_fp8"]):
         x, weight, bias = case
         exact = reference.linear(x.float(), weight, bias)
@@ -74,7 +74,7 @@ def test_padding_gives_zeros(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("in_fp8", [False, True])
 @DTYPES
-def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype, in_fp8: bool) -> None:
+def test_a_row_has_the_same_result_in_any_number_of_rows(dtype: torch.dtype, in_fp8: bool) -> None:
     """On a GPU to the bit; the interpreter's sums are a library's, whose order may vary."""
     n, k = (640, 1104) if ON_GPU else (72, 136)
     x, weight, bias = (

@@ -79,9 +79,9 @@ def test_highest(size: int) -> None:
         row_ops.highest(logits), reference_arrays.highest(logits), strict=True
     ):
         assert np.array_equal(found, expected)
-    for place in {0, size // 2, size - 1}:  # NaN, wherever it is
+    for index in {0, size // 2, size - 1}:  # NaN, wherever it is
         broken = logits.copy()
-        broken[:, place] = np.nan
+        broken[:, index] = np.nan
         assert np.isnan(row_ops.highest(broken)[1]).all()
         assert np.isnan(reference_arrays.highest(broken)[1]).all()
 
@@ -92,15 +92,15 @@ def test_blocks_are_those_of_the_twins_to_the_bit() -> None:
     scales = np.array([[0.1], [1], [5], [30], [1e30]])
     logits = (np.random.default_rng(0).normal(size=(5, 64 * 300)) * scales).astype(np.float32)
     logits[:, ::9] = -np.inf
-    places = np.array([4, 0, 3, 2])
+    rows = np.array([4, 0, 3, 2])
     slopes = np.array([1.44, 1.44, 0.2, 90.0], np.float32)
-    args = (logits, places, logits[places].max(axis=1), slopes)
+    args = (logits, rows, logits[rows].max(axis=1), slopes)
     masses = row_ops.block_masses(*args)
     assert masses.any(axis=1).all()
     assert np.array_equal(masses, reference_arrays.block_masses(*args))
     logits[3, 70] = np.nan
-    found = row_ops.block_maxima(logits, places)
-    assert np.array_equal(found, reference_arrays.block_maxima(logits, places), equal_nan=True)
+    found = row_ops.block_maxima(logits, rows)
+    assert np.array_equal(found, reference_arrays.block_maxima(logits, rows), equal_nan=True)
     assert np.isnan(found[2, 1])
 
 

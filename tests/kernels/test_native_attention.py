@@ -213,12 +213,12 @@ def test_int8_is_written_as_its_twin_writes_it() -> None:
     none = reference.widened(expected, torch.float32).isnan()
     assert none.sum() == 2 * 32
     assert torch.equal(reference.widened(found, torch.float32).isnan(), none)
-    kept = ~none.any(-1)
-    assert torch.equal(found[kept][:, 32:], expected[kept][:, 32:])
-    assert (found[kept].int() - expected[kept].int()).abs().max() <= 1
-    turned = torch.stack([heads[:, 2:4], heads[:, 4:]]).view((*kept.shape, 32))
-    step = reference.widened(found, torch.float32)[kept] - turned[kept]
-    assert (step.abs() <= turned[kept].abs().amax(-1, keepdim=True) / 127 * 0.51).all()
+    stored = ~none.any(-1)
+    assert torch.equal(found[stored][:, 32:], expected[stored][:, 32:])
+    assert (found[stored].int() - expected[stored].int()).abs().max() <= 1
+    rotated = torch.stack([heads[:, 2:4], heads[:, 4:]]).view((*stored.shape, 32))
+    step = reference.widened(found, torch.float32)[stored] - rotated[stored]
+    assert (step.abs() <= rotated[stored].abs().amax(-1, keepdim=True) / 127 * 0.51).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -227,5 +227,5 @@ def test_what_was_not_compiled_falls_back(dtype: torch.dtype) -> None:
     case = attention_case([1, 5], [30, 9], (4, 2, dim), None, True, dtype)
     expected = reference.attention(*case).float()
     assert (ours.attention(*case).float() - expected).abs().max() <= 1e-2 * expected.abs().max()
-    turned = rotary_case(6, (4, 2, dim), dim, False, dtype)
-    assert ours.rope_write_kv(*turned).shape == (6, 4, dim)
+    rotated = rotary_case(6, (4, 2, dim), dim, False, dtype)
+    assert ours.rope_write_kv(*rotated).shape == (6, 4, dim)

@@ -21,23 +21,23 @@ def test_rms_norm_equals_pytorch() -> None:
 
 def test_residual_is_the_sum() -> None:
     x, residual = normal(2, 5, 96, dtype=torch.float32)
-    normed, total = reference.rms_norm_residual(x, residual, torch.ones(96), 1e-5)
+    normalized, total = reference.rms_norm_residual(x, residual, torch.ones(96), 1e-5)
     torch.testing.assert_close(total, x + residual)
-    torch.testing.assert_close(normed, F.rms_norm(x + residual, (96,), None, 1e-5))
+    torch.testing.assert_close(normalized, F.rms_norm(x + residual, (96,), None, 1e-5))
 
 
-def test_rotary_turns_pairs_by_their_angle() -> None:
+def test_rotary_rotates_pairs_by_their_angle() -> None:
     """A pair (i, i + R/2) is a complex number, turned; what is beyond R stays."""
     x = normal(3, 2, 10, dtype=torch.float32)
     angles = normal(3, 4, dtype=torch.float32, seed=1)
     cos = torch.cat([angles.cos(), angles.cos()], -1)
     sin = torch.cat([-angles.sin(), angles.sin()], -1)
-    turned = reference.rotary(x, cos, sin)
+    rotated = reference.rotary(x, cos, sin)
     pairs = torch.complex(x[..., :4], x[..., 4:8])
     expected = pairs * torch.polar(torch.ones(3, 1, 4), angles[:, None])
-    torch.testing.assert_close(turned[..., :4], expected.real)
-    torch.testing.assert_close(turned[..., 4:8], expected.imag)
-    assert torch.equal(turned[..., 8:], x[..., 8:])
+    torch.testing.assert_close(rotated[..., :4], expected.real)
+    torch.testing.assert_close(rotated[..., 4:8], expected.imag)
+    assert torch.equal(rotated[..., 8:], x[..., 8:])
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])
@@ -51,12 +51,12 @@ def test_attention_equals_attention_written_out(window: int | None) -> None:
     ):
         for position in range(length - n, length):
             oldest = 0 if window is None else max(0, position + 1 - window)
-            places = [
+            rows = [
                 (int(layout.block_table[row, p // 8]), p % 8) for p in range(oldest, position + 1)
             ]
             for head in range(4):
-                keys = torch.stack([k_cache[b, o, head // 2] for b, o in places])
-                values = torch.stack([v_cache[b, o, head // 2] for b, o in places])
+                keys = torch.stack([k_cache[b, o, head // 2] for b, o in rows])
+                values = torch.stack([v_cache[b, o, head // 2] for b, o in rows])
                 probs = (keys @ query[token, head] * params.scale).softmax(0)
                 torch.testing.assert_close(out[token, head], probs @ values)
             token += 1

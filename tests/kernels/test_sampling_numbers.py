@@ -31,12 +31,12 @@ def test_what_is_far_away_weighs_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**62), WORD), min_size=1, max_size=9))
-def test_shares_are_products_of_128_bits(pairs: list[tuple[int, int]]) -> None:
+def test_shares_are_computed_in_128_bits(pairs: list[tuple[int, int]]) -> None:
     totals = np.array([total for total, _ in pairs])
     whole, rest = sampling_math.share_of(totals, np.array([bits for _, bits in pairs], np.uint64))
-    products = [total * bits for total, bits in pairs]
-    assert whole.tolist() == [product >> 64 for product in products]
-    assert rest.tolist() == [product % 2**64 for product in products]
+    wide = [total * bits for total, bits in pairs]
+    assert whole.tolist() == [value >> 64 for value in wide]
+    assert rest.tolist() == [value % 2**64 for value in wide]
 
 
 @given(st.floats(0, 1, exclude_max=True))

@@ -31,7 +31,7 @@ def shared_case(heads: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, .
     query, k_cache, v_cache, layout, *rest = device_case(
         queries, lens, heads, None, dtype, padding=1, block_size=BLOCK_SIZE
     )
-    places = torch.full([25], -1, dtype=torch.int32)
+    index = torch.full([25], -1, dtype=torch.int32)
     stands = torch.full([5 * SHARED_MEMBERS], -1, dtype=torch.int32)
     tile_lens = torch.zeros(5, dtype=torch.int32)
     tile = 0
@@ -42,10 +42,10 @@ def shared_case(heads: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, .
             part = torch.tensor(rows[begin : begin + SHARED_MEMBERS], dtype=torch.int32)
             first = tile * SHARED_MEMBERS
             stands[first : first + len(part)] = part
-            places[part] = torch.arange(first, first + len(part), dtype=torch.int32)
+            index[part] = torch.arange(first, first + len(part), dtype=torch.int32)
             tile_lens[tile] = length * SHARED_TOKENS
             tile += 1
-    shared = SharedPrefixes(torch.tensor([tile], dtype=torch.int32), places, stands, tile_lens)
+    shared = SharedPrefixes(torch.tensor([tile], dtype=torch.int32), index, stands, tile_lens)
     layout = dataclasses.replace(layout, shared=shared, _derived={})
     return query, k_cache, v_cache, layout, *rest
 

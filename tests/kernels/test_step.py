@@ -33,8 +33,8 @@ def test_inputs_join_what_was_sent_with_what_was_drawn() -> None:
     packed, sections, last_tokens, block_table, inputs, block_size = packed_step(seed=1)
     sent_step = sections.cut(packed)
     expected_table = block_table.clone()
-    for place, block_id in sent_step.block_changes[: int(sent_step.header[0])].tolist():
-        expected_table.view(-1)[place] = block_id
+    for index, block_id in sent_step.block_changes[: int(sent_step.header[0])].tolist():
+        expected_table.view(-1)[index] = block_id
     reference_step.build_inputs(packed, sections, last_tokens, block_table, inputs, block_size)
     assert torch.equal(block_table, expected_table)
     ids, positions, slots = inputs.tolist()

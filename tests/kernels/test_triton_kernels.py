@@ -62,7 +62,7 @@ def with_dtypes(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     """
     rows, dtypes = [], list(TOLERANCES)
     for cells in itertools.product(*map(enumerate, columns)):
-        turn = sum(place for place, _ in cells) % len(dtypes)
+        turn = sum(index for index, _ in cells) % len(dtypes)
         chosen = dtypes if ON_GPU else dtypes[turn : turn + 1]
         rows += [(*(value for _, value in cells), dtype) for dtype in chosen]
     return rows
@@ -161,22 +161,20 @@ CONFIGS = [
 ]
 
 
-PRODUCTS = [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)]
+GEMM_CASES = [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)]
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", PRODUCTS)
-def test_products_with_all_that_may_be_fused(
-    shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("shape", GEMM_CASES)
+def test_gemms_with_all_that_may_be_fused(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Each is compiled anew, so a dtype has two of the four ways of a shape on a GPU."""
     m, n, k = shape
-    turn = PRODUCTS.index(shape) + list(TOLERANCES).index(dtype)
+    turn = GEMM_CASES.index(shape) + list(TOLERANCES).index(dtype)
     for config in CONFIGS[turn % 2 :: 2] if ON_GPU else CONFIGS[m % 3 :: 3]:
-        _compare_products(m, n, k, config, dtype)
+        _compare_gemms(m, n, k, config, dtype)
 
 
-def _compare_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
+def _compare_gemms(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
     x, bias = normal(m, k, dtype=dtype), normal(n, dtype=dtype, seed=1)
     weight = (normal(n, k, dtype=dtype, seed=2) / k**0.5).to(dtype)
     residual, norm_weight = normal(m, n, dtype=dtype, seed=3), normal(n, dtype=dtype, seed=4)
@@ -186,15 +184,15 @@ def _compare_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch
     x32, weight32, bias32, residual32, norm32, after32 = (a.float() for a in given)
     exact = reference.skinny_gemm(x32, weight32, bias32, residual32, None, 0.0, False)
     close_to_exact(skinny_gemm(x, weight, bias=bias, residual=residual, config=config), exact)
-    normed = skinny_gemm_norm(x, weight, residual, norm_weight, 1e-5, bias=bias, config=config)
-    close_to_exact(normed.residual, exact)
+    normalized = skinny_gemm_norm(x, weight, residual, norm_weight, 1e-5, bias=bias, config=config)
+    close_to_exact(normalized.residual, exact)
     # from here on with what was stored, so that no earlier rounding counts
-    stream = normed.residual.float()
-    close_to_exact(normed.rows, stream * norm32)
-    close_to_exact(normed.squares.sum(0) / n, stream.square().mean(-1))
-    divided = normed.rows.float() * torch.rsqrt(stream.square().mean(-1, keepdim=True) + 1e-5)
+    stream = normalized.residual.float()
+    close_to_exact(normalized.rows, stream * norm32)
+    close_to_exact(normalized.squares.sum(0) / n, stream.square().mean(-1))
+    divided = normalized.rows.float() * torch.rsqrt(stream.square().mean(-1, keepdim=True) + 1e-5)
     exact = reference.skinny_gemm(divided, after32, None, None, None, 0.0, True)
-    close_to_exact(skinny_gemm_silu(normed, after, config=config), exact)
+    close_to_exact(skinny_gemm_silu(normalized, after, config=config), exact)
     assert not workspace(DEVICE).counters.any()
 
 
@@ -204,7 +202,7 @@ FP8_CONFIGS = [
     SkinnyConfig(64, 128, 3, per_sm=1),
     SkinnyConfig(128, 64, 2, per_sm=2, warps=8),
 ]
-FORMS = ["fp8", "bytes"] if not ON_GPU or multiplies_fp8(DEVICE) else ["bytes"]
+FP8_PATHS = ["fp8", "bytes"] if not ON_GPU or multiplies_fp8(DEVICE) else ["bytes"]
 
 
 def in_fp8(x: Tensor) -> Tensor:
@@ -217,20 +215,20 @@ def in_fp8(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", PRODUCTS)
-def test_products_with_weights_in_fp8(
-    shape: tuple[int, int, int], form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fp8_path", FP8_PATHS)
+@pytest.mark.parametrize("shape", GEMM_CASES)
+def test_gemms_with_weights_in_fp8(
+    shape: tuple[int, int, int], fp8_path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a shape's ways are shared out among forms and dtypes, all of them each time."""
-    monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: form == "fp8")
+    monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: fp8_path == "fp8")
     m, n, k = shape
-    turn = PRODUCTS.index(shape) + 2 * FORMS.index(form) + (dtype == torch.bfloat16)
+    turn = GEMM_CASES.index(shape) + 2 * FP8_PATHS.index(fp8_path) + (dtype == torch.bfloat16)
     for config in FP8_CONFIGS[turn % 4 :: 4] if ON_GPU else FP8_CONFIGS[m % 3 :: 3]:
-        _compare_fp8_products(m, n, k, config, dtype)
+        _compare_fp8_gemms(m, n, k, config, dtype)
 
 
-def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
+def _compare_fp8_gemms(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
     """Each with an x that is FP8 already, so that the twin, which does not round it, must agree."""
     given = [
         in_fp8(normal(m, k, dtype=dtype)),
@@ -239,19 +237,19 @@ def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: t
         normal(n, dtype=dtype, seed=4),
         *reference.quantize_fp8(normal(n, k, dtype=dtype, seed=2) / k**0.5),
     ]
-    x, bias, residual, norm_weight, *kept = map(moved, given)
-    weight = Fp8Weight(*kept)
-    exact = reference.linear_fp8(x.float(), *kept, bias) + residual.float()
+    x, bias, residual, norm_weight, *quantized = map(moved, given)
+    weight = Fp8Weight(*quantized)
+    exact = reference.linear_fp8(x.float(), *quantized, bias) + residual.float()
     close_to_exact(skinny_gemm(x, weight, bias=bias, residual=residual, config=config), exact)
-    normed = skinny_gemm_norm(x, weight, residual, norm_weight, 1e-5, bias=bias, config=config)
-    close_to_exact(normed.residual, exact)
-    stream = normed.residual.float()
+    normalized = skinny_gemm_norm(x, weight, residual, norm_weight, 1e-5, bias=bias, config=config)
+    close_to_exact(normalized.residual, exact)
+    stream = normalized.residual.float()
     squares = stream.square().mean(-1, keepdim=True)
-    normed = dataclasses.replace(normed, rows=in_fp8(normed.rows))
+    normalized = dataclasses.replace(normalized, rows=in_fp8(normalized.rows))
     after = reference.quantize_fp8(moved(normal(66, n, dtype=dtype, seed=5) / n**0.5))
-    divided = normed.rows.float() * torch.rsqrt(squares + 1e-5)
+    divided = normalized.rows.float() * torch.rsqrt(squares + 1e-5)
     gate, up = reference.linear_fp8(divided, *after, None).unflatten(-1, (-1, 2)).unbind(-1)
-    ours = skinny_gemm_silu(normed, Fp8Weight(*after), config=config)
+    ours = skinny_gemm_silu(normalized, Fp8Weight(*after), config=config)
     # Hopper's FP8 products are added up with fewer bits than float32 has
     close_to_exact(ours, F.silu(gate) * up, slack=2.0)
     assert not workspace(DEVICE).counters.any()
@@ -291,16 +289,16 @@ def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
 @pytest.mark.parametrize("tokens", [1, 64, 65, 300])
 def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
     x = moved(normal(tokens, 512, dtype=torch.bfloat16) * 3)
-    kept = reference.quantize_fp8(moved(normal(256, 512, dtype=torch.bfloat16, seed=1)))
+    quantized = reference.quantize_fp8(moved(normal(256, 512, dtype=torch.bfloat16, seed=1)))
     codes, scale = reference.quantize_rows(x)
-    exact = reference.linear_fp8(codes.float() * scale, *kept, None)
-    close_to_exact(triton_operations.linear_fp8(x, *kept, None), exact)
+    exact = reference.linear_fp8(codes.float() * scale, *quantized, None)
+    close_to_exact(triton_operations.linear_fp8(x, *quantized, None), exact)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="the library's product is the GPU's")
 @pytest.mark.parametrize("tokens", [65, 300])
-def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: int) -> None:
+def test_layers_round_rows_as_before_a_linear(tokens: int) -> None:
     x, residual = moved(normal(2, tokens, 512, dtype=torch.bfloat16))
     norm = moved(normal(512, dtype=torch.bfloat16, seed=1))
     out, gate_up, down = (
@@ -322,7 +320,7 @@ def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: 
 
 
 @DTYPES
-def test_the_librarys_product_may_add_to_the_residual(
+def test_the_librarys_gemm_may_add_to_the_residual(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one of many rows does; `skinny_gemm` has fewer of them, or a bias."""
@@ -345,7 +343,7 @@ def test_the_librarys_product_may_add_to_the_residual(
         close(triton_operations.normalized_rows(got), expected.rows)
 
 
-def test_gate_and_up_take_turns() -> None:
+def test_gate_and_up_are_interleaved() -> None:
     weight = torch.arange(6)[:, None].expand(6, 2)
     assert interleave_gate_up(weight)[:, 0].tolist() == [0, 3, 1, 4, 2, 5]
 
@@ -362,20 +360,20 @@ def test_the_bound_of_programs_that_share_a_tile_holds(n: int, k: int, num_sms: 
         units = -(-n // config.block_n) * k_tiles
         assert 1 <= programs <= units
         begins = [program * units // programs for program in range(programs + 1)]
-        sharing = [0] * (units // k_tiles)
+        num_programs = [0] * (units // k_tiles)
         for begin, end in itertools.pairwise(begins):
             for tile in range(begin // k_tiles, (end - 1) // k_tiles + 1):
-                sharing[tile] += 1
-        assert max(sharing) <= parts
+                num_programs[tile] += 1
+        assert max(num_programs) <= parts
 
 
 @DTYPES
 @pytest.mark.parametrize("heads", [(4, 2, 64), (7, 1, 80), (2, 2, 96), (2, 1, 256)])
-def test_decodes_whatever_the_way_they_are_cut(
+def test_decodes_with_any_split_of_the_context(
     heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     wide = heads[2] > 128  # of which two tiles of 64 in float32 are more than shared memory holds
-    ways = [
+    configs = [
         (16, None, DecodeConfig(32, 3, 2)),
         (48, 40, DecodeConfig(16, 3, 2)),
         (
@@ -384,12 +382,12 @@ def test_decodes_whatever_the_way_they_are_cut(
             DecodeConfig(32 if wide else 64, 3 if dtype == torch.float32 else 5, 1, min_units=3),
         ),
     ]
-    for block_size, window, way in ways if ON_GPU else ways[heads[0] % 2 :: 2]:
+    for block_size, window, config in configs if ON_GPU else configs[heads[0] % 2 :: 2]:
         case = attention_case([1, 1, 1], [33, 1, 150], heads, window, True, dtype, block_size)
         query, k_cache, v_cache, layout, params = map(moved, case)
-        plan = make_plan(layout, window or 0, way, 16, k_cache.shape[2])
+        plan = make_plan(layout, window or 0, config, 16, k_cache.shape[2])
         out = torch.full_like(query, float("nan"))
-        decode_attention(query, k_cache, v_cache, layout, plan, params, out, way,
+        decode_attention(query, k_cache, v_cache, layout, plan, params, out, config,
                          pdl=launches_early(DEVICE))  # fmt: skip
         close(out, reference.attention(*case))
     assert not workspace(DEVICE).counters.any()
@@ -417,7 +415,7 @@ def test_rows_of_a_device_layout_come_in_any_order(
 
 
 @DTYPES
-def test_heads_of_fewer_dimensions_than_a_product_takes(dtype: torch.dtype) -> None:
+def test_heads_of_fewer_dimensions_than_a_dot_takes(dtype: torch.dtype) -> None:
     case = attention_case([1, 1, 20], [9, 70, 30], (6, 3, 8), None, True, dtype)
     close(kernels_for("cuda").attention(*map(moved, case)), reference.attention(*case))
 

@@ -72,9 +72,9 @@ def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) ->
         has_decodes=True,
         has_prefills=True,
     )
-    places = torch.tensor([*positions, 0, 0], device=device)
+    padded_positions = torch.tensor([*positions, 0, 0], device=device)
     with torch.inference_mode():
-        hidden = model(tokens.to(device), places, ForwardContext(layout, caches))
+        hidden = model(tokens.to(device), padded_positions, ForwardContext(layout, caches))
         return model.compute_logits(hidden)[: sum(queries)].float().cpu()
 
 

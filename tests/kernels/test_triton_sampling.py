@@ -53,8 +53,8 @@ class Table:
     def on_device(
         self, logits: Tensor, rows: list[int], positions: list[int]
     ) -> tuple[list[int], list[int]]:
-        places = torch.tensor([rows, positions], dtype=torch.int32, device=DEVICE)
-        tokens, status = self.device.sample(logits.to(DEVICE), places[0], places[1])
+        indices = torch.tensor([rows, positions], dtype=torch.int32, device=DEVICE)
+        tokens, status = self.device.sample(logits.to(DEVICE), indices[0], indices[1])
         return tokens.tolist(), status.tolist()
 
     def on_host(self, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
@@ -138,16 +138,16 @@ def test_padding_rows_and_rows_that_are_not_finite_leave_the_others_alone() -> N
     table = Table(params_list, 200, FEW)
     clean = normal(7, 200)
     logits = clean.clone()
-    for place, poison in ((1, torch.nan), (3, -torch.nan), (4, torch.inf)):
-        logits[place, 170] = poison
+    for row, poison in ((1, torch.nan), (3, -torch.nan), (4, torch.inf)):
+        logits[row, 170] = poison
     logits[5] = -torch.inf
     rows, positions = [0, 1, -1, 2, 0, 2, 1], [5] * 7
     tokens, status = table.on_device(logits, rows, positions)
     assert status == [0, 1, 0, 1, 1, 1, 0]
     assert tokens[2] == 0
-    for place in (0, 6):
-        alone = table.on_host(clean[place : place + 1], rows[place : place + 1], [5])
-        assert [tokens[place]] == alone
+    for row in (0, 6):
+        alone = table.on_host(clean[row : row + 1], rows[row : row + 1], [5])
+        assert [tokens[row]] == alone
     assert not table.device._scratch.counters.any()  # all is as before, for the next call
     assert not table.device._scratch.bin_masses.any()
 

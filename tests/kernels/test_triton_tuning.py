@@ -81,20 +81,23 @@ def test_what_is_chosen_for_odd_shapes_can_be_launched(
 ) -> None:
     n, k = shape
     many = itemsize == 1 and m > 16
-    way: Any = fp8_gemm_config(m, n, k, H200) if many else None
+    config: Any = fp8_gemm_config(m, n, k, H200) if many else None
     if not many and m <= 64:
-        way = skinny_gemm_config(m, n, k, itemsize, H200, hopper=True)
-    if way is None:
+        config = skinny_gemm_config(m, n, k, itemsize, H200, hopper=True)
+    if config is None:
         return
-    assert isinstance(way, RingConfig | SkinnyConfig)
+    assert isinstance(config, RingConfig | SkinnyConfig)
     block_m = max(8, 1 << (m - 1).bit_length())
-    assert way.split * -(-n // way.block_n) * way.block_n * block_m <= NUM_PARTIALS or way.split < 2
-    if isinstance(way, RingConfig):
-        assert way.stages >= 2
+    assert (
+        config.split * -(-n // config.block_n) * config.block_n * block_m <= NUM_PARTIALS
+        or config.split < 2
+    )
+    if isinstance(config, RingConfig):
+        assert config.stages >= 2
         rows_of_x = 0 if itemsize == 1 and m <= 16 else block_m
-        assert 128 * way.stages * way.tiles * (way.block_n + rows_of_x) <= 226 * 1024
-        assert way.split == 1 or way.split * way.tiles * 128 <= k * itemsize
-    assert m > 4 or isinstance(way, RingConfig)
+        assert 128 * config.stages * config.tiles * (config.block_n + rows_of_x) <= 226 * 1024
+        assert config.split == 1 or config.split * config.tiles * 128 <= k * itemsize
+    assert m > 4 or isinstance(config, RingConfig)
 
 
 def test_tuned_shapes_have_configs_worth_trying() -> None:
@@ -154,7 +157,7 @@ def test_the_library_serves_what_no_hopper_kernel_can_read() -> None:
     assert not library_is_faster(16, 6144, 4100, 1, H200, hopper=True)  # of 8 bits
 
 
-def test_ways_of_one_gpu_do_not_serve_another() -> None:
+def test_configs_of_one_gpu_do_not_serve_another() -> None:
     assert skinny_gemm_config(16, *QKV_8B, 108, hopper=False) == default_skinny_config(
         16, *QKV_8B, 108
     )
@@ -168,23 +171,21 @@ def test_a_ring_serves_what_the_copy_engine_can_step_through() -> None:
     plain = ((1, 5120, 2, True), (64, 5120, 2, True), (1, 5116, 2, False), (1, 5120, 4, False))
     codes = ((1, 5120, 1, True), (16, 5120, 1, True), (17, 5120, 1, False), (1, 5112, 1, False))
     for m, k, itemsize, ring in measured + plain + codes:
-        way = skinny_gemm_config(m, 6144, k, itemsize, H200, hopper=True)
-        assert isinstance(way, RingConfig) == ring
+        config = skinny_gemm_config(m, 6144, k, itemsize, H200, hopper=True)
+        assert isinstance(config, RingConfig) == ring
         assert not isinstance(
             skinny_gemm_config(m, 6144, k, itemsize, H200, hopper=False), RingConfig
         )
 
 
 @pytest.mark.parametrize(("head_dim", "padded"), [(8, 16), (16, 16), (80, 128), (128, 128)])
-def test_attention_computes_with_as_many_dimensions_as_products_take(
-    head_dim: int, padded: int
-) -> None:
+def test_attention_pads_heads_to_the_dimensions_of_a_dot(head_dim: int, padded: int) -> None:
     assert (
         attention_config.padded_head_dim(torch.empty(1, 16, 2, head_dim, device="meta")) == padded
     )
 
 
-def test_the_way_of_prefill_attention_was_measured() -> None:
+def test_the_prefill_attention_config_was_measured() -> None:
     result = json.loads((RESULTS / "gpu_kernels.json").read_text())
     for head_dim, model, group in ((128, "8b", 4), (64, "1b", 4)):
         cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
@@ -200,8 +201,8 @@ def test_keys_of_prompts_are_shared_out_where_that_was_faster() -> None:
         dtype = reference.FP8 if row["kv_dtype"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-        way = attention_config.choose_hopper_config(cache, row["tokens"], 4, H200)
-        assert way.split == (row["us"]["keys"] < 0.95 * row["us"]["queries"]), row["batch"]
+        config = attention_config.choose_hopper_config(cache, row["tokens"], 4, H200)
+        assert config.split == (row["us"]["keys"] < 0.95 * row["us"]["queries"]), row["batch"]
 
 
 def test_short_prompts_have_the_kernel_that_was_faster() -> None:
@@ -212,9 +213,7 @@ def test_short_prompts_have_the_kernel_that_was_faster() -> None:
 
 @pytest.mark.parametrize("tokens", [4, 32, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, reference.FP8])
-def test_decode_attention_has_room_for_its_programs_and_in_16_bits_for_no_other(
-    dtype: torch.dtype, tokens: int
-) -> None:
+def test_decode_attention_programs_fill_the_registers(dtype: torch.dtype, tokens: int) -> None:
     """By the 65,536 registers of a multiprocessor."""
     cache = torch.empty(1, 16, 8, 128, dtype=dtype, device="meta")
     for group in (4, 16):
@@ -224,7 +223,7 @@ def test_decode_attention_has_room_for_its_programs_and_in_16_bits_for_no_other(
         assert dtype == reference.FP8 or (cut.per_sm + 1) * registers > 2**16
 
 
-def test_the_way_of_decode_attention_was_measured() -> None:
+def test_the_decode_attention_config_was_measured() -> None:
     """Whatever keys and values are kept in."""
     rows = json.loads((RESULTS / "gpu_decode.json").read_text())["decode"]
     assert {(row["model"], row["kv_dtype"]) for row in rows} == set(
@@ -234,5 +233,5 @@ def test_the_way_of_decode_attention_was_measured() -> None:
         dtype = reference.FP8 if row["kv_dtype"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-        way = attention_config.decode_config(cache, int(row["batch"].split()[0]))
-        assert dataclasses.asdict(way) in [each["config"] for each in row["configs"]]
+        config = attention_config.decode_config(cache, int(row["batch"].split()[0]))
+        assert dataclasses.asdict(config) in [each["config"] for each in row["configs"]]

@@ -186,7 +186,7 @@ def _linear_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield (codes.float() * scale).to(dtype), Fp8Weight(*stored), bias
 
 
-def _integer_products(
+def _int_linear_cases(
     dtype: torch.dtype, quantize: Callable[[Tensor], Any]
 ) -> Iterator[tuple[Any, ...]]:
     for tokens, rows, columns in ((0, 64, 64), (1, 509, 96), (7, 48, 1024), (40, 208, 96)):
@@ -197,14 +197,14 @@ def _integer_products(
 
 def _linear_int8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Hadamard-rotated, and not."""
-    for x, weight, bias in _integer_products(dtype, reference_quantized.quantize_int8):
+    for x, weight, bias in _int_linear_cases(dtype, reference_quantized.quantize_int8):
         yield x, weight, bias
         yield x, replace(weight, hadamard=False), bias
 
 
 def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Hadamard-rotated, and not, with zero points."""
-    for x, weight, bias in _integer_products(dtype, reference_quantized.quantize_int4):
+    for x, weight, bias in _int_linear_cases(dtype, reference_quantized.quantize_int4):
         yield x, weight, bias
         zeros = torch.arange(weight.scale.numel()).view_as(weight.scale) % 16
         yield x, replace(weight, zeros=zeros.to(torch.uint8), hadamard=False), bias
@@ -265,20 +265,20 @@ def _penalise(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield normal(num_rows, vocab, dtype=torch.float32).mul_(9), rows, counts, penalties
 
 
-def _products(dtype: torch.dtype) -> Iterator[tuple[ResidualState, Tensor, Tensor | None]]:
+def _linear_cases(dtype: torch.dtype) -> Iterator[tuple[ResidualState, Tensor, Tensor | None]]:
     """Streams before and behind their division, weights, with a bias or none."""
     for tokens in (1, 6, 123):
         residual, norm = normal(tokens, 96, dtype=dtype), normal(96, dtype=dtype, seed=1)
-        normed = ResidualState(residual, reference.rms_norm(residual, norm, 1e-5), norm, 1e-5)
+        normalized = ResidualState(residual, reference.rms_norm(residual, norm, 1e-5), norm, 1e-5)
         squares = residual.float().square().view(tokens, 2, 48).sum(-1).T.contiguous()
         deferred = ResidualState(residual, residual * norm, norm, 1e-5, squares)
         weight = (normal(78, 96, dtype=dtype, seed=2) / 10).to(dtype)
         for bias in (None, normal(78, dtype=dtype, seed=3)):
-            for stream in (normed, deferred) if tokens <= 64 else (normed,):
+            for stream in (normalized, deferred) if tokens <= 64 else (normalized,):
                 yield stream, weight, bias
 
 
-TURNED_HEADS = [  # (Hq, Hkv, D), how many dimensions are turned, whether there are norms
+ROPE_HEADS = [  # (Hq, Hkv, D), how many dimensions are turned, whether there are norms
     ((4, 2, 32), 32, True),
     ((3, 1, 64), 64, False),
     ((2, 1, 32), 24, True),
@@ -286,26 +286,26 @@ TURNED_HEADS = [  # (Hq, Hkv, D), how many dimensions are turned, whether there 
 ]
 
 
-def _linear_turned(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for heads, rotary_dim, norms in TURNED_HEADS:
+def _linear_rope(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for heads, rotary_dim, norms in ROPE_HEADS:
         num_rows = (heads[0] + 2 * heads[1]) * heads[2]
-        for stream, _, bias in _products(dtype):
+        for stream, _, bias in _linear_cases(dtype):
             tokens = len(stream.residual)
-            turning = rope_case(tokens, heads, rotary_dim, norms, dtype)
+            rope = rope_case(tokens, heads, rotary_dim, norms, dtype)
             weight = normal(num_rows, 96, dtype=dtype, seed=6) / 10
             if bias is not None:
                 bias = normal(num_rows, dtype=dtype, seed=7)
-            yield stream, weight, bias, turning
+            yield stream, weight, bias, rope
 
 
-def _normed_rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for stream, _, bias in _products(dtype):
+def _normalized_rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for stream, _, bias in _linear_cases(dtype):
         if bias is None:
             yield (stream,)
 
 
 def _linear_add_norm(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for stream, weight, bias in _products(dtype):
+    for stream, weight, bias in _linear_cases(dtype):
         if stream.squares is None:
             residual = normal(len(stream.rows), 78, dtype=dtype, seed=4)
             yield stream.rows, weight, bias, residual, normal(78, dtype=dtype, seed=5), 1e-5
@@ -322,11 +322,11 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rope_write_kv": _rotary_write_kv,
     "attention": _attention,
     "linear": _linear,
-    "normalized_rows": _normed_rows,
-    "rms_norm_linear": _products,
-    "qkv_rope_write_kv": _linear_turned,
-    "linear_silu": _products,
-    "linear_gelu": _products,
+    "normalized_rows": _normalized_rows,
+    "rms_norm_linear": _linear_cases,
+    "qkv_rope_write_kv": _linear_rope,
+    "linear_silu": _linear_cases,
+    "linear_gelu": _linear_cases,
     "linear_add_norm": _linear_add_norm,
     "quantize": _quantize_fp8,
     "linear_fp8": _linear_fp8,

@@ -221,7 +221,7 @@ TestBlockPoolMachine.settings = settings(
 )
 
 
-def test_states_tell_free_cached_used_and_shared_blocks() -> None:
+def test_states_distinguish_free_cached_used_and_shared_blocks() -> None:
     pool = BlockPool(5, on_removed=lambda _: None)
     shared, cached, used = pool.allocate(3)
     pool.register(shared, b"a")

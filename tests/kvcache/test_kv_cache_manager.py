@@ -136,7 +136,7 @@ def test_prompt_logprobs_need_every_position_computed() -> None:
     assert kv.get_computed_blocks(make_request("b", PROMPT, prompt_logprobs=0)) == []
 
 
-def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
+def test_without_prefix_caching_nothing_is_found_or_stored() -> None:
     kv = make_manager(caching=False)
     request = make_request("a", PROMPT)
     compute(kv, request)

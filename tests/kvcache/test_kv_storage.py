@@ -39,7 +39,7 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
     assert total == 7 * block_bytes([layer(2, 20)] * 3, 16, name)
     cache = HostCache.allocate([layer(2, 20)] * 3, 7, 16, name)
     assert [page.ctypes.data for page in cache.pages] == [
-        place for kv in cache.layers for place in kv
+        tensor for kv in cache.layers for tensor in kv
     ]
     assert sum(page.nbytes for page in cache.pages) == total
     assert not any(page.any() for page in cache.pages)
@@ -58,6 +58,6 @@ def test_layers_do_not_share_memory() -> None:
     assert not kv[1][0].any()
 
 
-def test_a_cache_that_memory_does_not_hold_is_told() -> None:
+def test_a_cache_that_does_not_fit_memory_is_an_error() -> None:
     with pytest.raises(MemoryError):
         HostCache.allocate([layer(8, 128)], 2**40, 16, "float32")

@@ -60,7 +60,7 @@ def test_a_fused_tensor_fills_all_parts() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (1, 6), (4,), (4, 6, 1), ()])
-def test_a_wrong_shape_is_told_and_nothing_is_broadcast(shape: tuple[int, ...]) -> None:
+def test_a_wrong_shape_is_an_error_and_nothing_is_broadcast(shape: tuple[int, ...]) -> None:
     layer = MergedColumnParallelLinear(fused(6, gate=4, up=4), OPTIONS)
     with pytest.raises(WeightShapeError, match=r"the model needs \[4, 6\]"):
         load(layer.weight, torch.zeros(shape), "up")
@@ -73,7 +73,7 @@ def test_loading_converts_the_data_type() -> None:
     torch.testing.assert_close(layer(torch.ones(1, 4)), torch.ones(1, 4))
 
 
-def test_only_one_form_of_a_weight_stays() -> None:
+def test_only_one_format_of_a_weight_stays() -> None:
     layer = RowParallelLinear(SQUARE, OPTIONS)
     load(layer.weight, torch.eye(4))
     layer.process_after_load()

@@ -92,7 +92,7 @@ def test_data_type_is_the_models() -> None:
     assert cos.shape == sin.shape == (3, 16)
 
 
-def test_kept_angles_are_those_of_the_positions_alone() -> None:
+def test_cached_angles_depend_on_positions_alone() -> None:
     """Whatever was asked before, and however far the table has grown."""
     rope = RopeSettings(
         kind="default", theta=1e4, rotary_dim=20, max_position=9000, original_max_position=9000

@@ -56,8 +56,8 @@ def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Ten
     """Codes [N, K] in int32 words [N, K · bits / 32]; order: of codes in a word, lowest first."""
     shared = 32 // bits
     found = np.zeros((len(codes), codes.shape[1] // shared), np.uint32)
-    for place, item in enumerate(order or range(shared)):
-        found |= codes[:, item::shared].numpy().astype(np.uint32) << np.uint32(place * bits)
+    for shift, item in enumerate(order or range(shared)):
+        found |= codes[:, item::shared].numpy().astype(np.uint32) << np.uint32(shift * bits)
     return torch.from_numpy(found.view(np.int32))
 
 
@@ -155,7 +155,7 @@ class Method:
 
     config: Mapping[str, Any]
     pack: Pack
-    kept: str | None = None
+    native_format: str | None = None
     skipped: tuple[str, ...] = ()
 
 

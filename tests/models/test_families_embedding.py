@@ -67,16 +67,16 @@ class Setup:
 
     def run(self, core: EngineCore, *, generating: int = 2) -> dict[str, RequestDelta]:
         """Ask for every pooling of every prompt, beside some answers; the last delta of each."""
-        for place, prompt in enumerate(self.prompts):
+        for index, prompt in enumerate(self.prompts):
             for number, pooling in enumerate(POOLINGS):
-                name = f"{place}/{number}"
+                name = f"{index}/{number}"
                 ask = AddRequest(
                     request_id=name, prompt_token_ids=prompt, sampling=DEFAULT_SAMPLING
                 )
                 core.handle(msgspec.structs.replace(ask, pooling=pooling))
-            if place < generating:
+            if index < generating:
                 draw = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
-                name = f"answer {place}"
+                name = f"answer {index}"
                 core.handle(AddRequest(request_id=name, prompt_token_ids=prompt, sampling=draw))
         ends: dict[str, RequestDelta] = {}
         while core.has_work:
@@ -88,9 +88,9 @@ class Setup:
         return ends
 
     def assert_as_transformers(self, ends: dict[str, RequestDelta]) -> None:
-        for place, states in enumerate(self.states):
+        for index, states in enumerate(self.states):
             for number, pooling in enumerate(POOLINGS):
-                delta = ends[f"{place}/{number}"]
+                delta = ends[f"{index}/{number}"]
                 assert (delta.finish_reason, delta.token_ids) == ("stop", [])
                 assert delta.embedding is not None
                 vector = np.frombuffer(delta.embedding, "<f4")
@@ -115,9 +115,9 @@ def test_whole_and_again_with_cached_prefixes(setup: Setup) -> None:
     setup.assert_as_transformers(setup.run(core))
     again = setup.run(core)
     setup.assert_as_transformers(again)
-    for place, length in enumerate(LENGTHS):
-        assert again[f"{place}/0"].num_cached_tokens == 0  # a mean needs every state
-        assert again[f"{place}/1"].num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+    for index, length in enumerate(LENGTHS):
+        assert again[f"{index}/0"].num_cached_tokens == 0  # a mean needs every state
+        assert again[f"{index}/1"].num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
 def test_in_chunks(setup: Setup) -> None:

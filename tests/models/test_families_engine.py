@@ -119,13 +119,13 @@ class Setup:
                 assert_close(answer.prompt_logprobs, prompt[1:], scores[: len(prompt) - 1])
 
 
-def assert_close(told: list[TokenLogprobs], token_ids: list[int], scores: Tensor) -> None:
+def assert_close(logprobs: list[TokenLogprobs], token_ids: list[int], scores: Tensor) -> None:
     """scores: float32 [N, V] of transformers, one row for each token told."""
-    assert [position.token_ids[0] for position in told] == token_ids
-    if not told:
+    assert [position.token_ids[0] for position in logprobs] == token_ids
+    if not logprobs:
         return
-    ids = torch.tensor([position.token_ids for position in told])
-    ours = torch.tensor([position.logprobs for position in told])
+    ids = torch.tensor([position.token_ids for position in logprobs])
+    ours = torch.tensor([position.logprobs for position in logprobs])
     assert ids.shape[1] == 1 + NUM_LOGPROBS
     assert (ours - scores.gather(1, ids)).abs().max() <= TOLERANCE
     best = scores.topk(NUM_LOGPROBS).values

@@ -85,8 +85,8 @@ def chi_square_p(counts: np.ndarray, expected: np.ndarray) -> float:
     if free == 0:
         return 1.0
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    spread = 2 / (9 * free)
-    z = ((statistic / free) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    scale = 2 / (9 * free)
+    z = ((statistic / free) ** (1 / 3) - (1 - scale)) / math.sqrt(scale)
     return math.erfc(z / math.sqrt(2)) / 2
 
 

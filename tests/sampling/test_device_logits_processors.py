@@ -108,7 +108,7 @@ def test_scores_are_the_hosts_log_probabilities(width: int) -> None:
     logits[7, :50], logits[8, 3] = -0.0, -torch.inf
     rows = torch.arange(89, 10, -1)
     drawn = torch.arange(len(rows), dtype=torch.int32) * 3 % 300
-    counts = [min(width, place % 7 * 50) for place in range(len(rows))]
+    counts = [min(width, index % 7 * 50) for index in range(len(rows))]
     expected = token_logprobs(logits[rows].numpy(), drawn.tolist(), counts)
     found = score(logits, rows, drawn, width).on_host().report(counts)
     for mine, theirs in zip(found, expected, strict=True):

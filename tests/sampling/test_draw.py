@@ -49,10 +49,10 @@ class PlainDraw:
         self.ids = sorted(range(len(row)), key=lambda i: (-row[i], i))
         peak = float(row[self.ids[0]])
         weights = [float(np.exp((float(row[i]) - peak) / temperature)) for i in self.ids]
-        kept = [weight for weight in weights if weight >= min_p][:top_k]
+        remaining = [weight for weight in weights if weight >= min_p][:top_k]
         # what weighs less than a unit of the weights weighs nothing
-        kept = [weight if weight >= UNIT else 0.0 for weight in kept]
-        self.running = np.cumsum(kept)
+        remaining = [weight if weight >= UNIT else 0.0 for weight in remaining]
+        self.running = np.cumsum(remaining)
         reached = top_p * self.running[-1]
         # a rounding may decide about a token on the edge
         self.is_clear = all(
@@ -118,12 +118,12 @@ def test_wide_filters_on_large_vocabularies(values: dict[str, float], scale: flo
     slack = 1e-6 * running[-1]
     for number, token in zip(numbers, filtered(row, numbers, **values), strict=True):
         # the same place in the distribution, but for the roundings of float32 masses
-        place, expected = plain.ids.index(token), plain.ids.index(plain.draw(number))
-        assert edges[expected] - slack <= edges[place + 1] <= edges[expected + 2] + slack
+        index, expected = plain.ids.index(token), plain.ids.index(plain.draw(number))
+        assert edges[expected] - slack <= edges[index + 1] <= edges[expected + 2] + slack
 
 
 @pytest.mark.parametrize("top_p", [1e-9, 0.5, 0.999])
-def test_one_token_is_always_kept(top_p: float) -> None:
+def test_one_token_always_remains(top_p: float) -> None:
     row = np.full(200, -50.0, np.float32)
     row[117] = 50.0
     assert filtered(row, EDGES, top_p=top_p) == [117] * 4
@@ -166,8 +166,8 @@ def test_tokens_without_probability_are_never_drawn(vocab: int, temperature: flo
     rows = Rows.of(row.repeat(len(numbers), 1).numpy())
     drawn = draw_any(rows, row_params(len(numbers), temperature=temperature), numbers)
     assert set(drawn.tolist()) <= set(possible.tolist())
-    kept = filtered(row.numpy(), list(numbers), temperature=temperature, top_p=0.999999)
-    assert set(kept) <= set(possible.tolist())
+    remaining = filtered(row.numpy(), list(numbers), temperature=temperature, top_p=0.999999)
+    assert set(remaining) <= set(possible.tolist())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -181,11 +181,11 @@ def test_masses_do_not_depend_on_the_batch(vocab: int, threads: int) -> None:
         rows = Rows.of(logits.numpy())
         together = rows.masses(temperature)
         for index in ([3], [8, 0], [5, 1, 3, 7], list(range(8, -1, -1))):
-            places = np.array(index)
-            alone = rows.select(places).masses(temperature[places])
-            assert np.array_equal(alone, together[places])
-            alone = Rows.of(logits[index].numpy()).masses(temperature[places])
-            assert np.array_equal(alone, together[places])
+            indices = np.array(index)
+            alone = rows.select(indices).masses(temperature[indices])
+            assert np.array_equal(alone, together[indices])
+            alone = Rows.of(logits[index].numpy()).masses(temperature[indices])
+            assert np.array_equal(alone, together[indices])
     finally:
         set_num_threads(before)
 

@@ -46,7 +46,7 @@ def test_small_vocabularies(vocab: int, count: int, seed: int, levels: int, data
         (20_001, 20_001),
     ],
 )
-def test_every_way_of_searching(vocab: int, width: int, levels: int) -> None:
+def test_every_search_strategy(vocab: int, width: int, levels: int) -> None:
     check(logits_with_ties(3, vocab, seed=vocab + width, levels=levels), width)
 
 

@@ -31,12 +31,12 @@ def expected_distribution(
         x[token] -= params.presence_penalty + params.frequency_penalty * answer.count(token)
     p = np.exp((x - x.max()) / params.temperature)
     order = np.argsort(-x, kind="stable")
-    kept = [i for i in order if p[i] >= params.min_p * p.max()]
-    kept = kept[: params.top_k] if params.top_k > 0 else kept
-    running = p[kept].cumsum()
-    kept = kept[: int(np.searchsorted(running, params.top_p * running[-1])) + 1]
+    remaining = [i for i in order if p[i] >= params.min_p * p.max()]
+    remaining = remaining[: params.top_k] if params.top_k > 0 else remaining
+    running = p[remaining].cumsum()
+    remaining = remaining[: int(np.searchsorted(running, params.top_p * running[-1])) + 1]
     cut = np.zeros_like(p)
-    cut[kept] = p[kept]
+    cut[remaining] = p[remaining]
     return cut / cut.sum()
 
 

@@ -22,7 +22,7 @@ EVERYTHING = SamplingParams(
 )
 
 
-class AnyForm:
+class AnyGrammar:
     """Lets everything through."""
 
     is_accepting = True
@@ -37,7 +37,7 @@ class AnyForm:
 
 def set_row(state: SamplingState, row: int, params: SamplingParams, seed: int = 0) -> None:
     words = [[4, 5]] if params.bad_words else []
-    matcher = AnyForm() if params.bad_words else None
+    matcher = AnyGrammar() if params.bad_words else None
     state.set_row(row, params, seed=seed, eos_token_ids=[0], bad_words_ids=words, matcher=matcher)
 
 

@@ -56,8 +56,8 @@ def draw(
     """Sample one row that prefers the tokens `best`, and a bystander."""
     logits = torch.zeros(2, VOCAB)
     logits[:, 7] = 5.0  # banned by every form
-    for place, token_id in enumerate(best):
-        logits[0, token_id] = 20.0 - place
+    for index, token_id in enumerate(best):
+        logits[0, token_id] = 20.0 - index
     state = SamplingState(2, VOCAB)
     matcher = WordMatcher(WORDS) if matcher is None else matcher
     state.set_row(0, sampling, seed=1, eos_token_ids=[EOS], bad_words_ids=[], matcher=matcher)
@@ -88,7 +88,7 @@ def test_an_answer_is_whole_when_nothing_can_follow() -> None:
     assert not draw(GREEDY, [1], best=[2]).grammar_terminated[0]
 
 
-def test_draws_keep_to_the_form() -> None:
+def test_sampled_tokens_follow_the_grammar() -> None:
     for seed in range(30):
         params = SamplingParams(temperature=5.0, seed=seed, top_p=0.99)
         assert draw(params, [1], best=[5, 6]).token_ids[0] == 2

@@ -255,7 +255,7 @@ class Simulation:
         assert len(self.in_flight) < self.depth
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
-            self._check_turns(plan)
+            self._check_order(plan)
             assert plan.num_tokens <= self.config.max_num_batched_tokens
             self._check_threshold(plan)
             everyone = {entry.request_id for entry in plan.scheduled}
@@ -270,7 +270,7 @@ class Simulation:
         if threshold and crowded and self.config.enable_chunked_prefill:
             assert all(entry.num_tokens <= threshold for entry in plan.scheduled)
 
-    def _check_turns(self, plan: SchedulerOutput) -> None:
+    def _check_order(self, plan: SchedulerOutput) -> None:
         """With due times, the budget cuts no prompt that is before another which gets tokens."""
         is_on = self.config.enable_chunked_prefill
         if self.config.ttft_target_ms is None or not is_on:
@@ -296,7 +296,7 @@ class Simulation:
             assert not (cut and entry), f"{request.request_id} got its turn too early"
             cut = cut or entry is None or (entry.num_tokens < limit and not entry.samples)
 
-    def settle(self) -> list[RequestDelta]:
+    def finish_step(self) -> list[RequestDelta]:
         """Take the result of the oldest step in flight."""
         plan, output = self.in_flight.popleft()
         self.now += 0.001 * plan.num_tokens
@@ -309,7 +309,7 @@ class Simulation:
         """One turn of the engine's loop."""
         plan = self.schedule() if len(self.in_flight) < self.depth else None
         if self.in_flight and (plan is None or len(self.in_flight) == self.depth):
-            self.settle()
+            self.finish_step()
         self.check()
         return plan
 
@@ -334,9 +334,9 @@ class Simulation:
 
     def _note(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
         for delta in deltas:
-            told = self.deltas[delta.request_id]
-            assert not told or told[-1].finish_reason is None, "told after its end"
-            told.append(delta)
+            sent = self.deltas[delta.request_id]
+            assert not sent or sent[-1].finish_reason is None, "told after its end"
+            sent.append(delta)
             self.unchecked.add(delta.request_id)
         return deltas
 
@@ -365,10 +365,10 @@ class Simulation:
             assert request.num_preemptions <= MAX_PREEMPTIONS
             assert request.num_in_flight_tokens >= 0
         for request_id in self.unchecked:
-            self._check_told(self.requests[request_id])
+            self._check_reported(self.requests[request_id])
         self.unchecked.clear()
 
-    def _check_told(self, request: Request) -> None:
+    def _check_reported(self, request: Request) -> None:
         assert request.is_finished == (self.finish_reason(request) is not None)
         answer, alone = self.answer(request), self.alone[request.request_id]
         assert answer == alone[: len(answer)]

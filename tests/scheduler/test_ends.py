@@ -15,7 +15,7 @@ from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
 
 
-def test_every_way_to_end() -> None:
+def test_every_finish_reason() -> None:
     prompt = [1, 2, 3]
     message = AddRequest(
         request_id="x", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=30)
@@ -49,7 +49,7 @@ def test_every_way_to_end() -> None:
     assert run(min_tokens=at_least) == (until(eos, at_least - 1), "stop", None)
 
 
-def test_who_waits_for_the_end_is_told_the_first_token_and_then_all_others() -> None:
+def test_who_waits_for_the_end_gets_the_first_token_and_then_all_others() -> None:
     sim = Simulation(depth=2)
     request = sim.add(4, max_tokens=8, stream=False)
     scored = sim.add(4, max_tokens=8, stream=False, prompt_logprobs=0)
@@ -73,11 +73,11 @@ def test_abort_in_every_state_and_twice() -> None:
         [delta] = sim.abort(request.request_id, "unknown", request.request_id)
         assert (delta.request_id, delta.finish_reason) == (request.request_id, "abort")
         assert sim.abort(request.request_id) == []
-    assert sim.settle() == []  # nobody is left to hear the tokens
+    assert sim.finish_step() == []  # nobody is left to hear the tokens
     sim.check_idle()
 
 
-def test_what_left_the_batch_is_told_with_the_next_plan() -> None:
+def test_rows_that_left_the_batch_are_in_the_next_plan() -> None:
     sim = Simulation()
     sim.add(4)
     sim.step()
@@ -108,15 +108,15 @@ def test_a_result_for_a_request_that_left_does_not_reach_its_namesake() -> None:
     twin = Request(sim.messages["r0"], arrival=1, max_model_len=sim.max_model_len)
     sim.scheduler.add(twin)
     sim.schedule()
-    assert sim.settle() == []
+    assert sim.finish_step() == []
     assert twin.num_output_tokens == 0
 
 
 def test_a_request_with_damaged_logits_fails_alone() -> None:
     sim = Simulation()
-    damaged, neighbour = sim.add(9), sim.add(9)
+    damaged, other = sim.add(9), sim.add(9)
     sim.schedule(failing={"r0"})
-    deltas = {delta.request_id: delta for delta in sim.settle()}
+    deltas = {delta.request_id: delta for delta in sim.finish_step()}
     assert deltas["r0"].finish_reason == "error"
     assert "non-finite numbers" in (deltas["r0"].error or "")
     assert deltas["r0"].token_ids == []
@@ -124,7 +124,7 @@ def test_a_request_with_damaged_logits_fails_alone() -> None:
     again = sim.add(sim.messages["r0"].prompt_token_ids)
     assert sim.kv.get_computed_blocks(again) == []
     sim.drain()
-    assert sim.answer(neighbour) == sim.alone["r1"]
+    assert sim.answer(other) == sim.alone["r1"]
     assert sim.answer(again) == sim.alone["r2"]
 
 
@@ -133,7 +133,7 @@ def test_damage_in_a_chunk_that_draws_nothing_is_not_shared() -> None:
     sim.add([1] * 40)
     sim.step()
     sim.schedule(failing={"r0"})
-    [delta] = sim.settle()
+    [delta] = sim.finish_step()
     assert delta.finish_reason == "error"
     again = sim.add([1] * 40)
     sim.drain()
@@ -148,7 +148,7 @@ def test_sampling_params_that_leave_no_token_cost_nobody_a_cached_block() -> Non
     sim.drain()
     sim.add([*prompt, 2, 3, 4, 1])
     sim.schedule(exhausted={"r1"})
-    [delta] = sim.settle()
+    [delta] = sim.finish_step()
     assert (delta.finish_reason, delta.token_ids) == ("error", [])
     for name in ("logit_bias", "min_tokens", "stop_token_ids", "bad_words", "ban fewer tokens"):
         assert name in (delta.error or "")
@@ -165,7 +165,7 @@ def test_damage_in_a_late_step_takes_the_early_blocks_out_of_the_cache_too() -> 
     sim.step()
     assert sim.kv.pool.lookup(sim.requests["r0"].block_hashes[0]) is not None
     sim.schedule(failing={"r0"})
-    sim.settle()
+    sim.finish_step()
     assert sim.kv.pool.num_free == sim.kv.pool.num_blocks
 
 
@@ -175,7 +175,7 @@ def test_a_step_that_raised_ends_its_requests_and_no_other() -> None:
     sim.add(9)
     waiting = sim.add(9)
     sim.schedule(raises=True)
-    deltas = sim.settle()
+    deltas = sim.finish_step()
     assert [(d.request_id, d.finish_reason) for d in deltas] == [("r0", "error"), ("r1", "error")]
     assert all(d.error == "the step failed; send it again" for d in deltas)
     assert sim.kv.pool.num_evictable == 0

@@ -49,7 +49,7 @@ def test_an_entry_that_is_taken_back_gives_back_its_budget() -> None:
     assert sim.answer(victim) == sim.alone["r0"]
 
 
-def test_a_prompt_is_admitted_only_if_all_of_it_has_room() -> None:
+def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     sim = Simulation(num_blocks=12, block_size=4, max_num_batched_tokens=16)
     sim.add(30, max_tokens=4)
     sim.add(30, max_tokens=4)
@@ -96,11 +96,11 @@ def test_one_request_may_fill_the_whole_cache() -> None:
     assert sim.answer(request) == sim.alone["r0"]
 
 
-def test_prompt_logprobs_are_told_once_though_computed_twice() -> None:
+def test_prompt_logprobs_are_sent_once_though_computed_twice() -> None:
     sim = Simulation(num_blocks=14, block_size=4, max_num_batched_tokens=8)
     sim.add(9, max_tokens=30)
     request = sim.add(list(range(20)), max_tokens=20, prompt_logprobs=0)
     sim.drain()
     assert request.num_preemptions > 0
-    told = [e.token_ids[0] for d in sim.deltas["r1"] for e in d.prompt_logprobs]
-    assert told == list(range(1, 20))
+    sent = [e.token_ids[0] for d in sim.deltas["r1"] for e in d.prompt_logprobs]
+    assert sent == list(range(1, 20))

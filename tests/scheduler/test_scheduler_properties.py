@@ -116,12 +116,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sim.in_flight)
     @rule()
-    def settle(self) -> None:
-        self.sim.settle()
+    def finish_step(self) -> None:
+        self.sim.finish_step()
 
-    @rule(turns=st.integers(1, 8))
-    def run_on(self, turns: int) -> None:
-        for _ in range(turns):
+    @rule(num_steps=st.integers(1, 8))
+    def run_on(self, num_steps: int) -> None:
+        for _ in range(num_steps):
             self.sim.step()
 
     @precondition(lambda self: self.sim.requests)

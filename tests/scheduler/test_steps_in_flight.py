@@ -19,11 +19,11 @@ def test_the_next_step_is_planned_before_the_token_is_known() -> None:
     assert shape(sim.schedule()) == [("r0", 0, 4)]
     assert shape(sim.schedule()) == [("r0", 4, 1)]
     assert request.num_in_flight_tokens == 2
-    sim.settle()
+    sim.finish_step()
     assert shape(sim.schedule()) == [("r0", 5, 1)]
-    sim.settle()
+    sim.finish_step()
     assert sim.schedule() is None  # the last token is in flight
-    sim.settle()
+    sim.finish_step()
     assert sim.answer(request) == sim.alone["r0"]
     sim.check_idle()
 
@@ -34,8 +34,8 @@ def test_a_surplus_token_is_dropped() -> None:
     request = sim.add(prompt, max_tokens=30, ignore_eos=False)
     sim.schedule()
     assert shape(sim.schedule()) == [("r0", 5, 1)]
-    sim.settle()
-    assert sim.settle() == []
+    sim.finish_step()
+    assert sim.finish_step() == []
     assert sim.answer(request) == [EOS]
     assert sim.finish_reason(request) == "stop"
 
@@ -59,17 +59,17 @@ def test_a_result_from_before_a_preemption_caches_nothing() -> None:
     )
     sim.add(4, max_tokens=12)
     sim.schedule()
-    sim.settle()
+    sim.finish_step()
     request = sim.add(12, max_tokens=2)
     chunks = [shape(sim.schedule())[-1] for _ in range(3)]
     assert chunks == [("r1", 0, 3), ("r1", 3, 3), ("r1", 6, 3)]
     sim.schedule()
     assert request.status is RequestStatus.PREEMPTED
-    sim.settle()
-    sim.settle()
+    sim.finish_step()
+    sim.finish_step()
     sim.abort("r0")
     assert shape(sim.schedule()) == [("r1", 0, 4)]
-    sim.settle()  # tells that tokens 6, 7 and 8 were computed, into blocks that are lost
+    sim.finish_step()  # tells that tokens 6, 7 and 8 were computed, into blocks that are lost
     assert sim.kv.pool.lookup(request.block_hashes[0]) is None
     sim.drain()
     assert sim.answer(request) == sim.alone["r1"]
@@ -83,11 +83,11 @@ def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     while request.num_preemptions == 0:
         sim.schedule()
         if request.num_preemptions == 0 and len(sim.in_flight) == 2:
-            sim.settle()
+            sim.finish_step()
     sim.abort("r0")
     assert request.num_in_flight_tokens == 1
     assert sim.schedule() is None
-    sim.settle()
+    sim.finish_step()
     assert shape(sim.schedule()) == [("r1", 7, 2)]
     sim.drain()
     assert sim.answer(request) == sim.alone["r1"]

@@ -58,7 +58,7 @@ def test_the_prompt_that_is_due_first_may_have_all_that_decodes_leave() -> None:
     assert [entry.num_tokens for entry in plan.scheduled] == [1, 19]
 
 
-def test_who_is_due_first_goes_before_a_prompt_under_way() -> None:
+def test_who_is_due_first_goes_before_a_started_prompt() -> None:
     sim = Simulation(max_num_batched_tokens=20, ttft_target_ms=10.0, max_model_len=200)
     sim.add(1, 100)
     for length in (5, 10, 15, 19):
@@ -81,11 +81,11 @@ def test_a_request_that_another_engine_began_is_due_at_once() -> None:
     sim.now = 5.0
     fresh = sim.add(4)
     message = msgspec.structs.replace(
-        sim.messages[fresh.request_id], request_id="begun", output_token_ids=[1, 2]
+        sim.messages[fresh.request_id], request_id="started", output_token_ids=[1, 2]
     )
-    begun = Request(message, arrival=1, max_model_len=100, queued=5.0)
-    sim.scheduler.add(begun)
-    assert (begun.due, fresh.due) == (5.0, pytest.approx(5.01))
+    started = Request(message, arrival=1, max_model_len=100, queued=5.0)
+    sim.scheduler.add(started)
+    assert (started.due, fresh.due) == (5.0, pytest.approx(5.01))
 
 
 def test_the_target_is_a_positive_number() -> None:

@@ -44,7 +44,7 @@ def test_the_lowest_priority_number_comes_first() -> None:
     assert pop_all(queue) == ["r3", "r2", "r4", "r1"]
 
 
-def test_who_was_preempted_keeps_its_place() -> None:
+def test_a_preempted_request_stays_at_its_position() -> None:
     queue = WaitingQueue("fcfs")
     first = make_request(1)
     for request in (first, make_request(2)):

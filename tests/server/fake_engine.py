@@ -83,9 +83,9 @@ class FakeTokenizer:
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         return not (skip_special_tokens and token_id == 0x10FFFF)
 
-    def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+    def pieces(self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> Pieces:
         def piece_of(token_id: int) -> bytes:
-            skips = skip_special_tokens and token_id not in kept
+            skips = skip_special_tokens and token_id not in shown
             return (
                 self.token_bytes(token_id)
                 if self.shows(token_id, skip_special_tokens=skips)
@@ -109,12 +109,12 @@ class FakeTokenizer:
         if not self.has_chat_template:
             raise InvalidRequestError("messages: no template; use completions", param="messages")
         self.seen = (messages, tools)
-        turns = [
+        parts = [
             f"<{m['role']}{m.get('name', '')}>{text_of(m.get('content', ''))}" for m in messages
         ]
-        turns += [f"[{name}={value}]" for name, value in template_kwargs.items()]
+        parts += [f"[{name}={value}]" for name, value in template_kwargs.items()]
         self.continued = continue_final_message
-        return "".join(turns) + ("<assistant>" if add_generation_prompt else "")
+        return "".join(parts) + ("<assistant>" if add_generation_prompt else "")
 
     def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         return self.encode("^" * add_special_tokens + prompt)
@@ -203,18 +203,18 @@ class FakeEngine:
         finished = False
         is_over = stop_when() if stop_when else None
         try:
-            for place, char in enumerate(text):
+            for index, char in enumerate(text):
                 await asyncio.sleep(self.delay)
-                if place == self.wait_at:
+                if index == self.wait_at:
                     await self.go.wait()
-                if place == self.fail_at:
+                if index == self.fail_at:
                     raise self.failure
                 shown_text = self.tokenizer.decode([ord(char)])
-                finished = place == len(text) - 1 or (is_over is not None and is_over(shown_text))
+                finished = index == len(text) - 1 or (is_over is not None and is_over(shown_text))
                 self.num_sent += 1
                 item = self._item(prompt, ids, sampling, char, finished)
-                if item.prompt_logprobs is not None and place + 1 < self.prompt_steps:
-                    num_scored = len(ids) * (place + 1) // self.prompt_steps
+                if item.prompt_logprobs is not None and index + 1 < self.prompt_steps:
+                    num_scored = len(ids) * (index + 1) // self.prompt_steps
                     item.prompt_logprobs = item.prompt_logprobs[:num_scored]
                 if self.hold:
                     for output in item.outputs:
@@ -230,9 +230,9 @@ class FakeEngine:
         self, prompt: str | list[int], sampling: SamplingParams, **options: Any
     ) -> RequestOutput:
         """What `generate` gives, joined."""
-        async with aclosing(self.generate(prompt, sampling, stream=False, **options)) as news:
-            whole = await anext(news)
-            async for item in news:
+        async with aclosing(self.generate(prompt, sampling, stream=False, **options)) as outputs:
+            whole = await anext(outputs)
+            async for item in outputs:
                 whole.append(item)
         return whole
 

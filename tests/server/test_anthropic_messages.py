@@ -37,12 +37,12 @@ def events(reply: Reply) -> list[dict[str, Any]]:
     """The data of a stream's events, each of which has its type as its name."""
     *parts, tail = reply.body.decode().split("\n\n")
     assert tail == ""
-    told = []
+    sent = []
     for part in parts:
         name, data = part.split("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {told[-1]['type']}"
-    return told
+        sent.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {sent[-1]['type']}"
+    return sent
 
 
 def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
@@ -66,8 +66,8 @@ def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
 
 
 def test_events_come_in_anthropics_order(app: Starlette) -> None:
-    told = events(ask(app, stream=True))
-    assert [event["type"] for event in told] == [
+    sent = events(ask(app, stream=True))
+    assert [event["type"] for event in sent] == [
         "message_start",
         "content_block_start",
         "ping",
@@ -76,13 +76,13 @@ def test_events_come_in_anthropics_order(app: Starlette) -> None:
         "message_delta",
         "message_stop",
     ]
-    assert told[0]["message"]["content"] == []
-    assert told[1]["content_block"] == {"type": "text", "text": ""}
-    assert "".join(e["delta"]["text"] for e in told if e["type"] == "content_block_delta") == (
+    assert sent[0]["message"]["content"] == []
+    assert sent[1]["content_block"] == {"type": "text", "text": ""}
+    assert "".join(e["delta"]["text"] for e in sent if e["type"] == "content_block_delta") == (
         "Hello!"
     )
-    assert told[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert told[-2]["usage"]["output_tokens"] == 6
+    assert sent[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert sent[-2]["usage"]["output_tokens"] == 6
 
 
 def test_thoughts_and_calls_are_blocks_streamed_as_whole(speaking: FakeEngine) -> None:
@@ -123,8 +123,8 @@ def test_calls_have_anthropics_ids(speaking: FakeEngine, parser: str) -> None:
     app = build_app(speaking, ServerSettings(tool_call_parser=parser))  # type: ignore[arg-type]
     speaking.script = CALL if parser == "hermes" else '[TOOL_CALLS]look[ARGS]{"at": "x"}'
     (block,) = ask(app, tools=[TOOL]).json()["content"]
-    told = events(ask(app, tools=[TOOL], stream=True))
-    streamed = next(e["content_block"] for e in told if e["type"] == "content_block_start")
+    sent = events(ask(app, tools=[TOOL], stream=True))
+    streamed = next(e["content_block"] for e in sent if e["type"] == "content_block_start")
     for made in (block, streamed):
         assert re.fullmatch(r"toolu_[0-9a-f]{24}", made["id"])
 
@@ -144,16 +144,16 @@ def test_blocks_come_in_the_order_in_which_they_were_written(speaking: FakeEngin
     whole = ask(app, tools=[TOOL]).json()["content"]
     assert [block["type"] for block in whole] == kinds
     assert [block["text"] for block in whole[::2]] == ["Look:", " and then", " done"]
-    told = events(ask(app, tools=[TOOL], stream=True))
-    begun = [e["content_block"]["type"] for e in told if e["type"] == "content_block_start"]
-    assert begun == kinds
+    sent = events(ask(app, tools=[TOOL], stream=True))
+    started = [e["content_block"]["type"] for e in sent if e["type"] == "content_block_start"]
+    assert started == kinds
 
 
-def test_turns_as_the_template_sees_them(speaking: FakeEngine) -> None:
+def test_messages_as_the_template_sees_them(speaking: FakeEngine) -> None:
     app = build_app(speaking, ServerSettings())
     use = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "x"}}
     text = {"type": "text", "text": "so", "cache_control": {"type": "ephemeral"}}
-    turns = [
+    conversation = [
         {"role": "user", "content": [text, text]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, text, use]},
         {
@@ -164,7 +164,7 @@ def test_turns_as_the_template_sees_them(speaking: FakeEngine) -> None:
             ],
         },
     ]
-    assert ask(app, messages=turns, tools=[TOOL], system=[text]).status == 200
+    assert ask(app, messages=conversation, tools=[TOOL], system=[text]).status == 200
     messages, tools = speaking.tokenizer.seen
     assert [message["role"] for message in messages] == [
         "system",
@@ -195,11 +195,11 @@ def test_thoughts_can_be_left_out(speaking: FakeEngine) -> None:
     assert "enable_thinking" not in "".join(map(chr, speaking.calls[0]["ids"]))
 
 
-def test_an_answer_can_be_given_a_form_and_an_effort(speaking: FakeEngine) -> None:
+def test_an_answer_can_be_given_a_format_and_an_effort(speaking: FakeEngine) -> None:
     speaking.tokenizer.chat_template_text = ""
     app = build_app(speaking, ServerSettings())
-    form = {"type": "json_schema", "schema": {"type": "object"}}
-    assert ask(app, output_config={"format": form, "effort": "high"}).status == 200
+    text_format = {"type": "json_schema", "schema": {"type": "object"}}
+    assert ask(app, output_config={"format": text_format, "effort": "high"}).status == 200
     constraint = speaking.calls[0]["sampling"].structured_outputs
     assert json.loads(constraint.json) == {"type": "object"}
     assert constraint.name == "output_config.format.schema"  # as errors of the form call it
@@ -272,9 +272,9 @@ def test_other_failures_in_anthropics_shape(engine: FakeEngine) -> None:
 
 def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEngine) -> None:
     engine.fail_at = 2
-    told = events(ask(app, stream=True))
-    assert told[-1]["type"] == "error"
-    assert told[-1]["error"]["type"] == "api_error"
-    assert "secret" not in told[-1]["error"]["message"]
-    assert "message_stop" not in [event["type"] for event in told]
-    assert told[-1]["request_id"]
+    sent = events(ask(app, stream=True))
+    assert sent[-1]["type"] == "error"
+    assert sent[-1]["error"]["type"] == "api_error"
+    assert "secret" not in sent[-1]["error"]["message"]
+    assert "message_stop" not in [event["type"] for event in sent]
+    assert sent[-1]["request_id"]

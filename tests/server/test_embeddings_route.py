@@ -55,18 +55,18 @@ def test_the_answer_is_openais(app: Starlette) -> None:
         ([[97, 98], [99]], [[97, 98], [99]]),
     ],
 )
-def test_four_forms_of_input(
+def test_four_types_of_input(
     app: Starlette, engine: FakeEngine, given: object, ids: list[list[int]]
 ) -> None:
     reply = embed(app, input=given).json()
     assert [call["ids"] for call in engine.calls] == ids
     vectors = {item["index"]: item["embedding"][:2] for item in reply["data"]}
-    assert vectors == {place: [i[0], len(i)] for place, i in enumerate(ids)}
+    assert vectors == {index: [i[0], len(i)] for index, i in enumerate(ids)}
     assert reply["usage"]["total_tokens"] == sum(map(len, ids))
 
 
 def test_base64_is_of_little_endian_float32(app: Starlette) -> None:
-    plain, coded = (embed(app, encoding_format=form).json() for form in ("float", "base64"))
+    plain, coded = (embed(app, encoding_format=encoding).json() for encoding in ("float", "base64"))
     data = base64.b64decode(coded["data"][0]["embedding"], validate=True)
     assert list(struct.unpack("<4f", data)) == plain["data"][0]["embedding"]
 
@@ -128,7 +128,7 @@ def test_another_model_is_not_found(app: Starlette) -> None:
     assert embed(app, model="ghost").status == 404
 
 
-def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
+def test_the_most_inputs_run_in_batches(engine: FakeEngine) -> None:
     """No more than the window are with the engine, or counted, so that others may come."""
     app = build_app(engine, ServerSettings(max_queued_requests=embeddings.WINDOW_INPUTS))
     admission = app.state.models.find(None).admission

@@ -90,13 +90,13 @@ def apps() -> dict[str, Starlette]:
     return {"/admin": public.state.admin, "/stats": public.state.admin, "": public}
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def positions(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of each value inside."""
     if path:
         yield path
     steps: Any = value.items() if isinstance(value, dict) else ()
     for step, inner in enumerate(value) if isinstance(value, list) else steps:
-        yield from places(inner, (*path, step))
+        yield from positions(inner, (*path, step))
 
 
 def with_value(body: dict[str, Any], path: tuple[Any, ...], raw: bytes, name: str) -> bytes:
@@ -118,8 +118,8 @@ def post(apps: dict[str, Starlette], path: str, body: bytes) -> Reply:
     reply = call(app, path, body, headers=JSON)
     assert reply.status < 500, (path, body[:500], reply.body)
     if reply.status >= 400:
-        told = reply.json()["error"]
-        assert 0 < len(told["message"]) <= 1000
+        error = reply.json()["error"]
+        assert 0 < len(error["message"]) <= 1000
     return reply
 
 
@@ -128,9 +128,9 @@ def post(apps: dict[str, Starlette], path: str, body: bytes) -> Reply:
 def test_a_hostile_number_anywhere_is_the_callers_mistake(
     apps: dict[str, Starlette], path: str, body: dict[str, Any], raw: bytes
 ) -> None:
-    for place in [(), *places(body)]:
+    for position in [(), *positions(body)]:
         for name in ("", "new", "5"):
-            post(apps, path, with_value(body, place, raw, name))
+            post(apps, path, with_value(body, position, raw, name))
 
 
 VALUES = st.recursive(
@@ -159,9 +159,9 @@ def test_any_json_in_any_field_is_no_server_error(
     apps: dict[str, Starlette], data: st.DataObject
 ) -> None:
     path, body = data.draw(st.sampled_from(BODIES))
-    place = data.draw(st.sampled_from([(), *places(body)]))
+    position = data.draw(st.sampled_from([(), *positions(body)]))
     name = data.draw(st.sampled_from(["", "new", "`key` in `$.a[...]`", "5"]))
-    post(apps, path, with_value(body, place, data.draw(VALUES), name))
+    post(apps, path, with_value(body, position, data.draw(VALUES), name))
 
 
 HIDDEN = {"x": [{"z": 1, "y": MARK}]}

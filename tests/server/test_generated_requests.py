@@ -30,7 +30,7 @@ HOOKS = Path(__file__).parents[2] / "benchmarks" / "api_fuzz_hooks.py"
 _APP = build_app(FakeEngine(), ServerSettings())
 ROUTES = {"public": _APP.routes, "admin": _APP.state.admin.routes}
 DOCUMENTS = {side: document(routes) for side, routes in ROUTES.items()}
-SCHEMAS = {side: schemathesis.openapi.from_dict(told) for side, told in DOCUMENTS.items()}
+SCHEMAS = {side: schemathesis.openapi.from_dict(document) for side, document in DOCUMENTS.items()}
 MODES = list(schemathesis.GenerationMode)
 POSTS = [
     pytest.param(side, operation, id=operation.path)
@@ -63,7 +63,7 @@ def apps() -> dict[str, Starlette]:
 def test_requests_are_answered_as_the_document_says(
     apps: dict[str, Starlette], hooks: ModuleType, side: str, operation: OpenApiEntry, mode: Any
 ) -> None:
-    told = DOCUMENTS[side]
+    document = DOCUMENTS[side]
     described = SCHEMAS[side][operation.path]["POST"]
 
     @seed(1)
@@ -76,7 +76,7 @@ def test_requests_are_answered_as_the_document_says(
         hooks.before_call(None, case, {})
         sent = {name.lower(): str(value) for name, value in (case.headers or {}).items()}
         reply = call(apps[side], operation.path, bytes_of(case.body), headers=JSON | sent)
-        check_reply(told, operation, reply)
+        check_reply(document, operation, reply)
         if mode is schemathesis.GenerationMode.NEGATIVE:
             assert reply.status in (400, 404), (case.body, case.headers)
         elif reply.status == 400:
@@ -96,11 +96,11 @@ def bytes_of(body: Any) -> bytes:
 
 def check_reply(document: dict[str, Any], operation: OpenApiEntry, reply: Reply) -> None:
     """Whether the document tells this status, and this form of its body."""
-    told = document["paths"][operation.path]["post"]["responses"][str(reply.status)]
-    if "$ref" in told:
-        told = document["components"]["responses"][told["$ref"].rpartition("/")[2]]
+    response = document["paths"][operation.path]["post"]["responses"][str(reply.status)]
+    if "$ref" in response:
+        response = document["components"]["responses"][response["$ref"].rpartition("/")[2]]
     kind = reply.headers["content-type"].partition(";")[0]
-    schema = told["content"][kind]["schema"] | {"components": document["components"]}
+    schema = response["content"][kind]["schema"] | {"components": document["components"]}
     if kind == "application/json":
         jsonschema.Draft202012Validator(schema).validate(reply.json())
     else:

@@ -78,8 +78,8 @@ class House:
 
     def later(self, name: str, *states: ModelState) -> None:
         """The parent takes its time."""
-        for place, state in enumerate(states):
-            asyncio.get_running_loop().call_later(0.01 * (place + 1), self.become, name, state)
+        for index, state in enumerate(states):
+            asyncio.get_running_loop().call_later(0.01 * (index + 1), self.become, name, state)
 
 
 def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
@@ -231,7 +231,7 @@ def test_a_model_that_does_not_come_in_time(
     assert (entry.num_waiting, entry.admission.in_flight.num_answers) == (0, 0)
 
 
-def test_why_a_model_does_not_come_is_told() -> None:
+def test_why_a_model_is_not_loaded_is_reported() -> None:
     house = on_demand()
     house.parent = lambda _: asyncio.get_running_loop().call_later(
         0.01, lambda: house.become("b", "unloaded", failure="no room", retry_after=7.0)

@@ -24,7 +24,7 @@ TEXT = [
     ("accent", "surface"), ("accent", "paper"), ("on-accent", "accent"), ("thread", "surface"),
 ]  # fmt: skip
 SHAPES = [("edge", "surface"), ("used", "surface"), ("shared", "surface"), ("used", "free")]
-TOLD_APART = [("free", "cached", "used", "shared"), ("decode", "prefill"), ("used", "cached")]
+DISTINCT_SERIES = [("free", "cached", "used", "shared"), ("decode", "prefill"), ("used", "cached")]
 MIN_DIFFERENCE = 0.1  # five times what side by side can just be seen
 
 VISION = {
@@ -106,8 +106,8 @@ def test_shapes_can_be_seen(scheme: str, pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("names", TOLD_APART, ids="-".join)
-def test_data_can_be_told_apart(names: tuple[str, ...], scheme: str, vision: str) -> None:
+@pytest.mark.parametrize("names", DISTINCT_SERIES, ids="-".join)
+def test_series_colours_are_distinct(names: tuple[str, ...], scheme: str, vision: str) -> None:
     colours = palette(scheme)
     for first, second in itertools.combinations(names, 2):
         found = difference(colours[first], colours[second], vision)

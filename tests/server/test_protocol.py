@@ -296,8 +296,8 @@ def test_names_of_other_engines_are_their_own_fields(complete: Post, engine: Fak
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_header_says_what_had_no_effect(chat: Post, stream: bool) -> None:
     asked = {"store": True, "safety_identifier": "x", "reasoning_effort": "low", "stream": stream}
-    told = chat(**asked).headers["x-quire-no-effect"]
-    assert re.findall(r"(\S+) has no effect: ", told) == [
+    reported = chat(**asked).headers["x-quire-no-effect"]
+    assert re.findall(r"(\S+) has no effect: ", reported) == [
         *("store", "safety_identifier", "reasoning_effort"),
     ]
     assert "x-quire-no-effect" not in chat(store=False, best_of=1, user="me").headers
@@ -306,8 +306,8 @@ def test_a_header_says_what_had_no_effect(chat: Post, stream: bool) -> None:
 def test_variables_that_the_template_does_not_read(chat: Post, engine: FakeEngine) -> None:
     reply = chat(chat_template_kwargs={"mood": "calm", "enable_thinking\n": False})
     assert "".join(map(chr, engine.calls[0]["ids"])).endswith("[mood=calm]<assistant>")
-    told = reply.headers["x-quire-no-effect"]
-    assert told.startswith("chat_template_kwargs.enable_thinking? has no effect")
+    reported = reply.headers["x-quire-no-effect"]
+    assert reported.startswith("chat_template_kwargs.enable_thinking? has no effect")
 
 
 def test_unknown_names_are_cut(complete: Post) -> None:
@@ -351,7 +351,7 @@ def test_top_logprobs(chat: Post) -> None:
 
 
 @pytest.mark.parametrize("stop", ["", [""]])
-def test_an_empty_stop_string_is_told_as_such(complete: Post, stop: object) -> None:
+def test_an_empty_stop_string_is_named_as_such(complete: Post, stop: object) -> None:
     text = ": must be a string of length >= 1"
     assert complete(stop=stop).error["message"].endswith(text)
 

@@ -107,7 +107,7 @@ def test_other_bodies_than_plain_json_are_415(app: Starlette, operation: Any) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_other_methods_are_405_and_told_which_are_not(app: Starlette, path: str) -> None:
+def test_other_methods_get_405_with_the_allowed_ones(app: Starlette, path: str) -> None:
     known = {o.method.upper() for o in OPERATIONS if o.shown_path == path}
     known |= {"HEAD"} if "GET" in known else set()
     for method in METHODS:

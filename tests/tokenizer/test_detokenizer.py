@@ -18,7 +18,7 @@ EURO, THUMB = "€".encode(), "👍🏽".encode()
 FAMILY = "👩‍👩‍👧‍👦"
 
 
-def is_begun(data: bytes) -> bool:
+def is_started(data: bytes) -> bool:
     """Whether the bytes are a character without its end, or half a surrogate.
 
     Python's incremental decoder waits for a surrogate's third byte before it calls it wrong.
@@ -32,8 +32,8 @@ def is_begun(data: bytes) -> bool:
     return False
 
 
-def begun_tail(data: bytes) -> bytes:
-    return next((data[-n:] for n in (3, 2, 1) if n <= len(data) and is_begun(data[-n:])), b"")
+def started_tail(data: bytes) -> bytes:
+    return next((data[-n:] for n in (3, 2, 1) if n <= len(data) and is_started(data[-n:])), b"")
 
 
 def shown_bytes(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[bytes]:
@@ -50,8 +50,8 @@ def oracle_texts(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: 
     """The answer's text that is certain after each of its tokens, and at last the whole."""
     shown = shown_bytes(tokenizer, prompt + ids, skip)
     before, parts = b"".join(shown[: len(prompt)]), shown[len(prompt) :]
-    tail, answer = begun_tail(before), b"".join(parts)
-    if tail and answer and not is_begun(tail + answer[:1]):
+    tail, answer = started_tail(before), b"".join(parts)
+    if tail and answer and not is_started(tail + answer[:1]):
         try:
             (tail + answer[:1]).decode()
         except UnicodeDecodeError:
@@ -61,7 +61,7 @@ def oracle_texts(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: 
     certain = []
     for read in accumulate(parts, initial=b""):
         data = tail + read if read else b""
-        held = begun_tail(data)
+        held = started_tail(data)
         certain.append(data[: len(data) - len(held)].decode(errors="replace"))
     return [*certain[1:], (tail + answer).decode(errors="replace")]
 
@@ -248,7 +248,7 @@ def test_time_is_linear(gpt2: Tokenizer, byte_ids: list[int], data: bytes) -> No
     assert len(text) >= len(ids) // 4
 
 
-def test_kept_control_tokens_are_shown(llama2: Tokenizer) -> None:
+def test_control_tokens_that_are_not_skipped_are_shown(llama2: Tokenizer) -> None:
     begin, end = llama2.control_token_id("<s>"), llama2.control_token_id("</s>")
     assert begin is not None
     assert end is not None

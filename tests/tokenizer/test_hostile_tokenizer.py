@@ -48,7 +48,7 @@ def test_a_panic_while_it_is_read_is_a_damaged_folder(tmp_path: Path) -> None:
         Tokenizer.from_folder(folder_with(tmp_path, changes))
 
 
-def test_a_wish_to_stop_is_no_failure() -> None:
+def test_keyboard_interrupt_is_no_failure() -> None:
     assert is_failure(ValueError())
-    for wish in (KeyboardInterrupt, SystemExit, GeneratorExit):
-        assert not is_failure(wish())
+    for interrupt in (KeyboardInterrupt, SystemExit, GeneratorExit):
+        assert not is_failure(interrupt())

@@ -86,7 +86,7 @@ def test_decodes_any_byte_level_ids_as_transformers(
     assert gpt2.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
 
 
-def test_broken_byte_tokens_do_not_spoil_their_neighbours(llama2: Tokenizer) -> None:
+def test_broken_byte_tokens_do_not_spoil_adjacent_tokens(llama2: Tokenizer) -> None:
     by_bytes = {llama2.token_bytes(i): i for i in reversed(range(llama2.vocab_size))}
     ids = [by_bytes[bytes([value])] for value in [*"€".encode(), 0xFF]]
     assert llama2.decode(ids) == "€\ufffd"

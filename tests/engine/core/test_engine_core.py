@@ -103,12 +103,12 @@ def add(
 
 
 def run_until_idle(core: EngineCore) -> dict[str, list[RequestDelta]]:
-    told: dict[str, list[RequestDelta]] = {}
+    deltas_of: dict[str, list[RequestDelta]] = {}
     for _ in range(1000):
         if not core.has_work:
-            return told
+            return deltas_of
         for delta in core.step().deltas:
-            told.setdefault(delta.request_id, []).append(delta)
+            deltas_of.setdefault(delta.request_id, []).append(delta)
     raise AssertionError("the engine never came to rest")
 
 
@@ -126,9 +126,9 @@ class TestLoop:
         core, _ = make_core(executor_type)
         for number in range(20):
             add(core, f"r{number}", prompt_len=3 + number)
-        told = run_until_idle(core)
+        deltas_of = run_until_idle(core)
         for number in range(20):
-            deltas = told[f"r{number}"]
+            deltas = deltas_of[f"r{number}"]
             assert tokens(deltas) == list(range(3 + number, 9 + number))
             assert ends(deltas) == ["length"]
         assert core.stats.num_running == core.stats.num_waiting == 0
@@ -145,10 +145,10 @@ class TestLoop:
         core, runner = make_core(executor_type)
         runner.breaks_at = {1}
         add(core, "unlucky")
-        told = run_until_idle(core)
-        assert ends(told["unlucky"]) == ["error"]
-        assert told["unlucky"][-1].error is not None
-        assert "planted" not in told["unlucky"][-1].error
+        deltas_of = run_until_idle(core)
+        assert ends(deltas_of["unlucky"]) == ["error"]
+        assert deltas_of["unlucky"][-1].error is not None
+        assert "planted" not in deltas_of["unlucky"][-1].error
         add(core, "lucky")
         assert tokens(run_until_idle(core)["lucky"]) == [5, 6, 7, 8, 9, 10]
 
@@ -161,10 +161,10 @@ class TestLoop:
             delta for _ in range(3) for delta in core.step().deltas
         ]  # it is in flight, or over
         add(core, "beside", max_tokens=20)
-        told = run_until_idle(core)
-        assert ends(deltas + told.get("unlucky", [])) == ["error"]
-        assert tokens(told["beside"]) == list(range(5, 25))
-        assert ends(told["beside"]) == ["length"]
+        deltas_of = run_until_idle(core)
+        assert ends(deltas + deltas_of.get("unlucky", [])) == ["error"]
+        assert tokens(deltas_of["beside"]) == list(range(5, 25))
+        assert ends(deltas_of["beside"]) == ["length"]
         assert runner.num_resets == 1
         assert core.stats.num_free_blocks + core.stats.num_cached_blocks == 64
 
@@ -181,11 +181,11 @@ class TestLoop:
         runner.not_finite = {"sick"}
         add(core, "sick", prompt_len=9)
         add(core, "well")
-        told = run_until_idle(core)
-        assert ends(told["sick"]) == ["error"]
-        assert tokens(told["well"]) == [5, 6, 7, 8, 9, 10]
+        deltas_of = run_until_idle(core)
+        assert ends(deltas_of["sick"]) == ["error"]
+        assert tokens(deltas_of["well"]) == [5, 6, 7, 8, 9, 10]
 
-    def test_abort_is_told_once_and_frees_the_blocks(self, executor_type: type) -> None:
+    def test_abort_is_reported_once_and_frees_the_blocks(self, executor_type: type) -> None:
         core, _ = make_core(executor_type)
         add(core, "r", max_tokens=50)
         core.step()
@@ -200,11 +200,13 @@ class TestLoop:
         core, _ = make_core(executor_type)
         add(core, "long", prompt_len=60, max_tokens=20)
         add(core, "empty", prompt_len=0)
-        told = run_until_idle(core)
-        assert "80" in str(told["long"][0].error)
-        assert "64" in str(told["long"][0].error)
-        assert ends(told["empty"]) == ["error"]
-        assert told["long"][0].error_kind is told["empty"][0].error_kind is ErrorKind.REQUEST
+        deltas_of = run_until_idle(core)
+        assert "80" in str(deltas_of["long"][0].error)
+        assert "64" in str(deltas_of["long"][0].error)
+        assert ends(deltas_of["empty"]) == ["error"]
+        assert (
+            deltas_of["long"][0].error_kind is deltas_of["empty"][0].error_kind is ErrorKind.REQUEST
+        )
 
     def test_sampling_params_that_ban_every_token_are_the_callers_fault(
         self, executor_type: type
@@ -226,18 +228,18 @@ class TestLoop:
         core._deadlines.add("runs0", 0.0)
         add(core, "waits", queue_timeout=0.0)
         add(core, "patient")
-        told = run_until_idle(core)
-        (delta,) = told["waits"]
+        deltas_of = run_until_idle(core)
+        (delta,) = deltas_of["waits"]
         assert delta.error_kind is ErrorKind.OVERLOAD
-        assert ends(told["runs0"]) == ends(told["patient"]) == ["length"]
+        assert ends(deltas_of["runs0"]) == ends(deltas_of["patient"]) == ["length"]
 
     def test_blocks_run_out_among_requests_that_share_a_prefix(self, executor_type: type) -> None:
         core, _ = make_core(executor_type)
         for number in range(8):
             add(core, f"r{number}", max_tokens=40)
-        told = run_until_idle(core)
+        deltas_of = run_until_idle(core)
         assert core.stats.num_preemptions > 0
-        assert all(tokens(deltas) == list(range(5, 45)) for deltas in told.values())
+        assert all(tokens(deltas) == list(range(5, 45)) for deltas in deltas_of.values())
 
     def test_a_reset_prefix_cache_finds_nothing(self, executor_type: type) -> None:
         core, _ = make_core(executor_type)
@@ -267,7 +269,7 @@ def test_a_view_comes_once_for_each_watch_whether_there_is_work_or_not() -> None
 
 
 @pytest.mark.parametrize("executor_type", [UniprocExecutor, LateExecutor])
-def test_each_last_delta_says_when_the_request_had_its_turns(executor_type: type) -> None:
+def test_each_last_delta_has_the_times_of_the_request(executor_type: type) -> None:
     core, _ = make_core(executor_type)
     add(core, "a", max_tokens=3)
     deltas = []
@@ -301,27 +303,27 @@ class SlowCompiler:
         raise constraint.wrong("planted")
 
 
-@pytest.mark.parametrize("begun", [[], [7]])
-def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(begun: list[int]) -> None:
+@pytest.mark.parametrize("started", [[], [7]])
+def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(started: list[int]) -> None:
     compiler = SlowCompiler()
     core, _ = make_core(grammars=GrammarMatchers(compiler))
-    form = StructuredOutputs(regex="a")
+    grammar = StructuredOutputs(regex="a")
     message = AddRequest(
         request_id="a",
         prompt_token_ids=[1],
-        output_token_ids=begun,
-        sampling=SamplingParams(structured_outputs=form),
+        output_token_ids=started,
+        sampling=SamplingParams(structured_outputs=grammar),
         queue_timeout=0.0,
     )
     core.handle(message)
     assert core.stats.num_waiting == 1
     deltas = core.step().deltas
-    if begun:  # another engine gave a part of it: it is not given up
+    if started:  # another engine gave a part of it: it is not given up
         assert deltas == []
         core.handle(AbortRequests(request_ids=["a"]))
         deltas = core.step().deltas
     assert [(d.finish_reason, d.error_kind) for d in deltas] == [
-        ("abort", ErrorKind.ENGINE) if begun else ("error", ErrorKind.OVERLOAD)
+        ("abort", ErrorKind.ENGINE) if started else ("error", ErrorKind.OVERLOAD)
     ]
     assert core.stats.num_waiting == 0
     assert not core.has_work

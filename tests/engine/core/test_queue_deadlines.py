@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.engine.core.queue_deadlines import QueueDeadlines
 
 
-def test_each_is_told_once_when_its_time_has_come() -> None:
+def test_each_request_expires_once_at_its_deadline() -> None:
     now = [100.0]
     deadlines = QueueDeadlines(lambda: now[0])
     deadlines.add("late", 5.0)

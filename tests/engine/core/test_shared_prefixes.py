@@ -64,7 +64,7 @@ def test_blocks_that_may_still_change_are_not_shared() -> None:
     assert groups_of(tables_of([(1, 9)] * 4), num_full=2) == []
 
 
-def test_lengths_are_whole_units_of_sharing() -> None:
+def test_lengths_are_multiples_of_shared_tokens() -> None:
     tables = tables_of([(1, 11)] * 5)
     (group,) = find_groups(tables, np.full(5, 11), SHARED_TOKENS // 2)
     assert group.num_tokens == 5 * SHARED_TOKENS  # of five and a half
@@ -111,7 +111,7 @@ def any_saving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("any_saving")
-def test_a_step_tells_the_device_of_rows_that_decode_and_begin_alike() -> None:
+def test_a_step_groups_decoding_rows_with_an_equal_prefix() -> None:
     tables = np.zeros((40, WIDTH), np.int32)
     members = np.array([3, 5, 6, *range(10, 30)])
     tables[members] = tables_of([(1, 6)] * len(members))
@@ -125,9 +125,9 @@ def test_a_step_tells_the_device_of_rows_that_decode_and_begin_alike() -> None:
     standing = shared.rows.reshape(-1)
     assert sorted(standing[standing >= 0].tolist()) == sorted(members.tolist())
     for row in range(40):
-        place = shared.index[row]
-        assert (place >= 0) == (row in members)
-        assert place < 0 or standing[place] == row
+        index = shared.index[row]
+        assert (index >= 0) == (row in members)
+        assert index < 0 or standing[index] == row
     shared.update(members[:3], members[:3], starts[:3], tables)  # too few
     assert shared.num_tiles == 0
     assert (shared.index == -1).all()
@@ -159,7 +159,7 @@ def test_what_saves_too_little_is_left_alone() -> None:
 
 
 @pytest.mark.usefixtures("any_saving")
-def test_groups_without_room_are_left_out() -> None:
+def test_groups_that_do_not_fit_are_left_out() -> None:
     prefixes = [(name, 6) for name in (1, 2, 3) for _ in range(4 + name)]
     tables = tables_of(prefixes)
     rows = np.arange(len(tables))

@@ -16,7 +16,7 @@ def part(text: str, *, finished: bool = False) -> RequestOutput:
     return RequestOutput("r", None, [1], [output], RequestTimes(0.0), finished=finished)
 
 
-async def turns(
+async def read_all(
     *outputs: RequestOutput | EngineError, final_only: bool = False
 ) -> tuple[list[bool], asyncio.Task[RequestOutput]]:
     """Whether the reader still waits after each output, and the reader."""
@@ -32,22 +32,22 @@ async def turns(
     return waits, reader
 
 
-def test_a_stream_is_told_each_part() -> None:
-    waits, reader = asyncio.run(turns(part("a")))
+def test_a_stream_gets_each_part() -> None:
+    waits, reader = asyncio.run(read_all(part("a")))
     assert waits == [False]
     assert reader.result().outputs[0].text == "a"
 
 
 def test_a_whole_answer_wakes_its_caller_once() -> None:
     outputs = part("a"), part("b"), part("c", finished=True)
-    waits, reader = asyncio.run(turns(*outputs, final_only=True))
+    waits, reader = asyncio.run(read_all(*outputs, final_only=True))
     assert waits == [True, True, False]
     assert reader.result().outputs[0].text == "abc"
 
 
 @pytest.mark.parametrize("final_only", [False, True])
-def test_a_failure_is_told_at_once(final_only: bool) -> None:
-    waits, reader = asyncio.run(turns(EngineError("dead"), final_only=final_only))
+def test_a_failure_is_delivered_at_once(final_only: bool) -> None:
+    waits, reader = asyncio.run(read_all(EngineError("dead"), final_only=final_only))
     assert waits == [False]
     with pytest.raises(EngineError):
         reader.result()

@@ -110,7 +110,7 @@ def test_wrong_sampling_params(given: Any, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "place", "count", "told"),
+    ("field", "position", "count", "message"),
     [
         ("prompt", 0, 1, "prompt: 9 tokens; shorten the prompt"),
         ("prompt", 1, 2, "prompt[1]: 9 tokens; shorten the prompt"),
@@ -119,11 +119,11 @@ def test_wrong_sampling_params(given: Any, problem: str) -> None:
     ],
 )
 def test_errors_name_the_argument_and_the_entry(
-    field: str, place: int, count: int, told: str
+    field: str, position: int, count: int, message: str
 ) -> None:
-    with pytest.raises(ContextLengthError) as caught, errors_name_field(field, place, count):
+    with pytest.raises(ContextLengthError) as caught, errors_name_field(field, position, count):
         raise ContextLengthError("prompt: 9 tokens; shorten the prompt")
-    assert (str(caught.value), caught.value.param) == (told, field)
+    assert (str(caught.value), caught.value.param) == (message, field)
 
 
 def test_errors_about_other_fields_stay() -> None:

@@ -45,7 +45,7 @@ def test_the_longest_of_several_answers_counts_once() -> None:
     assert metrics.num_computed_prompt_tokens.sum == 3 + 7
 
 
-def test_an_answer_that_is_told_at_its_end_has_the_engines_times() -> None:
+def test_an_answer_delivered_at_its_end_has_the_engines_times() -> None:
     metrics = RequestMetrics()
     (times,) = sent(metrics)
     metrics.tokens_at_end(times, 5, RequestTiming(100.0, 100.1, 100.25, 100.65), 101.0)

@@ -422,10 +422,10 @@ def test_an_id_in_use_is_dropped(tmp_path: Path) -> None:
     assert engine.socket._socket.poll(5000)  # there before the first one's answer has ended
     while engine.core.has_work:
         engine.process.run_once(0.0)
-    told = []
+    received = []
     while first.poll(100):
-        told += msgspec.msgpack.decode(first.recv(), type=StepOutput).deltas
-    assert sum(len(delta.token_ids) for delta in told) == 50
+        received += msgspec.msgpack.decode(first.recv(), type=StepOutput).deltas
+    assert sum(len(delta.token_ids) for delta in received) == 50
     assert engine.socket.num_bad_frames == 1
     context.destroy(linger=0)
     engine.socket.close()
@@ -441,9 +441,9 @@ def test_embeddings_come_from_the_next_engine(tmp_path: Path) -> None:
         front.lose()
         front.restart()
         whole, cut = [await task for task in tasks]
-        assert [len(told.embedding or b"") // 4 for told in (whole, cut)] == [256, 20]
+        assert [len(received.embedding or b"") // 4 for received in (whole, cut)] == [256, 20]
         assert struct.unpack("<f", (whole.embedding or b"")[:4]) == (1.0,)
-        assert [told.outputs[0].finish_reason for told in (whole, cut)] == ["stop", "stop"]
+        assert [received.outputs[0].finish_reason for received in (whole, cut)] == ["stop", "stop"]
         assert front.engine.metrics.finished == {"stop": 2}
 
     run(tmp_path, scenario)

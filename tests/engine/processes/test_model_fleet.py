@@ -68,7 +68,7 @@ def start(*plans: ModelSpec, limit: int | None) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_at_the_start(
+def test_impossible_settings_are_refused_at_the_start(
     plans: list[ModelSpec], limit: int, failure: type[QuireError], problem: str
 ) -> None:
     with pytest.raises(failure, match=problem):
@@ -96,18 +96,18 @@ class Deathbed:
         self._on_end = on_end
         return object()
 
-    async def wait_until_started(self, _keeper: object) -> EngineInfo:
+    async def wait_until_started(self, _supervisor: object) -> EngineInfo:
         return INFO
 
     async def stop_engine(self, name: str, _why: str) -> None:
         raise KeyError(name)  # as the supervisor does with one that it does not have
 
-    def broadcast(self, news: ControlMessage) -> None:
-        if isinstance(news, ModelStatus):
-            self.states.append(news.state)
-        if isinstance(news, ReleaseModel):
+    def broadcast(self, message: ControlMessage) -> None:
+        if isinstance(message, ModelStatus):
+            self.states.append(message.state)
+        if isinstance(message, ReleaseModel):
             self._on_end(EngineError("it died again and again"))
-            self.fleet.on_message("0", ModelReleased(name=news.name, agreed=False))
+            self.fleet.on_message("0", ModelReleased(name=message.name, agreed=False))
 
 
 @pytest.mark.parametrize("grace", [0.0, 1.0])

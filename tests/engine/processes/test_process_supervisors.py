@@ -36,7 +36,7 @@ class Mortal:
     pid = 1
 
     def __init__(self, first: StartEngine, num_steps: int, seconds: float) -> None:
-        self._place = first.memory, first.page
+        self._memory_page = first.memory, first.page
         self._num_steps = num_steps
         self._seconds = seconds
         self._replies: list[EngineStarted] = [EngineStarted(info=INFO)]
@@ -45,7 +45,7 @@ class Mortal:
         if self._replies:
             return self._replies.pop()
         await asyncio.sleep(self._seconds)
-        page = StatusPage(*self._place, writable=True)
+        page = StatusPage(*self._memory_page, writable=True)
         page.heartbeat(self._num_steps, has_work=True)
         page.close()
         return None
@@ -86,22 +86,22 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         assert len(spawned) <= 2 * MAX_DEATHS, "it is started for ever"
         return Mortal(first, num_steps, seconds)
 
-    news: list[EngineUp | EngineDown] = []
+    messages: list[EngineUp | EngineDown] = []
     last_used: list[float] = []  # at each death
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
-        place = EngineProcessSettings(
+        settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
             number=0, first_epoch=0, hang=0, log=log,
         )  # fmt: skip
 
         def note(message: EngineUp | EngineDown) -> None:
-            news.append(message)
+            messages.append(message)
             if isinstance(message, EngineDown):
                 last_used.append(supervisor.last_used)
 
-        supervisor = EngineSupervisor("m", EngineConfig(), place, note)
+        supervisor = EngineSupervisor("m", EngineConfig(), settings, note)
         await supervisor.run()
 
     monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
@@ -111,7 +111,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         asyncio.run(keep())
     assert len(spawned) == count
     assert [first.num_restarts for first in spawned] == list(range(count))
-    downs = [message.will_return for message in news if isinstance(message, EngineDown)]
+    downs = [message.will_return for message in messages if isinstance(message, EngineDown)]
     assert downs == [True] * (count - 1) + [False]
     assert last_used == sorted(set(last_used))  # each process has worked: later than the last
 

@@ -41,7 +41,7 @@ def test_an_engine_that_still_loads_is_not_old(memory: int) -> None:
     assert (page.age(), page.num_steps, page.has_work) == (0.0, 0, False)
 
 
-def test_readers_see_beats_and_their_age(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_see_heartbeats_and_their_age(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10**9
     monkeypatch.setattr(status_page, "time", SimpleNamespace(monotonic_ns=lambda: now))
     writer, reader = StatusPage(memory, NUMBER, writable=True), StatusPage(memory, NUMBER)
@@ -61,7 +61,7 @@ def test_readers_cannot_write(memory: int) -> None:
         StatusPage(memory, NUMBER).heartbeat(1, has_work=True)
 
 
-def test_it_tells_who_had_begun_also_after_the_writer_is_gone(memory: int) -> None:
+def test_started_requests_are_readable_after_the_writer_ended(memory: int) -> None:
     reader, writer = StatusPage(memory, NUMBER), StatusPage(memory, NUMBER, writable=True)
     writer.record_started(["a", "b"])
     writer.close()

@@ -54,16 +54,16 @@ def profile(*step: int, quantization: str = "none") -> Profile:
 
 
 @pytest.mark.parametrize("step", [(3, 1, 40), (2, 300, 300)])
-def test_products_are_all_weights_once_a_token(step: tuple[int, int, int]) -> None:
+def test_linears_read_all_weights_once_a_token(step: tuple[int, int, int]) -> None:
     found = profile(*step)
     head = MODEL_CONFIG.vocab_size * MODEL_CONFIG.hidden_size
     layers = sum(
         linear.num_weights for layer in MODEL_CONFIG.spec.layers for linear in layer.linears
     )
     num_requests, num_new, _ = step
-    products = [op for op in found.operations if op.name.startswith(("linear", "rms_norm_linear"))]
-    assert sum(op.flops for op in products) == 2 * num_requests * (num_new * layers + head)
-    assert sum(op.num_bytes for op in products) > 4 * (layers + head)
+    linears = [op for op in found.operations if op.name.startswith(("linear", "rms_norm_linear"))]
+    assert sum(op.flops for op in linears) == 2 * num_requests * (num_new * layers + head)
+    assert sum(op.num_bytes for op in linears) > 4 * (layers + head)
 
 
 def test_attention_reads_each_key_once_and_sees_pairs() -> None:
@@ -167,7 +167,7 @@ def test_what_binds_is_what_takes_longer() -> None:
     assert fp8.is_memory_bound(50, 1000, in_fp8=True)
 
 
-def test_products_with_weights_in_fp8_have_a_roof_of_their_own() -> None:
+def test_fp8_linears_have_their_own_roofline() -> None:
     for op in profile(2, 300, 300, quantization="fp8").operations:
         rate = 2e12 if op.name.startswith(("linear", "rms_norm_linear")) else 1e12
         assert op.floor == pytest.approx(max(op.num_bytes / 1e9, op.flops / rate))
@@ -210,7 +210,7 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         (["--prefill", "8", "--context", "9"], "set one of them"),
         (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
@@ -220,6 +220,6 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--context", "1000000"], "--context is 1000000, but the model knows positions up to"),
     ],
 )
-def test_mistakes(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", MODEL, "--device", "cpu", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert error in capsys.readouterr().err

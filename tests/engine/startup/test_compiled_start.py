@@ -30,7 +30,7 @@ from quire.models.runtimes.compiled_model import CompiledModel
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
-FORMS: list[dict[str, Any]] = [
+QUANTIZATIONS: list[dict[str, Any]] = [
     {"dtype": "float32"},
     {"dtype": "bfloat16", "quantization": "int8"},
     {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
@@ -109,12 +109,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return options
 
 
-@pytest.mark.parametrize("form", FORMS, ids=["float32", "int8", "int4"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=["float32", "int8", "int4"])
 def test_a_second_start_needs_no_torch_and_answers_the_same(
-    form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.models.prepared.prepared_weights.WORTH_BYTES", 0)
-    options = {**form, "prepared_weights": str(tmp_path)}
+    options = {**quantization, "prepared_weights": str(tmp_path)}
     first = prepare(options)
     assert list(tmp_path.glob("*.safetensors"))
     second = run(WITHOUT_TORCH, str(Path(__file__).parent), json.dumps(options))
@@ -188,7 +188,7 @@ def test_where_compiled_kernels_are_not_to_be_used_torch_is_needed(
         ({"num_blocks": 1, "max_model_len": 100}, "max_model_len is 100"),
     ],
 )
-def test_settings_that_cannot_be_are_told_as_ever(
+def test_impossible_settings_are_reported_as_by_any_start(
     prepared: dict[str, str], options: dict[str, Any], problem: str
 ) -> None:
     config = EngineConfig.from_options(device="cpu", **prepared, **options)
@@ -196,7 +196,7 @@ def test_settings_that_cannot_be_are_told_as_ever(
         start_engine(config)
 
 
-def test_a_broken_model_is_told_as_ever(tmp_path: Path) -> None:
+def test_a_broken_model_is_reported_as_by_any_start(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(resolve_model("quire-tiny"), folder)
     options = {"model": str(folder), "dtype": "float32", "prepared_weights": str(tmp_path / "kept")}
@@ -252,7 +252,7 @@ import_torch()
 """
 
 
-def test_who_has_no_torch_is_told() -> None:
+def test_a_missing_torch_is_reported() -> None:
     done = run(NO_TORCH)
     assert "ConfigError: this start needs PyTorch, which is not installed" in done.stderr
 

@@ -74,18 +74,20 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
     assert model.num_layers == layers_of_all_kinds(MODEL_CONFIG.spec.layers)
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:
+def gpu(
+    monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, allocated: int
+) -> None:
     """A GPU as far as `measured_bytes` looks."""
-    told = SimpleNamespace(
+    cuda = SimpleNamespace(
         is_available=lambda: False,  # no kernel has to be compiled
         synchronize=lambda _: None,
         reset_peak_memory_stats=lambda _: None,
         max_memory_allocated=lambda _: peak,
-        memory_allocated=lambda _: kept,
+        memory_allocated=lambda _: allocated,
         empty_cache=lambda: None,
         mem_get_info=lambda _: (free, total),
     )
-    monkeypatch.setattr(torch, "cuda", told)
+    monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(gpu_backend, "run_largest_step", lambda *_: None)
 
 
@@ -97,7 +99,7 @@ def blocks(**options: Any) -> int:
 
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, kept=30 * MIB)
+    gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, allocated=30 * MIB)
     config = EngineConfig.from_options(model="quire-tiny-draft").resolved("cuda")
     graphs = graph_bytes(config, MODEL_CONFIG, 4) + token_count_bytes(config, MODEL_CONFIG)
     code = CODE_BYTES // MIB  # of kernels that are not loaded yet
@@ -109,8 +111,8 @@ def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.Monk
     assert blocks(kv_cache_memory_bytes=9 * MIB) == 9
 
 
-def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu(monkeypatch, free=100 * MIB, total=1000 * MIB, peak=200 * MIB, kept=0)
+def test_a_gpu_without_memory_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, free=100 * MIB, total=1000 * MIB, peak=200 * MIB, allocated=0)
     with pytest.raises(ConfigError, match="raise gpu_memory_utilization, lower max_num_batched"):
         blocks()
     with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
@@ -118,7 +120,7 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("function", "error"),
     [
         ("torch_start.load_unsaved", "free memory, use a smaller model, or set quantization"),
         (
@@ -137,13 +139,13 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_memory_that_runs_out_at_the_start_names_the_setting(
-    place: str, told: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+    function: str, error: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(f"quire.engine.startup.{place}", fail)
-    with pytest.raises(ConfigError, match=told):
+    monkeypatch.setattr(f"quire.engine.startup.{function}", fail)
+    with pytest.raises(ConfigError, match=error):
         start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
 
 
@@ -151,9 +153,9 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
 def test_only_a_gpus_settings_are_named_where_its_memory_ran_out(device: str) -> None:
     config = EngineConfig.from_options().resolved(device)
     for around in (fitting_step(config), fitting_kv(config, 5)):
-        with pytest.raises(ConfigError) as told, around:
+        with pytest.raises(ConfigError) as error, around:
             raise MemoryError
-        assert ("gpu_memory_utilization" in str(told.value)) == (device == "cuda")
+        assert ("gpu_memory_utilization" in str(error.value)) == (device == "cuda")
     failure = torch.OutOfMemoryError("CUDA") if device == "cuda" else MemoryError()
     assert ("gpu_memory_utilization" in str(out_of_memory_message(failure))) == (device == "cuda")
 

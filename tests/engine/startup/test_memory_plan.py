@@ -66,7 +66,7 @@ def test_all_that_may_be_used_of_a_gpu_is_used() -> None:
     assert plan.max_model_len == 131_072
 
 
-def test_quantized_weights_leave_room_for_the_cache() -> None:
+def test_quantized_weights_leave_memory_for_the_cache() -> None:
     plain, small = plan_8b(24), plan_8b(24, quantization="fp8")
     assert small.weights["fp8"] == pytest.approx(plain.weights["bfloat16"] * 0.467, rel=0.01)
     assert small.weights["bfloat16"] == 128_256 * 4096 * 2  # the embedding
@@ -112,13 +112,13 @@ def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> Non
 )
 def test_a_plan_refuses_what_a_start_does_in_its_words(options: dict[str, Any]) -> None:
     config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", **options)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as message:
         start_engine(config)
     try:
         problem = plan_memory(config, CPU).problem
     except ConfigError as error:
         problem = str(error)
-    assert problem == str(told.value)
+    assert problem == str(message.value)
 
 
 def test_a_plan_may_be_for_a_machine_with_more_cores() -> None:
@@ -134,14 +134,14 @@ def test_without_a_model_there_is_nothing_to_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype 'int8' is for CPUs"),
         ({"quantization": "int4"}, "quantization is 'int4'"),
     ],
 )
-def test_what_a_gpu_cannot_is_refused_in_its_plan(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_a_gpu_cannot_is_refused_in_its_plan(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         plan_8b(141, **options)
 
 
@@ -157,8 +157,8 @@ def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str
 def test_shared_prefixes_take_their_part_and_their_graphs() -> None:
     alone, shared = (plan_8b(141, enable_prefix_caching=on) for on in (False, True))
     num_graphs = sum(count >= 4 for count in StepSizes(256, 8192, pads_mixed=True).decodes)
-    places = StepSections(0, 256).num_shared_tiles * SHARED_MEMBERS
-    least = places * 32 * (128 + 2) * 4 + num_graphs * GRAPH_BYTES
+    num_rows = StepSections(0, 256).num_shared_tiles * SHARED_MEMBERS
+    least = num_rows * 32 * (128 + 2) * 4 + num_graphs * GRAPH_BYTES
     assert least <= shared.graphs - alone.graphs <= 1.1 * least
 
 
@@ -208,7 +208,7 @@ def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--json"], "--json is for --dry-run"),
         (["--gpu-memory-gib", "80"], "--gpu-memory-gib is for --dry-run"),
@@ -216,6 +216,6 @@ def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]
         (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--gpu-memory-gib is for GPUs"),
     ],
 )
-def test_mistakes(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_prepared_weights_are_asked_for_instead(tmp_path: Path) -> None:
     checkpoint.write_bytes(b"x")
     config = config_of(folder, prepared, quantization="int8")
     key = checkpoint_key(config.model, folder)
-    older, newer = (prepared / file_name(key, form) for form in ("form-1", "form-2"))
+    older, newer = (prepared / file_name(key, version) for version in ("form-1", "form-2"))
     for file, second in ((older, 1), (newer, 2)):
         file.write_bytes(b"x")
         os.utime(file, (second, second))
@@ -91,7 +91,7 @@ def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.Mo
     assert awake
 
 
-def test_phases_are_told_in_order() -> None:
+def test_phases_are_reported_in_order() -> None:
     config = EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8)
     _, info = start_engine(config, begin=0.0)
     assert list(info.seconds) == ["imports", "device", "weights", "kv_cache", "kernels", "graphs"]

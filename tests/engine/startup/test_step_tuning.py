@@ -107,8 +107,8 @@ def test_an_engine_begins_with_what_it_measured(
     config = EngineConfig.from_options(
         device="cpu", dtype="float32", prepared_weights=str(tmp_path), itl_target_ms=50.0
     )
-    for way in (compiled_start, torch_start):
-        monkeypatch.setattr(way, "is_tiny", lambda _: False)
+    for start in (compiled_start, torch_start):
+        monkeypatch.setattr(start, "is_tiny", lambda _: False)
     monkeypatch.setattr(backend, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
     core, info = start_engine(config)
     assert "tuning" in info.seconds

@@ -49,8 +49,8 @@ def test_every_format_gives_the_logits_of_its_numbers(name: str, tmp_path: Path)
     ours = PagedModel(model, model_config).prefill(PROMPT)
     with torch.inference_mode():
         theirs = oracle(torch.tensor([PROMPT])).logits[0]
-    kept, error = METHODS[name].kept, (ours - theirs).norm() / theirs.norm()
-    assert error < (1e-5 if kept is None else 0.05)
+    native_format, error = METHODS[name].native_format, (ours - theirs).norm() / theirs.norm()
+    assert error < (1e-5 if native_format is None else 0.05)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -99,11 +99,11 @@ def test_the_compiled_decoder_serves_it(name: str, tmp_path: Path) -> None:
     layers = [m for m in model.model.layers.modules() if isinstance(m, LinearBase)]
     formats = [layer.method.operand for layer in layers]
     assert all(isinstance(operand, PackedWeight) for operand in formats)
-    kept = METHODS[name].kept or "BFLOAT16"
+    native_format = METHODS[name].native_format or "BFLOAT16"
     skipped = len(METHODS[name].skipped)
-    assert [operand.format for operand in formats].count(NativeFormat[kept]) == len(formats) - (
-        skipped if METHODS[name].kept else 0
-    )
+    assert [operand.format for operand in formats].count(NativeFormat[native_format]) == len(
+        formats
+    ) - (skipped if METHODS[name].native_format else 0)
 
 
 WITHOUT_TORCH = """
@@ -165,7 +165,7 @@ def test_the_memory_plan_counts_the_codes(name: str, load_format: str, tmp_path:
             tensors = tensors_of(module.method.operand).values()
             found[module.method.weight_format.name] += sum(tensor.nbytes for tensor in tensors)
     assert found == Counter({key: size for key, size in planned.items() if key != "float32"})
-    assert bool(found) == (METHODS[name].kept is not None)
+    assert bool(found) == (METHODS[name].native_format is not None)
 
 
 def drop(leaf: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:

@@ -80,12 +80,12 @@ class TestDamagedFile:
         assert str(2**63 + 5) in message
 
     @pytest.mark.parametrize(
-        ("header", "place"),
+        ("header", "offset"),
         [(b"{'", 9), (b"[]", 8), (b'{"a": 1, "a": 2}', 8), (b"\xff\xfe", 8), (b"[" * 100_000, 8)],
     )
-    def test_header_is_not_an_object(self, folder: Path, header: bytes, place: int) -> None:
+    def test_header_is_not_an_object(self, folder: Path, header: bytes, offset: int) -> None:
         write(folder / "model.safetensors", header, b"")
-        assert f"damaged at byte {place}: the header is not" in refused(folder)
+        assert f"damaged at byte {offset}: the header is not" in refused(folder)
 
     @pytest.mark.parametrize(
         ("key", "value", "words"),
@@ -106,9 +106,9 @@ class TestDamagedFile:
         name = in_order(header)[3]
         header[name][key] = value
         write(file, header, data)
-        place = file.read_bytes().index(f'"{name}"'.encode())
+        offset = file.read_bytes().index(f'"{name}"'.encode())
         message = refused(folder)
-        assert f"damaged at byte {place}: {name}" in message
+        assert f"damaged at byte {offset}: {name}" in message
         assert words in message
 
     @pytest.mark.parametrize(("shift", "words"), [(-4, "overlaps"), (4, "leaves a gap")])
@@ -244,16 +244,16 @@ def mutate(raw: bytes, rng: random.Random) -> bytes:
     changed = bytearray(raw)
     header_end = 8 + int.from_bytes(raw[:8], "little")
     for _ in range(rng.randint(1, 3)):
-        place = rng.randrange(header_end if rng.random() < 0.8 else len(changed))
+        offset = rng.randrange(header_end if rng.random() < 0.8 else len(changed))
         kind = rng.randrange(5)
         if kind == 0:
-            changed[place] ^= 1 << rng.randrange(8)
+            changed[offset] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            changed[place] = rng.choice(b'0123456789"{}[],:-')
+            changed[offset] = rng.choice(b'0123456789"{}[],:-')
         elif kind == 2:
-            del changed[place : place + rng.randint(1, 50)]
+            del changed[offset : offset + rng.randint(1, 50)]
         elif kind == 3:
-            changed[place:place] = rng.randbytes(rng.randint(1, 9))
+            changed[offset:offset] = rng.randbytes(rng.randint(1, 9))
         else:
             del changed[rng.randrange(len(changed)) :]
         if not changed:

@@ -59,7 +59,7 @@ def test_no_file_stays_open(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_that_is_cut_off_meanwhile_is_told(folder: Path) -> None:
+def test_a_file_that_is_cut_off_meanwhile_is_an_error(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2000)
@@ -71,14 +71,14 @@ def test_a_file_that_is_cut_off_meanwhile_is_told(folder: Path) -> None:
         list(reader.tensors(entries))
 
 
-def test_a_file_that_vanishes_is_told(folder: Path) -> None:
+def test_a_file_that_vanishes_is_an_error(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     (folder / "model.safetensors").unlink()
     with DeviceReader(CPU) as reader, pytest.raises(CheckpointError, match="cannot be opened"):
         list(reader.tensors(checkpoint.in_file_order({"a"})))
 
 
-def test_a_model_is_filled_this_way_on_other_devices(
+def test_a_model_is_filled_by_host_on_other_devices(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = DeviceReader(CPU)

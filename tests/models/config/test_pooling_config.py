@@ -56,8 +56,8 @@ def test_what_the_files_say(
     tmp_path: Path, modules: Any, pooling: Any, wanted: Any, found: tuple[Any, bool]
 ) -> None:
     folder = write(tmp_path, modules, pooling)
-    told = PoolingParams(pooling=found[0], normalize=found[1])
-    assert read_pooling(folder, wanted, 48) == told
+    expected = PoolingParams(pooling=found[0], normalize=found[1])
+    assert read_pooling(folder, wanted, 48) == expected
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_16_bit_stays_close_to_32(checkpoint: Callable, dtype: str) -> None:
     assert torch.nn.functional.cosine_similarity(logits, stepwise).min() > 0.98
 
 
-def test_weights_are_converted_on_the_way(checkpoint: Callable, tmp_path: Path) -> None:
+def test_weights_are_converted_while_they_are_loaded(checkpoint: Callable, tmp_path: Path) -> None:
     """float64 and float16 tensors in one file, run in float32."""
     folder, _ = checkpoint("llama")
     tensors = load_file(folder / "model.safetensors")

@@ -59,7 +59,7 @@ class PagedDecoder(PagedModel):
         dtype = kv_name(kv, str(model.model.norm.weight.dtype).removeprefix("torch."))
         layers = model_config.spec.kv_layers
         self.cache = HostCache.allocate(layers, len(self.free), self.block_size, dtype)
-        self.beats = 0
+        self.heartbeats = 0
 
     def up_to(self, end: int) -> tuple[Any, Any]:
         """As `RopeTable` does it."""
@@ -73,7 +73,7 @@ class PagedDecoder(PagedModel):
         return torch.from_numpy(in_float32(self.decoder.logits(states)))
 
     def heartbeat(self) -> None:
-        self.beats += 1
+        self.heartbeats += 1
 
 
 def logits(paged: PagedModel, paces: tuple[int, ...] = FEW) -> list[Tensor]:
@@ -111,14 +111,14 @@ def test_families(
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("kv", ["auto", "fp8", "int8"])
 @pytest.mark.parametrize("paces", [FEW, MANY], ids=["few", "many"])
-def test_forms_of_weights_and_cache(quantization: str, kv: str, paces: tuple[int, ...]) -> None:
+def test_weight_formats_and_kv_dtypes(quantization: str, kv: str, paces: tuple[int, ...]) -> None:
     """The head is tied: rows are looked up in another copy of its weight."""
     folder = resolve_model("quire-tiny")
     assert_same_bits(load_folder(folder, "bfloat16", quantization=quantization), kv, paces)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_biases_beside_forms_of_weights(quantization: str, checkpoint: Callable) -> None:
+def test_biases_with_each_weight_format(quantization: str, checkpoint: Callable) -> None:
     assert_same_bits(load_folder(checkpoint("llama_biased_d16")[0], quantization=quantization))
 
 
@@ -140,7 +140,7 @@ def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
     model, model_config = load_folder(checkpoint("qwen3_windows")[0])
     ours, theirs = PagedDecoder(model, model_config), PagedModel(model, model_config)
     whole = logits(ours)
-    assert ours.beats == 3
+    assert ours.heartbeats == 3
     first = PagedDecoder(model, model_config)
     del first.cache.layers[1:], theirs.kv[1:]
     found = logits(first)
@@ -207,7 +207,7 @@ def test_a_layer_that_is_not_computed_is_refused_by_name(
         ({"dtype": "float16"}, "activations of float16"),
     ],
 )
-def test_forms_that_are_left_to_the_modules(options: dict[str, str], reason: str) -> None:
+def test_formats_that_the_pytorch_modules_serve(options: dict[str, str], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         PagedDecoder(*load_folder(resolve_model("quire-tiny"), **options))
 

@@ -73,7 +73,7 @@ def test_alone_anything_may_enter() -> None:
             Ticket(admission)
 
 
-def test_a_single_place_is_a_single_place() -> None:
+def test_one_slot_admits_one_request() -> None:
     admission, _ = house(max_running=1, max_waiting=0)
     with Ticket(admission), pytest.raises(QueueFullError):
         Ticket(admission)
@@ -136,14 +136,14 @@ def test_the_counts_are_those_of_who_is_inside(moves: list[tuple[int, int, int]]
                 tickets.append(Ticket(admission))
                 inside.append([1, 0])
             elif tickets and move == 2:
-                place = tokens % len(tickets)
-                inside[place] = [0, 0]
-                tickets[place].charge(answers, tokens)
-                inside[place] = [answers, tokens]
+                index = tokens % len(tickets)
+                inside[index] = [0, 0]
+                tickets[index].charge(answers, tokens)
+                inside[index] = [answers, tokens]
             elif tickets:
-                place = tokens % len(tickets)
-                del inside[place]
-                with tickets.pop(place):
+                index = tokens % len(tickets)
+                del inside[index]
+                with tickets.pop(index):
                     pass
         except QueueFullError:
             pass
@@ -181,7 +181,7 @@ def test_several_processes_fill_one_house() -> None:
     assert process(0)[0].in_flight.num_answers == 0  # the first has a successor
 
 
-def test_the_dead_take_no_places() -> None:
+def test_disconnected_requests_take_no_slots() -> None:
     memory = create_shared_memory()
     here = shared_counters(memory, 0, num_rows=2, num_counters=2)[1]
     count = (

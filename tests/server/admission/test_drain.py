@@ -113,7 +113,7 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(
     assert record.getMessage() == "shutting down: 1 running requests have 20 s to finish"
 
 
-def test_what_does_not_end_in_time_is_told_so(
+def test_what_does_not_end_in_time_gets_an_error(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:

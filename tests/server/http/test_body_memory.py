@@ -61,11 +61,11 @@ def small(engine: FakeEngine) -> Starlette:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("way", ["answered", "left", "malformed"])
-def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, way: str) -> None:
+@pytest.mark.parametrize("outcome", ["answered", "left", "malformed"])
+def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, outcome: str) -> None:
     app = small(engine)
 
-    async def visit() -> None:
+    async def scenario() -> None:
         first, second = Upload(app, path), Upload(app, path)
         await first.part(LARGE[: 3 * FREE_BYTES], more=True)
         await second.part(LARGE[: 3 * FREE_BYTES], more=True)
@@ -76,18 +76,18 @@ def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, way: str)
         await short.part(b'{"prompt": "abc"}', more=False)
         await short.done
         assert short.status == 200, "a short body is held up by large ones"
-        if way == "left":
+        if outcome == "left":
             await first.leave()
         else:
-            await first.part(LARGE[3 * FREE_BYTES :] if way == "answered" else b"", more=False)
+            await first.part(LARGE[3 * FREE_BYTES :] if outcome == "answered" else b"", more=False)
             await first.done
-        assert first.status == {"answered": 200, "left": 0, "malformed": 400}[way]
+        assert first.status == {"answered": 200, "left": 0, "malformed": 400}[outcome]
         third = Upload(app, path)
         await third.part(LARGE, more=False)
         await third.done
         assert third.status == 200, "what the first held was not given back"
 
-    asyncio.run(visit())
+    asyncio.run(scenario())
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9 * FREE_BYTES)), max_size=30))
@@ -109,7 +109,7 @@ def test_the_count_is_what_the_bodies_hold(parts: list[tuple[int, int]]) -> None
     assert memory.num_bytes == 0
 
 
-def test_by_default_many_of_the_largest_bodies_have_room() -> None:
+def test_by_default_many_of_the_largest_bodies_fit() -> None:
     assert ServerSettings(max_body_bytes=100).held_body_bytes == 6400
     with pytest.raises(ConfigError, match="max_held_body_bytes is 99, less than max_body_bytes"):
         ServerSettings(max_body_bytes=100, max_held_body_bytes=99)

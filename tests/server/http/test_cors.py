@@ -75,7 +75,7 @@ def test_all_origins_but_never_with_credentials(engine: FakeEngine) -> None:
     assert NAMES not in call(app, "/v1/models").headers
 
 
-def test_the_form_that_vllm_takes(engine: FakeEngine) -> None:
+def test_origins_as_a_json_list(engine: FakeEngine) -> None:
     app = serving(f'["{OURS.upper()}"]', engine)
     assert call(app, "/v1/models", headers={"origin": OURS}).headers[NAMES] == OURS
 

@@ -37,7 +37,7 @@ def run(scope: dict[str, Any], then: Any, log: list[str], receive: Any = silent)
     asyncio.run(main())
 
 
-def test_the_protocol_tells_it_without_a_task() -> None:
+def test_the_protocol_reports_it_without_a_task() -> None:
     disconnect_watch, log = DisconnectWatch(), list[str]()
     run({"state": {STATE_KEY: disconnect_watch}}, lambda _: disconnect_watch.disconnect(), log)
     assert log == ["begun", "ended"]

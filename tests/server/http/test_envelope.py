@@ -46,7 +46,7 @@ def test_every_answer_has_an_id(app: Starlette) -> None:
         ("/v1/models/other", "GET", 404),
     ],
 )
-def test_wrong_ways(app: Starlette, path: str, method: str, status: int) -> None:
+def test_wrong_paths(app: Starlette, path: str, method: str, status: int) -> None:
     reply = call(app, path, method=method)
     assert reply.status == status
     assert reply.error["type"] == "invalid_request_error"

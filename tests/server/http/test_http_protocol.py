@@ -56,10 +56,10 @@ def error_of(reply: bytes) -> tuple[bytes, str]:
 def drip(sockets: list[socket.socket], data: bytes, seconds: float) -> None:
     """Send data to all of them, a byte at a time, until the time is over."""
     end = time.monotonic() + seconds
-    for place in range(len(data)):
+    for index in range(len(data)):
         for sock in sockets:
             with suppress(OSError):
-                sock.send(data[place : place + 1])
+                sock.send(data[index : index + 1])
         time.sleep(0.05)
         if time.monotonic() > end:
             return
@@ -101,9 +101,9 @@ def test_what_no_application_sees_is_refused_in_the_words_of_its_api(
         sock.sendall(head + rest)
         head, _, body = read_all(sock).partition(b"\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ".encode())
-    told = json.loads(body)
-    assert (told["type"], told["error"]["type"]) == ("error", kind)
-    assert f"request-id: {told['request_id']}".encode() in head.split(b"\r\n")
+    reply = json.loads(body)
+    assert (reply["type"], reply["error"]["type"]) == ("error", kind)
+    assert f"request-id: {reply['request_id']}".encode() in head.split(b"\r\n")
 
 
 def test_a_large_body_may_take_longer_while_it_flows(server: Running) -> None:
@@ -124,7 +124,7 @@ def test_silent_connections_are_closed(server: Running, begin: bytes) -> None:
         assert time.monotonic() - began < 3.0
 
 
-def test_a_kept_connection_is_closed_after_a_while(server: Running) -> None:
+def test_a_keep_alive_connection_is_closed_after_a_while(server: Running) -> None:
     with server.connect() as sock:
         sock.sendall(raw_post({"prompt": "a"}))
         assert read_all(sock).startswith(b"HTTP/1.1 200 OK")
@@ -268,11 +268,11 @@ def test_a_storm_of_leaving_clients_touches_nobody_else(
     server: Running, engine: FakeEngine
 ) -> None:
     engine.delay = 0.01
-    told: list[bytes] = []
+    reply: list[bytes] = []
 
     def stand_by() -> None:
         with server.post(**(LONG | {"max_tokens": 100})) as response:
-            told.append(response.read())
+            reply.append(response.read())
 
     bystander = threading.Thread(target=stand_by)
     bystander.start()
@@ -283,8 +283,8 @@ def test_a_storm_of_leaving_clients_touches_nobody_else(
             if number % 3:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     bystander.join()
-    assert told[0].endswith(b"data: [DONE]\n\n")
-    assert told[0].count(b'"finish_reason":null') == 99
+    assert reply[0].endswith(b"data: [DONE]\n\n")
+    assert reply[0].count(b'"finish_reason":null') == 99
     assert wait_for(lambda: len(engine.aborted) == len(engine.calls) - 1)
     assert wait_for(lambda: server.num_connections == 0)
 
@@ -306,7 +306,7 @@ def test_a_client_that_sends_no_more_gets_its_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_has_left_is_told_from_one_that_waits(
+def test_a_disconnected_client_is_distinguished_from_a_waiting_one(
     loop_server: Running, engine: FakeEngine, stream: bool
 ) -> None:
     engine.wait_at = 0
@@ -356,8 +356,8 @@ def test_whole_answers_keep_to_http(server: Running) -> None:
     with server.connect() as sock:
         for line in (b"HEAD /x HTTP/1.1", b"GET /x HTTP/1.1", b"GET /x HTTP/1.0"):
             sock.sendall(line + b"\r\nhost: a\r\n\r\n")
-        head, told, last = read_all(sock).split(b"HTTP/1.1 404 Not Found\r\n")[1:]
+        head, reply, last = read_all(sock).split(b"HTTP/1.1 404 Not Found\r\n")[1:]
     assert head.endswith(b"\r\n\r\n")
-    assert b"content-length: %d\r\n" % len(told.partition(b"\r\n\r\n")[2]) in head
-    assert (b"connection" in told, b"connection: close" in last) == (False, True)
-    assert json.loads(told.partition(b"\r\n\r\n")[2]) == json.loads(last.partition(b"\r\n\r\n")[2])
+    assert b"content-length: %d\r\n" % len(reply.partition(b"\r\n\r\n")[2]) in head
+    assert (b"connection" in reply, b"connection: close" in last) == (False, True)
+    assert json.loads(reply.partition(b"\r\n\r\n")[2]) == json.loads(last.partition(b"\r\n\r\n")[2])

@@ -191,7 +191,7 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         ("embeddings", {"input": "a", "encoding_format": "x"}, "base64 or float"),
     ],
 )
-def test_a_value_out_of_several_is_told_the_others(
+def test_an_error_lists_the_allowed_values(
     app: Starlette, path: str, fields: dict[str, object], fix: str
 ) -> None:
     needed = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}

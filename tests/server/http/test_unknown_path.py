@@ -61,7 +61,7 @@ def test_other_paths_name_the_api(app: Starlette, path: str) -> None:
         ("DELETE", "/ping", {"GET", "HEAD", "POST"}),
     ],
 )
-def test_a_wrong_method_is_told_the_right_ones(
+def test_a_wrong_method_gets_the_allowed_ones(
     app: Starlette, method: str, path: str, allowed: set[str]
 ) -> None:
     reply = call(app, path, method=method)

@@ -81,9 +81,9 @@ def test_a_body_after_an_upgrade_is_read(server: Running, engine: FakeEngine) ->
     assert engine.calls[0]["ids"] == [97, 98, 99]
 
 
-@pytest.mark.parametrize("place", range(1, len(JAVA), 7))
-def test_an_upgrade_in_two_pieces_is_the_same(server: Running, place: int) -> None:
-    assert statuses(exchange(server, JAVA[:place], JAVA[place:], pause=0.001)) == [b"200"]
+@pytest.mark.parametrize("cut", range(1, len(JAVA), 7))
+def test_an_upgrade_in_two_pieces_is_the_same(server: Running, cut: int) -> None:
+    assert statuses(exchange(server, JAVA[:cut], JAVA[cut:], pause=0.001)) == [b"200"]
 
 
 def test_upgrades_in_one_piece_with_others_and_with_chunks(server: Running) -> None:
@@ -98,12 +98,12 @@ def test_upgrades_in_one_piece_with_others_and_with_chunks(server: Running) -> N
 def test_javas_own_client_is_answered(server: Running, tmp_path: Path) -> None:
     (tmp_path / "Ask.java").write_text(JAVA_CLIENT)
     url = f"http://127.0.0.1:{server.port}/v1/completions"
-    told = subprocess.run(
+    done = subprocess.run(
         ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "Ask.java", url],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert told.stdout.splitlines()[0].startswith("200 "), told.stderr
-    assert len(told.stdout.splitlines()) == 2
+    assert done.stdout.splitlines()[0].startswith("200 "), done.stderr
+    assert len(done.stdout.splitlines()) == 2
 
 
 # ------------------------------------------------------------------ bodies over the limit

@@ -90,7 +90,7 @@ def test_every_admin_path_needs_the_key(locked: Starlette, path: str, method: st
     assert call(locked, path, method=method).status == 401
 
 
-def test_what_is_not_there_is_told_with_what_is(engine: FakeEngine) -> None:
+def test_a_missing_route_gets_the_list_of_routes(engine: FakeEngine) -> None:
     admin = build_app(engine, ServerSettings()).state.admin
     missing = call(admin, "/v1/completions", {"prompt": "a"})
     assert (missing.status, missing.error["code"]) == (404, "not_found")
@@ -108,13 +108,13 @@ def test_what_is_not_there_is_told_with_what_is(engine: FakeEngine) -> None:
 
 def test_only_what_may_be_left_out_is_said_to_be_so(engine: FakeEngine) -> None:
     app = build_app(engine, ServerSettings())
-    told = "model: 'x' is not served here; use 'fake'"
+    message = "model: 'x' is not served here; use 'fake'"
     for path in ("load", "unload"):
         reply = call(app.state.admin, f"/admin/models/{path}", {"model": "x"})
-        assert reply.error["message"] == told
-    assert call(app, "/v1/models/x").error["message"] == told
+        assert reply.error["message"] == message
+    assert call(app, "/v1/models/x").error["message"] == message
     optional = call(app, "/v1/completions", {"prompt": "a", "model": "x"})
-    assert optional.error["message"] == f"{told}, or leave it out"
+    assert optional.error["message"] == f"{message}, or leave it out"
     assert (
         call(app.state.admin, "/stats", query="model=x").error["message"].endswith("leave it out")
     )
@@ -154,7 +154,7 @@ def test_a_path_that_no_socket_can_have_is_an_error(tmp_path: Path, path: str, w
         pass
 
 
-def test_a_port_that_was_free_can_be_told(tmp_path: Path) -> None:
+def test_the_port_that_the_system_chose_is_reported(tmp_path: Path) -> None:
     path = str(tmp_path / "admin")
     with bind_admin(0, None) as port, bind_admin(None, path) as file:
         assert port is not None

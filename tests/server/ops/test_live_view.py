@@ -23,7 +23,7 @@ STEP = StepSummary(
 )
 
 
-def test_an_engine_that_has_told_nothing_is_shown_empty(app: Starlette) -> None:
+def test_an_engine_without_reports_is_shown_empty(app: Starlette) -> None:
     reply = call(app, "/live")
     state = reply.json()
     assert reply.status == 200

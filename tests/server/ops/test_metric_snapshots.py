@@ -174,7 +174,7 @@ def test_one_folds_at_a_time(tmp_path: Path, dead_pid: int) -> None:
     assert FOLDED in files(tmp_path)
 
 
-def test_settling_loses_nothing_of_the_dead(tmp_path: Path, dead_pid: int) -> None:
+def test_folding_loses_nothing_of_ended_processes(tmp_path: Path, dead_pid: int) -> None:
     """Figures that are folded already, those that will be, and those of this process."""
     leave(tmp_path, f"{dead_pid}-a", requests=2, epoch=90)
     SnapshotFolder(tmp_path).fold_dead()

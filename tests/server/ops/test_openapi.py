@@ -51,8 +51,8 @@ def test_it_has_every_route_and_no_other(side: tuple[Starlette, dict[str, Any]])
         assert isinstance(route, Route)
         for method in (route.methods or {"GET"}) - {"HEAD"}:
             served.add((re.sub(r":\w+}", "}", route.path), method.lower()))
-    told = {(path, method) for path, item in described["paths"].items() for method in item}
-    assert told == served
+    documented = {(path, method) for path, item in described["paths"].items() for method in item}
+    assert documented == served
 
 
 def test_it_is_valid(side: tuple[Starlette, dict[str, Any]]) -> None:
@@ -68,14 +68,14 @@ def test_every_reference_leads_somewhere(side: tuple[Starlette, dict[str, Any]])
     assert set(re.findall(r"#/components/schemas/([^']+)'", str(described))) == set(schemas)
 
 
-def test_models_in_a_query_are_told(side: tuple[Starlette, dict[str, Any]]) -> None:
+def test_models_in_a_query_are_documented(side: tuple[Starlette, dict[str, Any]]) -> None:
     app, described = side
     (path,) = {"/live", "/stats"} & set(described["paths"])
-    told = described["paths"][path]["get"]
-    assert [given["name"] for given in told["parameters"]] == ["model"]
+    documented = described["paths"][path]["get"]
+    assert [given["name"] for given in documented["parameters"]] == ["model"]
     for query, status in (("", 200), ("model=quire-tiny", 200), ("model=x", 404)):
         assert call(app, path, query=query).status == status
-        assert str(status) in told["responses"]
+        assert str(status) in documented["responses"]
 
 
 def test_examples_of_the_admin_endpoints_are_taken(public: Starlette) -> None:
@@ -100,7 +100,7 @@ def test_patterns_are_those_of_json_schema(described: dict[str, Any]) -> None:
     assert [p for p in patterns if "\\A" in p or "\\Z" in p] == []
 
 
-def test_operations_tell_their_failures(described: dict[str, Any]) -> None:
+def test_operations_list_their_failures(described: dict[str, Any]) -> None:
     responses = described["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert {"200", "400", "401", "404", "408", "413", "415", "429", "500", "503", "504"} <= set(
         responses

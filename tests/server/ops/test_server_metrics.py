@@ -79,8 +79,8 @@ def text_of(metrics: Metrics, cost: float | None = None) -> str:
 
 def answered(metrics: RequestMetrics, reason: str, num_tokens: int = 3) -> None:
     (times,) = metrics.record_request(100.0, 5, SamplingParams(max_tokens=8))
-    for place in range(num_tokens):
-        metrics.tokens(times, 1, 100.1 + place / 10)
+    for index in range(num_tokens):
+        metrics.tokens(times, 1, 100.1 + index / 10)
     metrics.finish(times, reason, 101.0)
 
 
@@ -256,7 +256,7 @@ def test_an_error_at_the_end_of_a_stream_is_counted(app: Starlette, engine: Fake
     assert value(text, "quire:rejections_total", reason="internal_error") == 1
 
 
-def test_cost_is_told_once_an_hour_has_a_price() -> None:
+def test_cost_is_exported_once_an_hour_has_a_price() -> None:
     engine = FakeEngine()
     engine.stats = EngineStats(num_generation_tokens=500_000, num_prompt_tokens=1_500_000)
     metrics = process(None, engine)

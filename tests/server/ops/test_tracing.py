@@ -159,7 +159,7 @@ def test_a_dead_collector_holds_the_end_up_for_a_second(
     assert "3 of 3 traces could not be sent" in caplog.text
 
 
-def test_what_was_sent_is_not_told_as_lost(
+def test_what_was_sent_is_not_counted_as_lost(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     exporter = InMemorySpanExporter()

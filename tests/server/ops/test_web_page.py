@@ -32,7 +32,7 @@ def test_the_index_names_its_files_by_their_hash(app: Starlette) -> None:
 
 
 @pytest.mark.parametrize("path", ASSETS)
-def test_files_may_be_kept_for_ever(app: Starlette, path: str) -> None:
+def test_files_may_be_cached_for_ever(app: Starlette, path: str) -> None:
     reply = call(app, path)
     assert reply.status == 200
     assert reply.body == (FOLDER / Path(path).name).read_bytes()
@@ -53,7 +53,7 @@ def test_every_file_has_the_strict_headers(app: Starlette, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", ASSETS[0]])
-def test_a_browser_that_has_a_file_is_told_so(app: Starlette, path: str) -> None:
+def test_a_browser_that_has_a_file_gets_304(app: Starlette, path: str) -> None:
     tag = call(app, path).headers["etag"]
     for known in (tag, f"W/{tag}", f'"other", {tag}'):
         reply = call(app, path, headers={"if-none-match": known})

@@ -41,7 +41,7 @@ def test_auto(template: str, tools: str | None, reasoning: str | None) -> None:
     assert choose_parsers(template, {"messages"}).tools is None
 
 
-def test_told() -> None:
+def test_named_parsers_are_chosen() -> None:
     chosen = choose_parsers(QWEN3, {"tools"}, tools="mistral", reasoning="none")
     assert chosen.tools is not None
     assert chosen.tools.name == "mistral"

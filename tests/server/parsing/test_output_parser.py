@@ -27,9 +27,9 @@ FORMATS = sorted(TOOL_PARSERS)
 
 
 def reading(tools: str | None, reasoning: str | None = None, **options: Any) -> ParserConfig:
-    form = TOOL_PARSERS[tools] if tools else None
+    format_name = TOOL_PARSERS[tools] if tools else None
     thoughts = REASONING_PARSERS[reasoning] if reasoning else None
-    return ParserConfig(thoughts, tool_parser=form, **({"tools": TOOLS} | options))
+    return ParserConfig(thoughts, tool_parser=format_name, **({"tools": TOOLS} | options))
 
 
 def parse(how: ParserConfig, *pieces: str) -> tuple[Answer, bool]:
@@ -41,9 +41,9 @@ def parse(how: ParserConfig, *pieces: str) -> tuple[Answer, bool]:
     return join(events + parser.finish()), parser.called_tools
 
 
-def parsed(form: str, text: str, **options: Any) -> tuple[str, list[tuple[str, str]], bool]:
+def parsed(format_name: str, text: str, **options: Any) -> tuple[str, list[tuple[str, str]], bool]:
     """Text, calls and whether all is well; checked to be the same character by character."""
-    how = reading(form, **options)
+    how = reading(format_name, **options)
     answer, called = parse(how, text)
     assert (answer, called) == parse(how, *text)
     return answer.text, [(call.name, call.arguments) for call in answer.calls], called
@@ -98,16 +98,17 @@ WELL_FORMED = {
 
 
 @pytest.mark.parametrize(
-    ("form", "text"), [(form, text) for form, texts in WELL_FORMED.items() for text in texts]
+    ("format_name", "text"),
+    [(format_name, text) for format_name, texts in WELL_FORMED.items() for text in texts],
 )
-def test_a_call(form: str, text: str) -> None:
-    rest, calls, called = parsed(form, text % ARGUMENTS)
+def test_a_call(format_name: str, text: str) -> None:
+    rest, calls, called = parsed(format_name, text % ARGUMENTS)
     assert (calls, called) == ([("f", ARGUMENTS)], True)
     assert rest in ("", ";")
 
 
 @pytest.mark.parametrize(
-    ("form", "text"),
+    ("format_name", "text"),
     [
         ("hermes", '<tool_call>{"name":"f","arguments":{}}</tool_call>\n\n' * 2),
         ("llama3", '{"name":"f","parameters":{}}; {"name":"f","parameters":{}}'),
@@ -123,9 +124,9 @@ def test_a_call(form: str, text: str) -> None:
         ("granite", '<|tool_call|>[{"name":"f","arguments":{}},{"name":"f","arguments":{}}]'),
     ],
 )
-def test_several_calls_and_at_most_one(form: str, text: str) -> None:
-    assert parsed(form, text) == ("", [("f", "{}")] * 2, True)
-    assert parsed(form, text + "rest", most_calls=1) == ("", [("f", "{}")], True)
+def test_several_calls_and_at_most_one(format_name: str, text: str) -> None:
+    assert parsed(format_name, text) == ("", [("f", "{}")] * 2, True)
+    assert parsed(format_name, text + "rest", most_calls=1) == ("", [("f", "{}")], True)
 
 
 def test_text_around_calls_stays() -> None:
@@ -169,7 +170,7 @@ GLM_CALL = """<tool_call>f
 
 
 @pytest.mark.parametrize(
-    ("form", "text"), [("qwen3_coder", XML_CALL), ("glm45", GLM_CALL)], ids=lambda v: v[:5]
+    ("format_name", "text"), [("qwen3_coder", XML_CALL), ("glm45", GLM_CALL)], ids=lambda v: v[:5]
 )
 @pytest.mark.parametrize(
     ("n", "x", "values"),
@@ -183,11 +184,11 @@ GLM_CALL = """<tool_call>f
     ids=["json", "python", "no fit", "no json", "deep"],
 )
 def test_bare_values_get_the_type_of_their_schema(
-    form: str, text: str, n: str, x: str, values: list[Any]
+    format_name: str, text: str, n: str, x: str, values: list[Any]
 ) -> None:
-    how = reading(form)
+    how = reading(format_name)
     answer, called = parse(how, "ok\n" + text % (n, x))
-    if form == "glm45" and isinstance(values[1], str):
+    if format_name == "glm45" and isinstance(values[1], str):
         values = [values[0], f"\n{x}\n"]  # a string is all that stands between the tags
     expected = {"a": ' say "hi"\n twice\n', "n": values[0], "x": values[1], "new": "5"}
     assert called
@@ -233,15 +234,15 @@ NO_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("form", "text"), NO_CALLS)
-def test_what_is_no_call_comes_back_as_it_was(form: str, text: str) -> None:
+@pytest.mark.parametrize(("format_name", "text"), NO_CALLS)
+def test_what_is_no_call_comes_back_as_it_was(format_name: str, text: str) -> None:
     for around in (text, f"a \n{text}", f"{text} \nb"):
-        if form != "llama3" or around is not text:
-            assert parsed(form, around) == (around, [], False)
+        if format_name != "llama3" or around is not text:
+            assert parsed(format_name, around) == (around, [], False)
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "arguments", "rest"),
+    ("format_name", "text", "arguments", "rest"),
     [
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, 2}} b', '{"a": 1, ', "2}} b"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru', '{"a": ', "tru"),
@@ -253,9 +254,9 @@ def test_what_is_no_call_comes_back_as_it_was(form: str, text: str) -> None:
     ],
 )
 def test_a_call_that_breaks_in_its_arguments_keeps_them(
-    form: str, text: str, arguments: str, rest: str
+    format_name: str, text: str, arguments: str, rest: str
 ) -> None:
-    assert parsed(form, text) == (rest, [("f", arguments)], False)
+    assert parsed(format_name, text) == (rest, [("f", arguments)], False)
 
 
 # Thoughts
@@ -290,7 +291,11 @@ def test_a_thought_before_a_bare_call() -> None:
 # Any text
 
 WORDS = [
-    *(mark for form in TOOL_PARSERS.values() for mark in (*form.begin.texts, *form.inner)),
+    *(
+        mark
+        for format_name in TOOL_PARSERS.values()
+        for mark in (*format_name.begin.texts, *format_name.inner)
+    ),
     *("<think>", "</think>", "[THINK]", "[/THINK]", "<function=f>", "</function>", "<parameter=a>"),
     *("function", "```json", "```", "functools", f"{DS['calls']}{DS['call']}f{DS['sep']}"),
     *("<tool_call>f", "<arg_key>a</arg_key>", "<arg_key>n</arg_key><arg_value>", "</arg_value>"),
@@ -331,8 +336,8 @@ def test_how_the_text_is_cut_has_no_influence(
     how: ParserConfig, words: list[str], data: st.DataObject
 ) -> None:
     text = "".join(words)
-    places = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
-    cuts = [0, *data.draw(places), len(text)]
+    cuts_of = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
+    cuts = [0, *data.draw(cuts_of), len(text)]
     pieces = [text[begin:end] for begin, end in pairwise(cuts)]
     whole = parse(how, text)
     assert parse(how, *pieces) == parse(how, *text) == whole
@@ -343,9 +348,9 @@ def test_how_the_text_is_cut_has_no_influence(
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(FORMATS), TEXTS)
-def test_without_tools_every_text_stays_whole(form: str, words: list[str]) -> None:
+def test_without_tools_every_text_stays_whole(format_name: str, words: list[str]) -> None:
     text = "".join(words)
-    assert parse(ParserConfig(tool_parser=TOOL_PARSERS[form]), *text)[0] == Answer(text)
+    assert parse(ParserConfig(tool_parser=TOOL_PARSERS[format_name]), *text)[0] == Answer(text)
 
 
 JSON_VALUES = st.recursive(
@@ -361,11 +366,11 @@ STYLES = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensur
 @settings(max_examples=60, deadline=None)
 @given(OBJECTS, STYLES, st.sampled_from(sorted(WELL_FORMED)), st.data())
 def test_arguments_arrive_as_they_were_written(
-    value: dict[str, Any], style: dict[str, Any], form: str, data: st.DataObject
+    value: dict[str, Any], style: dict[str, Any], format_name: str, data: st.DataObject
 ) -> None:
-    text = data.draw(st.sampled_from(WELL_FORMED[form]))
+    text = data.draw(st.sampled_from(WELL_FORMED[format_name]))
     written = json.dumps(value, **style)
-    answer, called = parse(reading(form), text.replace("%s", written))
+    answer, called = parse(reading(format_name), text.replace("%s", written))
     assert called
     assert [call.arguments for call in answer.calls] == [written]
 
@@ -374,12 +379,12 @@ def test_arguments_arrive_as_they_were_written(
 @given(OBJECTS, st.data())
 def test_arguments_are_accepted_as_json_does(value: dict[str, Any], data: st.DataObject) -> None:
     written = json.dumps(value)
-    place = data.draw(st.integers(1, len(written)))
+    index = data.draw(st.integers(1, len(written)))
     cut = data.draw(st.integers(0, 2))
     added = data.draw(
         st.sampled_from(["", ",", "}", "]", "{", '"', "\\", "0", "-", ".", "tr", "e"])
     )
-    changed = written[:place] + added + written[place + cut :]
+    changed = written[:index] + added + written[index + cut :]
     answer, called = parse(reading("mistral"), f"[TOOL_CALLS]f[ARGS]{changed}")
     try:
         _, end = json.JSONDecoder(parse_constant=_refuse).raw_decode(changed)
@@ -419,12 +424,12 @@ HARM = [
 ]
 
 
-@pytest.mark.parametrize(("form", "text"), HARM)
-def test_harmful_texts_take_linear_time_and_little_memory(form: str, text: str) -> None:
-    parser = OutputParser(reading(form, "think"), new_id=str)
+@pytest.mark.parametrize(("format_name", "text"), HARM)
+def test_harmful_texts_take_linear_time_and_little_memory(format_name: str, text: str) -> None:
+    parser = OutputParser(reading(format_name, "think"), new_id=str)
     begin = time.process_time()
-    for place in range(0, len(text), 50):
-        parser.push(text[place : place + 50])
+    for index in range(0, len(text), 50):
+        parser.push(text[index : index + 50])
         assert len(parser._source.text) <= MAX_ATTEMPT_CHARS + MAX_SPACE_CHARS + 100
     parser.finish()
     assert time.process_time() - begin < 4.0  # quadratic time would be minutes

@@ -32,11 +32,11 @@ BYTES = LLTokenizer("byte")
 FORMATS = sorted(TOOL_PARSERS)
 
 
-def reading(form: str, reasoning: str | None = None, **options: Any) -> ParserConfig:
-    schema = TYPED if TOOL_PARSERS[form].frame.tags else CITY
+def reading(format_name: str, reasoning: str | None = None, **options: Any) -> ParserConfig:
+    schema = TYPED if TOOL_PARSERS[format_name].frame.tags else CITY
     tools = {"weather": schema, "now": NOTHING}
     thoughts = REASONING_PARSERS[reasoning] if reasoning else None
-    return ParserConfig(thoughts, tool_parser=TOOL_PARSERS[form], tools=tools, **options)
+    return ParserConfig(thoughts, tool_parser=TOOL_PARSERS[format_name], tools=tools, **options)
 
 
 def grammar(how: ParserConfig, ids: dict[str, int], **options: Any) -> str:
@@ -56,9 +56,9 @@ def allows(how: ParserConfig, text: str, **options: Any) -> bool:
     return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
 
 
-def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+def written(format_name: str, *calls: tuple[str, dict[str, Any]]) -> str:
     """Tool calls as the models of a format write them."""
-    frame = TOOL_PARSERS[form].frame
+    frame = TOOL_PARSERS[format_name].frame
     texts = []
     for name, arguments in calls:
         text = json.dumps(arguments, ensure_ascii=False)
@@ -76,48 +76,48 @@ WEATHER = ("weather", {"city": 'Parîs "x"', "days": 3})
 NOW: tuple[str, dict[str, Any]] = ("now", {})
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("calls", [[WEATHER], [NOW], [NOW, WEATHER]])
-def test_what_is_allowed_is_read_as_calls(form: str, calls: list[tuple[str, Any]]) -> None:
-    text = written(form, *calls)
-    several = len(calls) == 1 or TOOL_PARSERS[form].frame.between is not None
-    assert allows(reading(form), text) == several
-    assert allows(reading(form, most_calls=1), text) == (len(calls) == 1)
+def test_what_is_allowed_is_read_as_calls(format_name: str, calls: list[tuple[str, Any]]) -> None:
+    text = written(format_name, *calls)
+    several = len(calls) == 1 or TOOL_PARSERS[format_name].frame.between is not None
+    assert allows(reading(format_name), text) == several
+    assert allows(reading(format_name, most_calls=1), text) == (len(calls) == 1)
     if several:
-        parser = OutputParser(reading(form))
+        parser = OutputParser(reading(format_name))
         answer = join(parser.push(text) + parser.finish())
         assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
         assert parser.called_tools
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_what_does_not_fit_is_not_allowed(form: str) -> None:
-    how = reading(form)
-    assert not allows(how, written(form, ("other", {})))
-    assert not allows(how, written(form, ("weather", {"days": 3})))
-    assert not allows(how, written(form, ("weather", {"city": "a", "days": "b"})))
-    assert not allows(how, "text " + written(form, NOW))
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_what_does_not_fit_is_not_allowed(format_name: str) -> None:
+    how = reading(format_name)
+    assert not allows(how, written(format_name, ("other", {})))
+    assert not allows(how, written(format_name, ("weather", {"days": 3})))
+    assert not allows(how, written(format_name, ("weather", {"city": "a", "days": "b"})))
+    assert not allows(how, "text " + written(format_name, NOW))
     assert not allows(how, "")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_without_force_there_may_be_text(form: str) -> None:
-    how, call = reading(form), written(form, WEATHER)
-    lead = "" if TOOL_PARSERS[form].bare else "I ask. "
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_without_force_there_may_be_text(format_name: str) -> None:
+    how, call = reading(format_name), written(format_name, WEATHER)
+    lead = "" if TOOL_PARSERS[format_name].bare else "I ask. "
     for text in ("", "It < rains [now]", lead + call):
         assert allows(how, text, must_call=False), text
-    wrong = written(form, ("weather", {"days": 3}))
+    wrong = written(format_name, ("weather", {"days": 3}))
     assert not allows(how, lead + wrong, must_call=False)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("must_call", [True, False])
-def test_thoughts_come_first(form: str, must_call: bool) -> None:
-    call = written(form, NOW)
-    how = reading(form, "think")
+def test_thoughts_come_first(format_name: str, must_call: bool) -> None:
+    call = written(format_name, NOW)
+    how = reading(format_name, "think")
     for text in (call, f"<think>\n<b> hm\n</think>\n\n{call}"):
         assert allows(how, text, must_call=must_call)
-    opened = reading(form, "think", in_reasoning=True)
+    opened = reading(format_name, "think", in_reasoning=True)
     assert allows(opened, f"hm</think>\n{call}", must_call=must_call)
     assert not allows(opened, call, must_call=must_call)
 
@@ -137,15 +137,15 @@ def test_tags_may_be_control_tokens() -> None:
     assert '<[7]> "city</arg_key>\\n" <[8]> value_0_0' in text
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
-def test_a_parameter_that_no_tag_can_name(form: str) -> None:
+@pytest.mark.parametrize("format_name", ["qwen3_coder", "glm45"])
+def test_a_parameter_that_no_tag_can_name(format_name: str) -> None:
     tools = {"f": {"properties": {"a>b": {}}}}
-    how = ParserConfig(tool_parser=TOOL_PARSERS[form], tools=tools)
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools=tools)
     with pytest.raises(NoGrammarError, match="a>b"):
         grammar(how, {})
 
 
-FORMS = [
+TEXT_FORMATS = [
     (StructuredOutputs(json={"type": "object", "properties": {}}), "{}"),
     (StructuredOutputs(json_object=True), '{"a": 1}'),
     (StructuredOutputs(json_object=True, disable_any_whitespace=True), '{"a":1}'),
@@ -156,10 +156,12 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("form", "text"), FORMS)
-def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) -> None:
+@pytest.mark.parametrize(("format_name", "text"), TEXT_FORMATS)
+def test_a_response_format_applies_to_the_text_alone(
+    format_name: StructuredOutputs, text: str
+) -> None:
     thinking = ParserConfig(REASONING_PARSERS["think"])
-    options = {"must_call": False, "text_format": form}
+    options = {"must_call": False, "text_format": format_name}
     for answer in (text, f"<think>hm</think>\n{text}"):
         assert allows(thinking, answer, **options)
     assert not allows(thinking, f"<think>hm</think>\n{text}?", **options)
@@ -167,26 +169,28 @@ def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) ->
     for answer in (text, call, f"<think>hm</think>\n{call}"):
         assert allows(how, answer, **options)
     assert not allows(how, text + call, **options)
-    assert not allows(how, text, must_call=True, text_format=form)
+    assert not allows(how, text, must_call=True, text_format=format_name)
 
 
 @pytest.mark.parametrize(
-    "form",
+    "format_name",
     [
         StructuredOutputs(json="[]"),
         StructuredOutputs(json="{"),
         StructuredOutputs(grammar="a ::= b"),
     ],
 )
-def test_forms_that_cannot_stand_beside_thoughts(form: StructuredOutputs) -> None:
+def test_grammars_that_exclude_reasoning_are_refused(format_name: StructuredOutputs) -> None:
     with pytest.raises(NoGrammarError):
-        grammar(ParserConfig(REASONING_PARSERS["think"]), {}, must_call=False, text_format=form)
+        grammar(
+            ParserConfig(REASONING_PARSERS["think"]), {}, must_call=False, text_format=format_name
+        )
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_forced_call_that_is_cut_leaves_no_text(form: str) -> None:
-    how = reading(form, "think", must_call=True)
-    text = f"<think>hm</think>\n{written(form, WEATHER)}"
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_forced_call_that_is_cut_leaves_no_text(format_name: str) -> None:
+    how = reading(format_name, "think", must_call=True)
+    text = f"<think>hm</think>\n{written(format_name, WEATHER)}"
     for end in range(len(text)):
         parser = OutputParser(how)
         answer = join(parser.push(text[:end]) + parser.finish())
@@ -195,8 +199,8 @@ def test_a_forced_call_that_is_cut_leaves_no_text(form: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(FORMATS), st.lists(st.integers(0, 2**20), min_size=40, max_size=40))
-def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]) -> None:
-    how = reading(form, most_calls=1)
+def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: list[int]) -> None:
+    how = reading(format_name, most_calls=1)
     made, text = matcher(how), bytearray()
     for number in numbers * 20:
         if made.is_accepting() or made.is_stopped():

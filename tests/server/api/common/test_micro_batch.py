@@ -51,7 +51,7 @@ def test_each_turn_of_the_loop_is_prepared_at_its_end() -> None:
     asyncio.run(scenario())  # in another loop
 
 
-def test_whoever_has_left_is_not_told() -> None:
+def test_a_cancelled_caller_gets_no_result() -> None:
     async def scenario() -> list[Any]:
         in_step, log = MicroBatch(), list[str]()
         leaving = asyncio.ensure_future(in_step.run(preparation("a", 2, log)))

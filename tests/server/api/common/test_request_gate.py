@@ -125,18 +125,25 @@ def test_answers_and_tokens_count(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "way", ["answer", "stream", "fault", "late fault", "body", "leave", "part"]
+    "exit_path", ["answer", "stream", "fault", "late fault", "body", "leave", "part"]
 )
-def test_every_way_out_is_counted(engine: FakeEngine, path: str, way: str) -> None:
+def test_every_exit_is_counted(engine: FakeEngine, path: str, exit_path: str) -> None:
     app, body = small(engine), dict(BODIES[path])
-    if way in ("fault", "late fault"):
-        engine.fail_at, engine.failure = (0 if way == "fault" else 2), EngineError("no; again")
+    if exit_path in ("fault", "late fault"):
+        engine.fail_at, engine.failure = (
+            (0 if exit_path == "fault" else 2),
+            EngineError("no; again"),
+        )
     options: dict[str, object] = {}
-    if way == "leave":
+    if exit_path == "leave":
         engine.delay, options = 0.01, {"leave_after": 1}
-    if way == "part":
+    if exit_path == "part":
         options = {"chunks": [b"{"], "leave_after": 0}
-    sent = b"{" if way == "body" else body | {"stream": way in ("stream", "late fault", "leave")}
+    sent = (
+        b"{"
+        if exit_path == "body"
+        else body | {"stream": exit_path in ("stream", "late fault", "leave")}
+    )
     call(app, path, sent, **options)
     assert (
         admission_of(app).in_flight.num_answers,
@@ -182,12 +189,12 @@ def test_a_request_ends_in_its_time(
     body = BODIES[path] | fields
     reply = run_leaping(request(app, path, body, headers=JSON | headers))
     assert (reply.status, reply.error["code"]) == (status, "deadline_exceeded")
-    told = reply.error
-    assert told["param"] == owner
-    assert told["type"] == ("server_error" if owner is None else "invalid_request_error")
+    error = reply.error
+    assert error["param"] == owner
+    assert error["type"] == ("server_error" if owner is None else "invalid_request_error")
     reply = run_leaping(request(app, path, body | {"stream": True}, headers=JSON | headers))
     assert reply.status == 200
-    assert reply.events[-1]["error"] == told
+    assert reply.events[-1]["error"] == error
     assert len(engine.aborted) == 2
     assert admission_of(app).in_flight.num_answers == 0
 
@@ -205,7 +212,7 @@ def test_a_deadline_that_is_none(app: Starlette, text: str) -> None:
     assert (reply.status, reply.error["param"]) == (400, "x-request-timeout")
 
 
-def test_the_engine_is_told_how_long_to_wait(engine: FakeEngine) -> None:
+def test_the_engine_gets_the_queue_timeout(engine: FakeEngine) -> None:
     app = small(engine, queue_timeout=7.5)
     call(app, "/v1/completions", BODIES["/v1/completions"])
     assert engine.calls[0]["queue_timeout"] == 7.5

@@ -36,7 +36,7 @@ SAME: list[tuple[dict[str, Any], str, Any, str]] = [
 
 @pytest.mark.parametrize("route", ["complete", "chat"])
 @pytest.mark.parametrize(("fields", "kind", "value", "field"), SAME, ids=lambda v: str(v)[:30])
-def test_each_way_to_ask_comes_to_the_same(
+def test_each_parameter_gives_the_same_grammar(
     route: str,
     fields: dict[str, Any],
     kind: str,
@@ -48,14 +48,17 @@ def test_each_way_to_ask_comes_to_the_same(
 ) -> None:
     reply = {"complete": complete, "chat": chat}[route](**fields)
     assert reply.status == 200, reply.body
-    form = engine.calls[0]["sampling"].structured_outputs
-    assert isinstance(form, StructuredOutputs)
-    assert (form.kind, form.name) == (kind, field)
+    constraint = engine.calls[0]["sampling"].structured_outputs
+    assert isinstance(constraint, StructuredOutputs)
+    assert (constraint.kind, constraint.name) == (kind, field)
     if kind == "json":
-        assert json.loads(form.text) == value
-        assert list(json.loads(form.text)["properties"]) == ["b", "a"]  # the order is the answer's
+        assert json.loads(constraint.text) == value
+        assert list(json.loads(constraint.text)["properties"]) == [
+            "b",
+            "a",
+        ]  # the order is the answer's
     else:
-        assert getattr(form, kind) == value
+        assert getattr(constraint, kind) == value
 
 
 @pytest.mark.parametrize(
@@ -71,8 +74,8 @@ def test_white_space_can_be_chosen(
     fields: dict[str, Any], style: Any, chat: Post, engine: FakeEngine
 ) -> None:
     assert chat(**fields).status == 200
-    form = engine.calls[0]["sampling"].structured_outputs
-    assert (form.disable_any_whitespace, form.whitespace_pattern) == style
+    constraint = engine.calls[0]["sampling"].structured_outputs
+    assert (constraint.disable_any_whitespace, constraint.whitespace_pattern) == style
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_white_space_can_be_chosen(
         ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
     ],
 )
-def test_two_forms_are_one_too_many(
+def test_two_structured_outputs_are_refused(
     fields: dict[str, Any], named: str, complete: Post, chat: Post
 ) -> None:
     for post in (complete, chat):

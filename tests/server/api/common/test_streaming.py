@@ -71,7 +71,7 @@ def test_after_the_first_token(complete: Post, engine: FakeEngine, prompt: objec
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
-def test_unknown_failures_are_logged_and_not_told(
+def test_unknown_failures_are_logged_and_not_sent(
     app: Starlette, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.fail_at = 0

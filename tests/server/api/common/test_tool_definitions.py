@@ -56,16 +56,16 @@ def message(reply: Reply) -> dict[str, Any]:
 
 def streamed(reply: Reply) -> dict[str, Any]:
     """The message that a client puts together, in the shape of a whole answer's."""
-    told: dict[str, Any] = {"role": "", "content": ""}
+    found: dict[str, Any] = {"role": "", "content": ""}
     calls: dict[int, dict[str, Any]] = {}
     *chunks, done = reply.events
     assert done == "[DONE]"
     for chunk in chunks:
         (choice,) = chunk["choices"]
-        told["finish_reason"] = choice["finish_reason"]
+        found["finish_reason"] = choice["finish_reason"]
         for name, value in choice["delta"].items():
             if name != "tool_calls":
-                told[name] = told.get(name, "") + value
+                found[name] = found.get(name, "") + value
         for part in choice["delta"].get("tool_calls", ()):
             index = part.pop("index")
             if index in calls:
@@ -75,14 +75,14 @@ def streamed(reply: Reply) -> dict[str, Any]:
             else:
                 calls[index] = part
     if calls:
-        told |= {"content": told["content"] or None, "tool_calls": list(calls.values())}
-    return told
+        found |= {"content": found["content"] or None, "tool_calls": list(calls.values())}
+    return found
 
 
-def without_ids(told: dict[str, Any]) -> dict[str, Any]:
-    for made in told.get("tool_calls", ()):
+def without_ids(found: dict[str, Any]) -> dict[str, Any]:
+    for made in found.get("tool_calls", ()):
         assert re.fullmatch(r"call_[0-9a-f]{24}", made.pop("id"))
-    return told
+    return found
 
 
 SCRIPTS = [
@@ -97,16 +97,16 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_stream_tells_what_a_whole_answer_does(script: str) -> None:
+def test_a_stream_equals_the_full_answer(script: str) -> None:
     server = Server(script)
     whole = without_ids(message(server.chat()))
     assert without_ids(streamed(server.chat(stream=True))) == whole
 
 
 def test_a_call() -> None:
-    told = message(Server(CALL).chat())
-    (made,) = told.pop("tool_calls")
-    assert told == {"role": "assistant", "content": None, "finish_reason": "tool_calls"}
+    found = message(Server(CALL).chat())
+    (made,) = found.pop("tool_calls")
+    assert found == {"role": "assistant", "content": None, "finish_reason": "tool_calls"}
     assert made.pop("id").startswith("call_")
     assert made == {
         "type": "function",
@@ -130,33 +130,33 @@ def test_the_parts_of_a_streamed_call() -> None:
 
 def test_thoughts_have_both_names_and_can_be_left_out() -> None:
     server = Server("<think>\nhm\n</think>\n\nyes")
-    told = {"role": "assistant", "content": "yes", "finish_reason": "stop"}
+    found = {"role": "assistant", "content": "yes", "finish_reason": "stop"}
     both = {"reasoning_content": "hm", "reasoning": "hm"}
-    assert message(server.chat()) == told | both
-    assert message(server.chat(include_reasoning=False)) == told
-    assert streamed(server.chat(include_reasoning=False, stream=True)) == told
+    assert message(server.chat()) == found | both
+    assert message(server.chat(include_reasoning=False)) == found
+    assert streamed(server.chat(include_reasoning=False, stream=True)) == found
 
 
 def test_a_thought_that_the_prompt_opens() -> None:
     server = Server("hm</think>yes")
     opened = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\n"}]
-    told = message(server.chat(messages=opened, add_generation_prompt=False))
-    assert (told["reasoning"], told["content"]) == ("hm", "yes")
+    found = message(server.chat(messages=opened, add_generation_prompt=False))
+    assert (found["reasoning"], found["content"]) == ("hm", "yes")
     assert message(server.chat())["content"] == "hm</think>yes"
 
 
 def test_only_complete_calls_are_the_reason_for_the_end() -> None:
     server = Server(CALL)
-    told = message(server.chat(max_tokens=len(CALL) - 20))
-    assert told["tool_calls"][0]["function"]["arguments"] in ARGUMENTS
-    assert told["finish_reason"] == "stop"  # as the script ends; "length" stays what it is
+    found = message(server.chat(max_tokens=len(CALL) - 20))
+    assert found["tool_calls"][0]["function"]["arguments"] in ARGUMENTS
+    assert found["finish_reason"] == "stop"  # as the script ends; "length" stays what it is
     broken = message(Server(CALL.replace("}}", "]")).chat())
     assert (broken["finish_reason"], broken["content"]) == ("stop", "]\n</tool_call>")
 
 
 def test_at_most_one_call() -> None:
-    told = message(Server(f"{CALL}\n{CALL} so").chat(parallel_tool_calls=False))
-    assert (len(told["tool_calls"]), told["content"]) == (1, None)
+    found = message(Server(f"{CALL}\n{CALL} so").chat(parallel_tool_calls=False))
+    assert (len(found["tool_calls"]), found["content"]) == (1, None)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -164,11 +164,11 @@ def test_a_named_function_is_called_exactly_once(stream: bool) -> None:
     server = Server(f"{CALL}\n{CALL} so")
     named = {"type": "function", "function": {"name": "weather"}}
     reply = server.chat(tool_choice=named, parallel_tool_calls=True, stream=stream)
-    told = without_ids(streamed(reply) if stream else message(reply))
-    assert (len(told["tool_calls"]), told["content"]) == (1, None)
-    assert told["finish_reason"] == "tool_calls"
-    form = server.engine.calls[-1]["sampling"].structured_outputs
-    assert "call)*" not in form.text
+    found = without_ids(streamed(reply) if stream else message(reply))
+    assert (len(found["tool_calls"]), found["content"]) == (1, None)
+    assert found["finish_reason"] == "tool_calls"
+    constraint = server.engine.calls[-1]["sampling"].structured_outputs
+    assert "call)*" not in constraint.text
     server.chat(tool_choice="required")
     assert "call)*" in server.engine.calls[-1]["sampling"].structured_outputs.text
 
@@ -176,14 +176,14 @@ def test_a_named_function_is_called_exactly_once(stream: bool) -> None:
 def test_foreign_ids_fit_the_template() -> None:
     """Mistral's templates take nothing but nine letters and digits."""
     made = {"id": "toolu_0123", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-    turns = [
+    messages = [
         {"role": "assistant", "content": None, "tool_calls": [made, made | {"id": "abcdefgh9"}]},
         {"role": "tool", "content": "noon", "tool_call_id": "toolu_0123"},
         {"role": "tool", "content": "noon", "tool_call_id": "abcdefgh9"},
     ]
     for parser, fits in (("hermes", "toolu_0123"), ("mistral", "[0-9a-f]{9}")):
         server = Server("so", tool_call_parser=parser)
-        assert server.chat(messages=turns).status == 200
+        assert server.chat(messages=messages).status == 200
         said, first, second = server.tokenizer.seen[0]
         ids = [call["id"] for call in said["tool_calls"]]
         assert ids == [first["tool_call_id"], second["tool_call_id"]]
@@ -221,13 +221,13 @@ def test_logprobs_and_ids_come_with_every_token() -> None:
 def test_what_the_template_gets() -> None:
     server = Server("It rains.")
     made = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-    turns = [
+    messages = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "hm"},
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "reasoning": "ah", "tool_calls": None},
     ]
-    assert server.chat(messages=turns).status == 200
+    assert server.chat(messages=messages).status == 200
     seen, tools = server.tokenizer.seen
     assert seen == [
         USER,
@@ -245,8 +245,8 @@ def test_the_parser_sees_control_tokens_that_the_text_leaves_out() -> None:
     server.tokenizer.control_tokens = {"<tool_call>": 7, "</think>": 9, "other": 8}
     server.chat()
     server.chat(tools=[])
-    kept = [call["sampling"].kept_token_ids for call in server.engine.calls]
-    assert kept == [[9, 7], [9]]
+    token_ids = [call["sampling"].kept_token_ids for call in server.engine.calls]
+    assert token_ids == [[9, 7], [9]]
 
 
 def test_efforts_go_by_the_names_of_the_template() -> None:
@@ -319,71 +319,71 @@ def constraint_of(**fields: Any) -> StructuredOutputs | None:
 
 @pytest.mark.parametrize("name", ["weather", "now"])
 def test_one_function_is_forced(name: str) -> None:
-    form = constraint_of(tool_choice={"type": "function", "function": {"name": name}})
-    assert form is not None
-    assert (form.kind, form.name) == ("grammar", "tools")
-    assert f'\\"name\\": \\"{name}\\"' in form.text
-    assert form.text.count("arguments_") == 2  # a rule, and its one use
+    constraint = constraint_of(tool_choice={"type": "function", "function": {"name": name}})
+    assert constraint is not None
+    assert (constraint.kind, constraint.name) == ("grammar", "tools")
+    assert f'\\"name\\": \\"{name}\\"' in constraint.text
+    assert constraint.text.count("arguments_") == 2  # a rule, and its one use
 
 
 def test_calls_are_required() -> None:
-    form = constraint_of(tool_choice="required")
-    assert form is not None
-    assert "call: call_0 | call_1" in form.text
-    assert '"city": {"type": "string"}' in form.text
-    assert '"properties": {}, "additionalProperties": false' in form.text
-    assert "lead" not in form.text
+    constraint = constraint_of(tool_choice="required")
+    assert constraint is not None
+    assert "call: call_0 | call_1" in constraint.text
+    assert '"city": {"type": "string"}' in constraint.text
+    assert '"properties": {}, "additionalProperties": false' in constraint.text
+    assert "lead" not in constraint.text
 
 
 def test_only_strict_tools_are_held_to_their_schema() -> None:
     strict = {"type": "function", "function": WEATHER["function"] | {"name": "s", "strict": True}}
     assert constraint_of(tools=[WEATHER, NOW]) is None
-    form = constraint_of(tools=[WEATHER, strict])
-    assert form is not None
-    assert 'arguments_0: %json {"type": "object", "x-guidance"' in form.text
-    assert '"city": {"type": "string"}' in form.text
-    assert "lead[lazy]" in form.text
+    constraint = constraint_of(tools=[WEATHER, strict])
+    assert constraint is not None
+    assert 'arguments_0: %json {"type": "object", "x-guidance"' in constraint.text
+    assert '"city": {"type": "string"}' in constraint.text
+    assert "lead[lazy]" in constraint.text
     assert constraint_of(tools=[strict], tool_choice="none") is None
 
 
-JSON_FORM = {
+JSON_FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"q": {}}}},
 }
 
 
 def test_each_schema_has_its_lines_in_the_grammar() -> None:
-    form = constraint_of(
+    constraint = constraint_of(
         tool_choice={"type": "function", "function": {"name": NOW["function"]["name"]}}
     )
-    assert form is not None
-    ((line, field),) = (form.fields_of_lines or {}).items()
-    assert form.text.splitlines()[line - 1].startswith("arguments_0: %json")
+    assert constraint is not None
+    ((line, field),) = (constraint.fields_of_lines or {}).items()
+    assert constraint.text.splitlines()[line - 1].startswith("arguments_0: %json")
     assert field == "tools[1].function.parameters"
 
 
-def test_a_form_is_that_of_the_text_alone() -> None:
-    form = constraint_of(response_format=JSON_FORM)
-    assert form is not None
-    assert form.name == "response_format.json_schema.schema"
-    start = form.text.splitlines()[0]
+def test_a_response_format_applies_to_the_text_alone() -> None:
+    constraint = constraint_of(response_format=JSON_FORMAT)
+    assert constraint is not None
+    assert constraint.name == "response_format.json_schema.schema"
+    start = constraint.text.splitlines()[0]
     assert start.startswith("start: thought?")
     assert start.endswith("| form)")
-    form = constraint_of(response_format=JSON_FORM, tools=[])
-    assert form is not None
-    assert form.text.startswith("start: thought? form\n")
-    form = constraint_of(response_format=JSON_FORM, tool_choice="required")
-    assert form is not None
-    assert "form" not in form.text
+    constraint = constraint_of(response_format=JSON_FORMAT, tools=[])
+    assert constraint is not None
+    assert constraint.text.startswith("start: thought? form\n")
+    constraint = constraint_of(response_format=JSON_FORMAT, tool_choice="required")
+    assert constraint is not None
+    assert "form" not in constraint.text
 
 
-def test_forms_stay_as_they_are_without_thoughts_and_tools() -> None:
+def test_grammars_are_unchanged_without_reasoning_and_tools() -> None:
     server = Server("{}", reasoning_parser="none")
-    assert server.chat(response_format=JSON_FORM, tools=[]).status == 200
+    assert server.chat(response_format=JSON_FORMAT, tools=[]).status == 200
     assert server.engine.calls[-1]["sampling"].structured_outputs.kind == "json"
 
 
-def test_a_form_that_cannot_stand_beside_thoughts() -> None:
+def test_a_grammar_that_excludes_reasoning_is_refused() -> None:
     reply = Server("a").chat(guided_grammar="root ::= [a-z]")
     assert (reply.status, reply.error["param"]) == (400, "guided_grammar")
 
@@ -410,7 +410,7 @@ def test_models_without_tools_say_so() -> None:
     assert server.chat(tool_choice="none").status == 200
 
 
-def test_formats_can_be_told() -> None:
+def test_formats_can_be_configured() -> None:
     server = Server('{"name": "now", "parameters": {}}', tool_call_parser="llama3")
     assert message(server.chat())["finish_reason"] == "tool_calls"
     plain = Server("<think>hm</think>", reasoning_parser="none")
@@ -429,9 +429,9 @@ def test_every_format_can_be_chosen() -> None:
 def test_nothing_is_generated_after_the_only_call_that_may_be(stream: bool) -> None:
     server = Server(f"I ask.\n{CALL}\n{CALL} and so on")
     reply = server.chat(parallel_tool_calls=False, stream=stream)
-    told = without_ids(streamed(reply) if stream else message(reply))
-    assert told["finish_reason"] == "tool_calls"
-    assert len(told["tool_calls"]) == 1
+    found = without_ids(streamed(reply) if stream else message(reply))
+    assert found["finish_reason"] == "tool_calls"
+    assert len(found["tool_calls"]) == 1
     end = len(f"I ask.\n{CALL}") - len("</tool_call>")
     assert server.engine.num_sent <= end
     server = Server(f"{CALL}\n{CALL}")

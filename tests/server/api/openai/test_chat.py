@@ -93,7 +93,7 @@ def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: Fak
     assert reply.json()["usage"]["prompt_tokens"] == 5000 + len("<user><assistant>")
 
 
-def test_what_does_not_fit_is_told_of_the_messages(chat: Post, engine: FakeEngine) -> None:
+def test_an_error_of_a_long_prompt_names_the_messages(chat: Post, engine: FakeEngine) -> None:
     for reply in (chat(max_tokens=1006), chat(messages=[{"role": "user", "content": "x" * 1024}])):
         assert (reply.status, reply.error["param"]) == (400, "messages")
         assert reply.error["code"] == "context_length_exceeded"

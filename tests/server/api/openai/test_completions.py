@@ -41,7 +41,7 @@ def test_whole_answer(complete: Post) -> None:
         ([[97, 98], [99]], [[97, 98], [99]]),
     ],
 )
-def test_four_forms_of_prompt(
+def test_four_types_of_prompt(
     complete: Post, engine: FakeEngine, prompt: object, ids: list[list[int]]
 ) -> None:
     reply = complete(prompt=prompt).json()
@@ -107,7 +107,7 @@ def test_offsets_are_those_of_the_tokens(complete: Post, engine: FakeEngine) -> 
     assert offsets == [[0], [1], [1], [2], [3]]
 
 
-def test_tokens_without_text_are_told_apart(complete: Post, engine: FakeEngine) -> None:
+def test_tokens_without_text_are_shown_as_bytes(complete: Post, engine: FakeEngine) -> None:
     engine.script = chr(BYTES[0])
     (choice,) = complete(logprobs=1).json()["choices"]
     assert choice["logprobs"]["tokens"] == [r"bytes:\xc3"]
@@ -148,9 +148,9 @@ def test_no_tokens_with_echo_score_the_prompt(
         **SCORE, **sampling_fields, stream=True, stream_options={"include_usage": True}
     ).events
     assert last["usage"]["completion_tokens"] == 0
-    told = sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"])
+    streamed = sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"])
     for index, choice in enumerate(choices):
-        parts = [part for part in told if part["index"] == index]
+        parts = [part for part in streamed if part["index"] == index]
         assert "".join(part["text"] for part in parts) == choice["text"]
         assert parts[-1]["finish_reason"] == "length"
         assert (parts[0].get("logprobs") or None) == choice["logprobs"]

@@ -34,13 +34,13 @@ def events(reply: Reply) -> list[dict[str, Any]]:
     """The data of a stream's events: named by their type, numbered from 0."""
     *parts, tail = reply.body.decode().split("\n\n")
     assert tail == ""
-    told = []
+    sent = []
     for number, part in enumerate(parts):
         name, data = part.split("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {told[-1]['type']}"
-        assert told[-1]["sequence_number"] == number
-    return told
+        sent.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {sent[-1]['type']}"
+        assert sent[-1]["sequence_number"] == number
+    return sent
 
 
 def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
@@ -67,8 +67,8 @@ def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
 
 
 def test_events_come_in_order(app: Starlette) -> None:
-    told = events(ask(app, stream=True))
-    assert [event["type"].removeprefix("response.") for event in told] == [
+    sent = events(ask(app, stream=True))
+    assert [event["type"].removeprefix("response.") for event in sent] == [
         "created",
         "in_progress",
         "output_item.added",
@@ -79,11 +79,11 @@ def test_events_come_in_order(app: Starlette) -> None:
         "output_item.done",
         "completed",
     ]
-    assert told[0]["response"]["status"] == "in_progress"
-    assert told[2]["item"]["content"] == []
-    assert told[10]["text"] == "".join(event["delta"] for event in told[4:10]) == "Hello!"
-    assert told[-1]["response"]["output"] == [told[-2]["item"]]
-    assert told[-1]["response"]["usage"]["output_tokens"] == 6
+    assert sent[0]["response"]["status"] == "in_progress"
+    assert sent[2]["item"]["content"] == []
+    assert sent[10]["text"] == "".join(event["delta"] for event in sent[4:10]) == "Hello!"
+    assert sent[-1]["response"]["output"] == [sent[-2]["item"]]
+    assert sent[-1]["response"]["usage"]["output_tokens"] == 6
 
 
 def test_thoughts_and_calls_are_items_streamed_as_whole(speaking: FakeEngine) -> None:
@@ -91,15 +91,15 @@ def test_thoughts_and_calls_are_items_streamed_as_whole(speaking: FakeEngine) ->
     whole = ask(app, tools=[TOOL]).json()["output"]
     assert [i["type"] for i in whole] == ["reasoning", "message", *["function_call"] * 2]
     assert json.loads(whole[2]["arguments"]) == {"at": "x"}
-    told = events(ask(app, tools=[TOOL], stream=True))
-    streamed = told[-1]["response"]["output"]
+    sent = events(ask(app, tools=[TOOL], stream=True))
+    streamed = sent[-1]["response"]["output"]
     for one in (whole, streamed):
         for item in one:
             del item["id"]
             item.pop("call_id", None)
     assert streamed == whole
     deltas: dict[int, str] = {}
-    for event in told:
+    for event in sent:
         if event["type"].endswith(".delta"):
             index = event["output_index"]
             deltas[index] = deltas.get(index, "") + event["delta"]
@@ -137,8 +137,8 @@ def test_items_as_the_template_sees_them(speaking: FakeEngine) -> None:
 
 def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
     schema = {"type": "object"}
-    form = {"type": "json_schema", "name": "n", "schema": schema}
-    ask(app, max_output_tokens=3, temperature=0.5, top_p=0.9, text={"format": form})
+    text_format = {"type": "json_schema", "name": "n", "schema": schema}
+    ask(app, max_output_tokens=3, temperature=0.5, top_p=0.9, text={"format": text_format})
     sampling = engine.calls[0]["sampling"]
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (3, 0.5, 0.9)
     assert json.loads(sampling.structured_outputs.json) == schema
@@ -178,7 +178,7 @@ def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
 
 
 def test_hints_without_effect(app: Starlette) -> None:
-    told = ask(
+    sent = ask(
         app,
         store=True,
         reasoning={"effort": "low", "summary": "auto"},
@@ -187,11 +187,11 @@ def test_hints_without_effect(app: Starlette) -> None:
         stream_options={"include_obfuscation": True},
     ).headers["x-quire-no-effect"]
     for name in ("store", "reasoning.summary", "text.verbosity", "include_obfuscation"):
-        assert f"{name} has no effect: " in told
+        assert f"{name} has no effect: " in sent
 
 
 def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEngine) -> None:
     engine.fail_at = 2
-    told = events(ask(app, stream=True))
-    assert (told[-1]["type"], told[-1]["code"]) == ("error", "internal_error")
-    assert "secret" not in told[-1]["message"]
+    sent = events(ask(app, stream=True))
+    assert (sent[-1]["type"], sent[-1]["code"]) == ("error", "internal_error")
+    assert "secret" not in sent[-1]["message"]

@@ -37,7 +37,7 @@ def test_token_strs(app: Starlette) -> None:
     assert tokenize(app, prompt="añ", return_token_strs=True).json()["token_strs"] == ["a", "ñ"]
 
 
-def test_special_tokens_are_the_tokenizers_sampling_param_unless_told(
+def test_special_tokens_are_the_tokenizers_default_unless_set(
     app: Starlette, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
@@ -145,8 +145,8 @@ def test_counting_costs_no_more_than_what_can_be_counted(
     assert count(longest - 100).status == 200
     assert count(5 * longest).status == 400
     num_chars = 0
-    told = count(65_000).json()["error"]["message"]
-    assert f"the limit here is {longest}" in told
+    message = count(65_000).json()["error"]["message"]
+    assert f"the limit here is {longest}" in message
     assert num_chars <= 4 * longest
     assert longest_asked <= 4 * longest
 

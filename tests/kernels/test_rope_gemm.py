@@ -57,15 +57,15 @@ def test_heads_are_those_of_two_kernels(
     if itemsize == 1:
         weight = Fp8Weight(*reference.quantize_fp8(weight))
     bias = normal(n, dtype=DTYPE, seed=4).to(DEVICE)
-    turning = on_device(rope_case(m, heads, heads[2], norms, DTYPE), itemsize)
-    ways = [way for way in SKINNY if whole(way, heads)]
+    rope = on_device(rope_case(m, heads, heads[2], norms, DTYPE), itemsize)
+    configs = [config for config in SKINNY if whole(config, heads)]
     if ON_GPU and has_hopper_gpu(DEVICE) and heads[2] >= 64:
-        ways += [way for way in RINGS if whole(way, heads)]
-    assert ways
-    for way in ways:
-        mine, theirs = copy.deepcopy(turning), copy.deepcopy(turning)
-        query = skinny_gemm_rope(stream, weight, mine, bias=bias, config=way)
-        fused = skinny_gemm(stream, weight, bias=bias, config=way)
+        configs += [config for config in RINGS if whole(config, heads)]
+    assert configs
+    for config in configs:
+        mine, theirs = copy.deepcopy(rope), copy.deepcopy(rope)
+        query = skinny_gemm_rope(stream, weight, mine, bias=bias, config=config)
+        fused = skinny_gemm(stream, weight, bias=bias, config=config)
         expected = rope_write_kv(*theirs.operands(fused))
         same(query, expected)
         same(mine.k_cache, theirs.k_cache)
@@ -80,21 +80,21 @@ def a_stream(m: int, k: int) -> ResidualState:
     return ResidualState(rows, rows, norm, 1e-5, squares)
 
 
-def on_device(turning: RopeWriteKV, itemsize: int) -> RopeWriteKV:
+def on_device(rope: RopeWriteKV, itemsize: int) -> RopeWriteKV:
     """With caches of so many bytes an element."""
-    norms = turning.norms
+    norms = rope.norms
     if norms is not None:
         norms = HeadNorms(norms.query.to(DEVICE), norms.key.to(DEVICE), norms.eps)
-    kept = reference.FP8 if itemsize == 1 else DTYPE
-    caches = turning.k_cache.to(DEVICE, kept), turning.v_cache.to(DEVICE, kept)
-    rest = turning.cos.to(DEVICE), turning.sin.to(DEVICE), turning.slots.to(DEVICE)
-    return RopeWriteKV(turning.head_dim, norms, *rest[:2], *caches, rest[2])
+    kv_dtype = reference.FP8 if itemsize == 1 else DTYPE
+    caches = rope.k_cache.to(DEVICE, kv_dtype), rope.v_cache.to(DEVICE, kv_dtype)
+    rest = rope.cos.to(DEVICE), rope.sin.to(DEVICE), rope.slots.to(DEVICE)
+    return RopeWriteKV(rope.head_dim, norms, *rest[:2], *caches, rest[2])
 
 
-def whole(way: SkinnyConfig | RingConfig, heads: tuple[int, int, int]) -> bool:
+def whole(config: SkinnyConfig | RingConfig, heads: tuple[int, int, int]) -> bool:
     """Whether a tile holds whole heads of one kind."""
     sizes = heads[0] * heads[2], heads[1] * heads[2]
-    return way.block_n % heads[2] == 0 and all(size % way.block_n == 0 for size in sizes)
+    return config.block_n % heads[2] == 0 and all(size % config.block_n == 0 for size in sizes)
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
@@ -107,7 +107,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "itemsize", "turned"),
+    ("shape", "itemsize", "num_tiles"),
     [
         ((6144, 4096, 8, 128), 1, [1, 4, 16]),  # 8B
         ((6144, 4096, 8, 128), 2, [1, 4]),
@@ -115,8 +115,8 @@ def same(ours: Tensor, theirs: Tensor) -> None:
         ((3072, 2048, 8, 64), 2, [1, 4, 16, 17, 64]),
     ],
 )
-def test_steps_whose_product_turns_heads(
-    shape: tuple[int, int, int, int], itemsize: int, turned: list[int]
+def test_steps_whose_gemm_applies_rope(
+    shape: tuple[int, int, int, int], itemsize: int, num_tiles: list[int]
 ) -> None:
     n, k, kv_heads, head_dim = shape
     found = [
@@ -124,7 +124,7 @@ def test_steps_whose_product_turns_heads(
         for m in (1, 4, 16, 17, 64)
         if rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True) is not None
     ]
-    assert found == turned
+    assert found == num_tiles
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])
@@ -138,14 +138,14 @@ def test_tiles_hold_whole_heads(
     n: int, k: int, kv_heads: int, head_dim: int, m: int, itemsize: int
 ) -> None:
     """Or there is no way."""
-    way = rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
+    config = rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
     usual = skinny_gemm_config(m, n, k, itemsize, 132, hopper=True)
     heads = (n // head_dim - 2 * kv_heads, kv_heads, head_dim)
-    assert way is None or whole(way, heads)
+    assert config is None or whole(config, heads)
     if whole(usual, heads) and head_dim not in (20, 96):
-        assert way == usual
+        assert config == usual
     if m == 1 and head_dim in (64, 128):
-        assert way is not None or usual.block_n > kv_heads * head_dim
+        assert config is not None or usual.block_n > kv_heads * head_dim
 
 
 def test_tiles_that_cut_heads_are_replaced_where_that_costs_little(

@@ -60,11 +60,11 @@ def test_who_waits_for_a_prefix_goes_on_when_its_owner_ends(ending: str) -> None
     )
     if ending == "abort":
         sim.abort("r0")
-    sim.settle()
+    sim.finish_step()
     plan = sim.schedule()
     assert plan is not None
     assert [entry.request_id for entry in plan.scheduled] == ["r1"]
-    sim.settle()
+    sim.finish_step()
     sim.drain()
     assert sim.answer(waiter) == sim.alone["r1"]
 
