@@ -208,7 +208,7 @@ def test_text_grows_as_it_comes(page: Chromium) -> None:
     page.wait(f"{text}.length > 1")
     first = page.run(text)
     page.wait(f"{text}.length > {len(first)}")
-    assert page.run(f"{text}.slice(0, 20)") == first[:20]
+    assert page.run(text).startswith(first[:20])
     page.press("Escape")
     page.wait(answered(1))
 
