@@ -3,9 +3,9 @@
     python benchmarks/cpu_growth.py --rows bfloat16 int8
     python benchmarks/cpu_growth.py --plot-only
 
-For each form of weights: prompts of each length, one stream going on from each, and many streams
+For each weight format: prompts of each length, one stream going on from each, and many streams
 going on from a short one. Beside each figure stands the floor: bytes over the bandwidth or
-operations over the rate of products, whichever takes longer, measured in the same run. And memory:
+operations over the rate of matmuls, whichever takes longer, measured in the same run. And memory:
 what was resident at most, beside weights and KV cache. Uses the checkpoint and the processes of
 cpu_peers.py; writes a result file, which keeps rows that were not measured again, and a picture.
 """
@@ -29,7 +29,7 @@ PICTURE = Path(__file__).parents[1] / "docs" / "images" / "cpu-growth.png"
 SHORT = 128  # tokens of context of many streams
 # bytes of a weight as it is read; int4 has a float16 scale for each 32
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}
-# the rate of products that bounds each form
+# the rate of matmuls that bounds each weight format
 RATE = {
     "float32": "float32_tflops",
     "bfloat16": "bfloat16_tflops",
@@ -47,7 +47,7 @@ class Work:
 
     @property
     def num_weights(self) -> int:
-        """Those of products: the layers' and the head's."""
+        """Those of matmuls: the layers' and the head's."""
         c = self.config
         queries, keys = c["num_attention_heads"], 2 * c["num_key_value_heads"]
         attention = (2 * queries + keys) * c["head_dim"] * c["hidden_size"]
@@ -69,20 +69,24 @@ class Work:
         size: int = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * item
         return size
 
-    def decode_floor(self, streams: int, context: int, rates: dict[str, float], form: str) -> float:
+    def decode_floor(
+        self, streams: int, context: int, rates: dict[str, float], weights: str
+    ) -> float:
         """The least seconds of a step of decoding."""
         num_bytes = self.num_weights * self.weight_bytes + streams * context * self.kv_bytes
         operations = 2 * self.num_weights * streams + streams * self._attention(context)
-        return max(num_bytes / rates["read_gb_per_s"] / 1e9, operations / rates[RATE[form]] / 1e12)
+        return max(
+            num_bytes / rates["read_gb_per_s"] / 1e9, operations / rates[RATE[weights]] / 1e12
+        )
 
-    def prefill_floor(self, length: int, rates: dict[str, float], form: str) -> float:
+    def prefill_floor(self, length: int, rates: dict[str, float], weights: str) -> float:
         """The least seconds of a prompt; the head sees one row of it."""
-        products = 2 * (self.num_weights - self.head) * length + 2 * self.head
+        operations = 2 * (self.num_weights - self.head) * length + 2 * self.head
         attention = length * self._attention(length) / 2
-        # attention is computed in floating point in every form, by tiles where there are some
-        kinds = ["float32"] if form == "float32" else ["float32", "bfloat16"]
+        # attention is computed in floating point in every format, by tiles where there are some
+        kinds = ["float32"] if weights == "float32" else ["float32", "bfloat16"]
         fastest = max(rates[RATE[kind]] for kind in kinds)
-        return products / rates[RATE[form]] / 1e12 + attention / fastest / 1e12
+        return operations / rates[RATE[weights]] / 1e12 + attention / fastest / 1e12
 
     def _attention(self, context: int) -> int:
         c = self.config
@@ -91,7 +95,7 @@ class Work:
 
 
 def measure(bench: Bench, row: Row, args: argparse.Namespace) -> Answer:
-    """All figures of one form of weights, and the machine's at that time."""
+    """All figures of one weight format, and the machine's at that time."""
     rates, busy, begin = bench.rates(), busy_seconds(), time.monotonic()
     work = Work(json.loads((SHAPE / "config.json").read_text()), BYTES[row.weights])
     return {
@@ -181,7 +185,7 @@ def plot(result: dict[str, Any], target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser, steps=32)
-    parser.add_argument("--rows", nargs="+", help="forms of weights; default: all")
+    parser.add_argument("--rows", nargs="+", help="weight formats; default: all")
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[128, 512, 2048, 4096, 8192, 16384]
     )
@@ -195,7 +199,7 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure and save, row by row; rows of forms that are not measured now stay in the file."""
+    """Measure and save, row by row; rows of formats that are not measured now stay in the file."""
     rows = [row for row in ours() if args.rows is None or row.weights in args.rows]
     peer_cache = PeerCache(args.cache)
     bench = Bench(args, peer_cache, peer_cache.models(rows, SHAPE))

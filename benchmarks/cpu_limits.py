@@ -26,7 +26,7 @@ INSTRUCTIONS = {
     "amx_bf16_gflops": ("amx_bf16", 16384, "tdpbf16ps %%tmm6, %%tmm7, %%tmm{0}"),
     "amx_int8_gops": ("amx_int8", 32768, "tdpbssd %%tmm6, %%tmm7, %%tmm{0}"),
 }
-BEST_OF = {  # what a product of a form of weights may use
+BEST_OF = {  # what a matmul with a weight format may use
     "float32": ("avx2_gflops", "avx512_gflops"),
     "bfloat16": ("avx2_gflops", "avx512_gflops", "avx512_bf16_gflops", "amx_bf16_gflops"),
     "int8": ("avx2_gflops", "avx512_gflops", "avx512_vnni_gops", "amx_int8_gops"),

@@ -129,7 +129,7 @@ def _leaks(before: Census, after: Census) -> dict[str, int]:
     return found
 
 
-def is_kept(row: dict[str, Any]) -> bool:
+def is_met(row: dict[str, Any]) -> bool:
     """Whether the server kept what it promises; times are judged by who reads the table."""
     refused = row["5xx_to_others"] and not row["may_refuse"]
     return bool(
@@ -175,7 +175,7 @@ async def run(cases: list[Case]) -> list[dict[str, Any]]:
 
 def verdict(row: dict[str, Any]) -> str:
     """What its last column says."""
-    return "BROKEN" if not is_kept(row) else "kept" if is_in_time(row) else "kept, but SLOW"
+    return "BROKEN" if not is_met(row) else "kept" if is_in_time(row) else "kept, but SLOW"
 
 
 def show(rows: list[dict[str, Any]]) -> None:

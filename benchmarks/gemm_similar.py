@@ -43,7 +43,7 @@ class Loss(NamedTuple):
     """By how much the config chosen for a model's GEMM takes longer than the best."""
 
     model: str
-    product: str
+    linear: str
     m: int
     n: int
     k: int
@@ -68,31 +68,31 @@ def losses(models: list[str], *, leave_out: bool = True) -> list[Loss]:
     known, found = timings(), []
     tuned = set(tuned_in_layers())
     for model in models:
-        products = SHAPES[model].products()
-        without = set(products.values()) if leave_out else set()
-        for product, (n, k) in products.items():
+        shapes = SHAPES[model].linear_shapes()
+        without = set(shapes.values()) if leave_out else set()
+        for linear, (n, k) in shapes.items():
             for itemsize in (1, 2) if (n, k) not in tuned else ():
                 for timing in known.get((itemsize, n, k), ()):
-                    loss = loss_of(timing, product, n, k, itemsize, without)
+                    loss = loss_of(timing, linear, n, k, itemsize, without)
                     if loss is not None:
-                        found.append(Loss(model, product, timing.m, n, k, itemsize, loss))
+                        found.append(Loss(model, linear, timing.m, n, k, itemsize, loss))
     return found
 
 
 def tuned_in_layers() -> list[Shape]:
     """Shapes of the two Llama models."""
-    return [shape for name in ("8b", "1b") for shape in SHAPES[name].products().values()]
+    return [shape for name in ("8b", "1b") for shape in SHAPES[name].linear_shapes().values()]
 
 
 def loss_of(
-    timing: Timing, product: str, n: int, k: int, itemsize: int, without: set[Shape]
+    timing: Timing, linear: str, n: int, k: int, itemsize: int, without: set[Shape]
 ) -> float | None:
     """Of what is chosen; the best is the library where the engine could leave the GEMM to it.
 
     None if what is chosen was not timed.
     """
     by_rows = itemsize == 1 and timing.m > 16
-    least = min(0.0, timing.library) if by_rows or product == "head" else 0.0
+    least = min(0.0, timing.library) if by_rows or linear == "head" else 0.0
     if by_rows and gemm_tuning.library_is_expected_faster(timing.m, n, k, NUM_SMS):
         return (1 + timing.library) / (1 + least) - 1
     best = gemm_tuning.similar(timing.m, n, k, itemsize, NUM_SMS, without)

@@ -89,7 +89,7 @@ def decode_configs(model: Model, kv_dtype: str, num_requests: int = 1) -> list[D
 def _compiled(model: Model, kv_dtype: str) -> set[DecodeConfig]:
     """The configs that differ in more than the number of programs."""
     configs = decode_configs(model, kv_dtype) + decode_configs(model, kv_dtype, 2)
-    return {replace(way, per_sm=1) for way in configs}
+    return {replace(choice, per_sm=1) for choice in configs}
 
 
 def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -138,14 +138,16 @@ def decode_calls(
     query: Tensor,
     caches: list[tuple[Tensor, Tensor]],
     layout: BatchLayout,
-    way: DecodeConfig | HopperDecodeConfig,
+    choice: DecodeConfig | HopperDecodeConfig,
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
-    plan = triton_attention.make_plan(layout, 0, way, 32, caches[0][0].shape[2])
+    plan = triton_attention.make_plan(layout, 0, choice, 32, caches[0][0].shape[2])
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        triton_attention.decode_attention(query, k_cache, v_cache, layout, plan, PARAMS, out, way)
+        triton_attention.decode_attention(
+            query, k_cache, v_cache, layout, plan, PARAMS, out, choice
+        )
         return out
 
     return [functools.partial(run, *cache) for cache in caches]
@@ -184,7 +186,7 @@ def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, An
     """Prefill attention, also on cached prefixes; cuDNN's beside it."""
     shapes = list(itertools.product(args.models, KV_DTYPES))
     configs = ("all GPUs", "few keys", "queries", "keys")
-    cases = [(name, kv_dtype, way) for name, kv_dtype in shapes for way in configs]
+    cases = [(name, kv_dtype, choice) for name, kv_dtype in shapes for choice in configs]
     precompile(run_prefill, cases, args.workers, budget)
     for label, queries, lens in PREFILLS:
         for name, kv_dtype in shapes:
@@ -199,18 +201,21 @@ def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, An
             row = {"model": name, "kv_dtype": kv_dtype, "batch": label, "tokens": sum(queries),
                    "flops": 4 * pairs * model.heads * model.head_dim, "us": {}}  # fmt: skip
             row["has_few_keys"] = layout.has_few_keys
-            for way, config in prefill_kernels(caches[0][0], model.heads // model.kv_heads).items():
-                if way == "few keys" and not layout.has_few_keys:
+            for choice, config in prefill_kernels(
+                caches[0][0], model.heads // model.kv_heads
+            ).items():
+                if choice == "few keys" and not layout.has_few_keys:
                     continue
                 calls = prefill_calls(query, caches[:1], layout, config)
                 error = "" if expected is None else differs(calls[0](), expected)
                 if error:
-                    print(f"WRONG prefill {name} {kv_dtype} {label} {way}: {error}", flush=True)
+                    print(f"WRONG prefill {name} {kv_dtype} {label} {choice}: {error}", flush=True)
                 else:
-                    row["us"][way] = time_graph(calls)
+                    row["us"][choice] = time_graph(calls)
             row["library_us"] = sdpa(model, queries, lens) if kv_dtype == "bf16" else None
             shown = {
-                way: f"{us:.1f} us, {row['flops'] / us / 1e6:.0f}" for way, us in row["us"].items()
+                choice: f"{us:.1f} us, {row['flops'] / us / 1e6:.0f}"
+                for choice, us in row["us"].items()
             }
             print(f"prefill {name} {kv_dtype} {label:17} {shown} {row['library_us']}", flush=True)
             results.append(row)
@@ -220,16 +225,18 @@ def prefill_calls(
     query: Tensor,
     caches: list[tuple[Tensor, Tensor]],
     layout: BatchLayout,
-    way: PrefillConfig | HopperConfig,
+    choice: PrefillConfig | HopperConfig,
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
     heads = caches[0][0].shape[2]
-    tokens = way.tokens(query.shape[1] // heads)
+    tokens = choice.tokens(query.shape[1] // heads)
     plan = triton_attention.make_plan(layout, 0, DecodeConfig(64, 3), tokens, heads)
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        triton_attention.prefill_attention(query, k_cache, v_cache, layout, plan, PARAMS, out, way)
+        triton_attention.prefill_attention(
+            query, k_cache, v_cache, layout, plan, PARAMS, out, choice
+        )
         return out
 
     return [functools.partial(run, *cache) for cache in caches]
@@ -247,12 +254,12 @@ def sdpa(model: Model, queries: list[int], lens: list[int]) -> float | None:
         return time_graph([run])
 
 
-def run_prefill(name: str, kv_dtype: str, way: str) -> None:
+def run_prefill(name: str, kv_dtype: str, choice: str) -> None:
     """One small call, for what it leaves in the cache of compiled kernels."""
     model = MODELS[name]
     query, caches, layout = attention_inputs(model, [64], [64], kv_dtype)
     configs = prefill_kernels(caches[0][0], model.heads // model.kv_heads)
-    prefill_calls(query, caches[:1], layout, configs[way])[0]()
+    prefill_calls(query, caches[:1], layout, configs[choice])[0]()
     torch.cuda.synchronize()
 
 

@@ -1,4 +1,4 @@
-"""Times the products of a model's layers one after the other, without attention."""
+"""Times the linears of a model's layers one after the other, without attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_products import few, num_sms
+from gpu_linear import few, num_sms
 from gpu_shapes import MODELS, SHAPES, Model
 from gpu_timing import CACHE, DEVICE, DTYPE, Budget, precompile, time_graph
 from torch import Tensor
@@ -35,13 +35,13 @@ MOST = 256  # rows of a chain
 def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
     """So many that none finds its weights in the cache."""
     model = SHAPES[name]
-    numbers = sum(n * k for product, (n, k) in model.products().items() if product != "head")
+    numbers = sum(n * k for linear, (n, k) in model.linear_shapes().items() if linear != "head")
     count = max(3, -(-CACHE // (numbers * itemsize)))
     return [chain_weights(model, itemsize) for _ in range(count)]
 
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """All layers' products with norms, residuals and SiLU fused, RoPE on heads; no attention."""
+    """All layers' linears with norms, residuals and SiLU fused, RoPE on heads; no attention."""
     cases = [
         (name, m, size)
         for size in args.itemsizes
@@ -53,8 +53,8 @@ def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]
     for name, itemsize in dict.fromkeys((name, itemsize) for name, _, itemsize in wanted):
         model = MODELS[name]
         layers = [chain_weights(model, itemsize) for _ in range(model.layers)]
-        products = [nk for product, nk in model.products().items() if product != "head"]
-        num_bytes = itemsize * sum(n * k for n, k in products) * model.layers
+        shapes = [nk for linear, nk in model.linear_shapes().items() if linear != "head"]
+        num_bytes = itemsize * sum(n * k for n, k in shapes) * model.layers
         for m in few(args.rows, itemsize):
             if budget.left < 2:
                 break
@@ -83,7 +83,7 @@ def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
     """One layer."""
     weights: dict[str, Any] = {
         name: torch.randn(n, k, device=DEVICE, dtype=DTYPE).mul_(k**-0.5)
-        for name, (n, k) in model.products().items()
+        for name, (n, k) in model.linear_shapes().items()
         if name != "head"
     }
     weights["gate_up"] = interleave_gate_up(weights["gate_up"])
@@ -115,7 +115,7 @@ def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor) -> Tens
 
 def rope_heads(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
     """Queries, in one launch where tiles hold whole heads, else in two."""
-    m, (n, k) = len(x.rows if isinstance(x, ResidualState) else x), model.products()["qkv"]
+    m, (n, k) = len(x.rows if isinstance(x, ResidualState) else x), model.linear_shapes()["qkv"]
     itemsize, heads = 1 if isinstance(w["qkv"], Fp8Weight) else 2, (model.kv_heads, model.head_dim)
     rope = RopeWriteKV(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
     inside = gemm_tuning.rope_gemm_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)

@@ -28,7 +28,9 @@ def cuts(model: Model, kv_dtype: str) -> list[HopperDecodeConfig]:
     row = 2 * model.head_dim * KV_DTYPES[kv_dtype].itemsize  # of a key and its value
     fills = [(1, 2**16), (1, 3 * 2**15), (2, 2**16), (3, 2**15)]
     configs = itertools.product(fills, (64, 128) if row < 512 else (64,))
-    return [HopperDecodeConfig(n, room // (row * tile), tile=tile) for (n, room), tile in configs]
+    return [
+        HopperDecodeConfig(n, memory // (row * tile), tile=tile) for (n, memory), tile in configs
+    ]
 
 
 def config_name(config: HopperDecodeConfig) -> str:

@@ -1,7 +1,7 @@
 """Checks and times the GPU kernels one by one, with many configs of each.
 
 python benchmarks/gpu_kernels.py --seconds 300 --tune
-python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_products.json
+python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_linear.json
 
 Parts: tune (configs of heads' GEMMs, and all GEMMs beside the library's), chain (a model's GEMMs
 in sequence), layers (with attention), decode, decode_hopper (two kernels in turn), prefill, rows
@@ -24,9 +24,9 @@ from gpu_attention import decode, prefill
 from gpu_chains import chain
 from gpu_decode_hopper import decode_hopper
 from gpu_layers import layers
-from gpu_products import tune, write_table
+from gpu_linear import tune, write_table
 from gpu_rows import rows, write_rows
-from gpu_shapes import MODELS, PRODUCTS, SHAPES
+from gpu_shapes import LINEARS, MODELS, SHAPES
 from gpu_timing import Budget
 
 PARTS = {
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-1])
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
-    parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=PRODUCTS)
+    parser.add_argument("--linears", nargs="+", choices=LINEARS, default=LINEARS)
     parser.add_argument("--rows", nargs="+", type=int, default=[64, 16, 1, 8, 32])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")

@@ -63,7 +63,7 @@ def run_step(step: Step, variant: str) -> Tensor:
         rope = RopeWriteKV(
             step.model.head_dim, None, *step.angles, *caches, step.layout.slot_mapping
         )
-        heads = (joined if variant == "joined" else apart)(step, stream, w["qkv"], rope)
+        heads = (joined if variant == "joined" else separate)(step, stream, w["qkv"], rope)
         stream = triton_operations.linear_add_norm(
             heads.flatten(1), w["o"], None, stream.residual, w["norm"], 1e-5
         )
@@ -86,7 +86,7 @@ def joined(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) ->
     )
 
 
-def apart(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) -> Tensor:
+def separate(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) -> Tensor:
     """The same, kernel by kernel."""
     fused = triton_operations.rms_norm_linear(stream, weight, None)
     query = triton_operations.rope_write_kv(*rope.operands(fused))
@@ -110,7 +110,7 @@ def layers(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
         model = MODELS[name]
         weights = [chain_weights(model, itemsize) for _ in range(model.layers)]
         num_bytes = itemsize * model.layers * sum(
-            n * k for product, (n, k) in model.products().items() if product != "head"
+            n * k for linear, (n, k) in model.linear_shapes().items() if linear != "head"
         )  # fmt: skip
         for m in args.rows:
             if budget.left < 3:

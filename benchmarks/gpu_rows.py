@@ -1,4 +1,4 @@
-"""Times products of many rows in FP8 between a layer's other kernels, with several configs."""
+"""Times linears of many rows in FP8 between a layer's other kernels, with several configs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_chains import chain_weights, rows_for, tuned_layers
-from gpu_products import num_sms, save_configs
+from gpu_linear import num_sms, save_configs
 from gpu_shapes import SHAPES, Model
 from gpu_timing import (
     DEVICE,
@@ -36,8 +36,8 @@ from quire.kernels.triton.step.elementwise import (
     silu_and_mul_fp8,
 )
 
-Configs = dict[str, RingConfig | None]  # by products; None: the library's
-PRODUCTS = ("gate_up", "down", "o", "qkv")
+Configs = dict[str, RingConfig | None]  # by linears; None: the library's
+LINEARS = ("gate_up", "down", "o", "qkv")
 
 
 def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -49,8 +49,8 @@ def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
     wanted = {
         (1 << (m - 1).bit_length(), config): (m, config)
         for name, m in cases
-        for product in PRODUCTS
-        for config in fp8_gemm_configs(m, *SHAPES[name].products()[product], num_sms())
+        for linear in LINEARS
+        for config in fp8_gemm_configs(m, *SHAPES[name].linear_shapes()[linear], num_sms())
     }
     precompile(run_once, list(wanted.values()), args.workers, budget)
     for name, m in () if args.compile else cases:
@@ -58,41 +58,41 @@ def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
             print("out of time")
             break
         found = configs_between(name, m)
-        best = {product: chosen(row) for product, row in found.items()}
-        row = {"model": name, "m": m, "products": found} | all_layers(SHAPES[name], m, best)
+        best = {linear: chosen(row) for linear, row in found.items()}
+        row = {"model": name, "m": m, "linears": found} | all_layers(SHAPES[name], m, best)
         print(f"rows {name} {m}: {row['us']:.0f} us, the library {row['library_us']:.0f}")
-        for product, each in found.items():
+        for linear, each in found.items():
             best_three = ", ".join(f"{t['us']:.2f} {t['config']}" for t in each["configs"][:3])
-            print(f"  {product:8} library {each['library_us']:.2f}; {best_three}", flush=True)
+            print(f"  {linear:8} library {each['library_us']:.2f}; {best_three}", flush=True)
         results.append(row)
 
 
 def configs_between(name: str, m: int) -> dict[str, dict[str, Any]]:
-    """Of each product: its configs, the quickest first, timed with the best known of the others.
+    """Of each linear: its configs, the quickest first, timed with the best known of the others.
 
     Those change meanwhile, and so all are timed twice.
     """
     model, layers = SHAPES[name], tuned_layers(name, 1)
-    first, usual = rows_for(model, m), dict.fromkeys(PRODUCTS)
+    first, usual = rows_for(model, m), dict.fromkeys(LINEARS)
     expected = run_rows(model, layers, first, usual)
     found = {}
-    for product in 2 * PRODUCTS:
-        n, k = model.products()[product]
+    for linear in 2 * LINEARS:
+        n, k = model.linear_shapes()[linear]
 
         def calls(
-            config: RingConfig | None, product: str = product
+            config: RingConfig | None, linear: str = linear
         ) -> list[functools.partial[Tensor]]:
-            return [functools.partial(run_rows, model, layers, first, usual | {product: config})]
+            return [functools.partial(run_rows, model, layers, first, usual | {linear: config})]
 
-        label = f"{m} {name} {product}"
+        label = f"{m} {name} {linear}"
         configs = time_configs(
             fp8_gemm_configs(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0
         )
         for timed in configs:
             timed["us"] /= len(layers)
         library = time_graph(calls(None), least_us=0) / len(layers)
-        found[product] = {"n": n, "k": k, "library_us": library, "configs": configs}
-        usual[product] = chosen(found[product])
+        found[linear] = {"n": n, "k": k, "library_us": library, "configs": configs}
+        usual[linear] = chosen(found[linear])
     return found
 
 
@@ -109,7 +109,7 @@ def all_layers(model: Model, m: int, best: Configs) -> dict[str, float]:
     first = rows_for(model, m)
     graphs = {
         name: capture([functools.partial(run_rows, model, layers, first, configs)], 1)[0]
-        for name, configs in (("us", best), ("library_us", dict.fromkeys(PRODUCTS)))
+        for name, configs in (("us", best), ("library_us", dict.fromkeys(LINEARS)))
     }
     times = [{name: replay(graph) for name, graph in graphs.items()} for _ in range(REPLAYS)]
     return {name: statistics.median(each[name] for each in times) for name in graphs}
@@ -137,7 +137,7 @@ def multiply(x: Fp8Rows, weight: Fp8Weight, config: RingConfig | None) -> Tensor
 
 
 def run_once(m: int, config: RingConfig) -> None:
-    """A small product, for what it leaves in the cache of compiled kernels."""
+    """A small GEMM, for what it leaves in the cache of compiled kernels."""
     size = 2048
     codes = torch.empty(size, size, device=DEVICE, dtype=reference.FP8)
     x = quantize_rows(torch.empty(m, size, device=DEVICE, dtype=DTYPE))
@@ -149,7 +149,7 @@ def write_rows(result: dict[str, Any]) -> None:
     """Put the best config of each measured shape into the table; null: the library is faster."""
     best: dict[tuple[int, ...], dict[str, Any] | None] = {}
     for row in result["rows"]:
-        for found in row["products"].values():
+        for found in row["linears"].values():
             config = chosen(found)
             best[1, found["n"], found["k"], row["m"]] = config and asdict(config)
     save_configs(best, {})

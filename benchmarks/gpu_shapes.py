@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shapes of a model's products, and of its attention."""
+    """The shapes of a model's linears, and of its attention."""
 
     hidden: int
     heads: int
@@ -17,7 +17,7 @@ class Model:
     vocab: int
     layers: int
 
-    def products(self) -> dict[str, tuple[int, int]]:
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Name → (n, k)."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
         return {
@@ -29,12 +29,12 @@ class Model:
         }
 
 
-PRODUCTS = ("qkv", "o", "gate_up", "down", "head")
+LINEARS = ("qkv", "o", "gate_up", "down", "head")
 MODELS = {
     "8b": Model(4096, 32, 8, 128, 14336, 128256, 32),
     "1b": Model(2048, 32, 8, 64, 8192, 128256, 16),
 }
-# Whose products were timed in all ways: what is chosen for other shapes follows from these.
+# Whose linears were timed with all configs: what is chosen for other shapes follows from these.
 TIMED = {
     "qwen2.5-7b": Model(3584, 28, 4, 128, 18944, 152064, 28),
     "phi-3-mini": Model(3072, 32, 32, 96, 8192, 32064, 32),

@@ -14,29 +14,29 @@ MOST_FP8_ROWS = 16  # more are another kernel's (gpu_rows); result files from be
 
 
 def served(rows: list[Result]) -> list[Result]:
-    """Products of the kernels for few rows."""
+    """Linears of the kernels for few rows."""
     return [row for row in rows if row.get("itemsize", 2) == 2 or row["m"] <= MOST_FP8_ROWS]
 
 
-def gpu_products(result: Result) -> str:
-    """Products as their layers take them, beside the library's with nothing fused."""
+def gpu_linear(result: Result) -> str:
+    """Linears as their layers take them, beside the library's with nothing fused."""
     bandwidth = result["read_bandwidth"]
-    figures = {(_named(row), row["product"], row["m"]): row for row in served(result["tune"])}
+    figures = {(_named(row), row["linear"], row["m"]): row for row in served(result["tune"])}
     sizes = sorted({row["m"] for row in result["tune"]})
     lines = [
-        "Products with the norm, the residual or SiLU that their layers fuse into them, us, / the "
+        "Linears with the norm, the residual or SiLU that their layers fuse into them, us, / the "
         "library's with nothing fused, by rows; **bold** where that was faster; bytes: what these "
         f"take to be read ({bandwidth / 1e12:.2f} TB/s):",
         "",
-        f"| model, product | [N, K] | bytes | {' | '.join(map(str, sizes))} |",
+        f"| model, linear | [N, K] | bytes | {' | '.join(map(str, sizes))} |",
         f"|---|---|---|{'---|' * len(sizes)}",
     ]
-    for model, product in dict.fromkeys(key[:2] for key in figures):
-        row = figures[model, product, sizes[0]]
+    for model, linear in dict.fromkeys(key[:2] for key in figures):
+        row = figures[model, linear, sizes[0]]
         floor = row["itemsize"] * row["n"] * row["k"] / bandwidth * 1e6
-        cells = [f"{model} {product}", f"{row['n']}, {row['k']}", f"{floor:.1f}"]
+        cells = [f"{model} {linear}", f"{row['n']}, {row['k']}", f"{floor:.1f}"]
         for m in sizes:
-            row = figures.get((model, product, m))
+            row = figures.get((model, linear, m))
             if row is None:  # many rows in FP8 are another table's
                 cells.append("")
                 continue
@@ -48,20 +48,20 @@ def gpu_products(result: Result) -> str:
 
 def gpu_rows(result: Result) -> str:
     """Layers whose GEMMs have the best configs, beside the library's."""
-    products = ("qkv", "o", "gate_up", "down")
+    linears = ("qkv", "o", "gate_up", "down")
     lines = [
-        "All layers in FP8 but for attention, ms, with the best of each product's ways and with "
-        "the library's products; and by how many us a layer each product's best way is quicker "
+        "All layers in FP8 but for attention, ms, with the best config of each linear and with "
+        "the library's; and by how many us a layer the best config of each linear is quicker "
         "(-: the library's is):",
         "",
-        f"| model | rows | ms | library | {' | '.join(products)} |",
-        f"|---|---|---|---|{'---|' * len(products)}",
+        f"| model | rows | ms | library | {' | '.join(linears)} |",
+        f"|---|---|---|---|{'---|' * len(linears)}",
     ]
     for row in sorted(result["rows"], key=lambda row: (row["model"] != "8b", row["m"])):
         cells = [row["model"], str(row["m"])]
         cells += [f"{row[name] / 1e3:.2f}" for name in ("us", "library_us")]
-        for product in products:
-            found = row["products"][product]
+        for linear in linears:
+            found = row["linears"][linear]
             gain = found["library_us"] - found["configs"][0]["us"]
             cells.append(f"{gain:.1f}" if gain > 0 else "-")
         lines.append(f"| {' | '.join(cells)} |")
@@ -90,7 +90,7 @@ def gemm_timings(_: Result) -> str:
 
 
 def gpu_chain(result: Result) -> str:
-    """All layers' products one after the other."""
+    """All layers' linears one after the other."""
     sizes = sorted({row["m"] for row in result["chain"]})
     figures = {(_named(row), row["m"]): row for row in served(result["chain"])}
     lines = [
@@ -135,7 +135,7 @@ def gpu_decode(result: Result) -> str:
 
     title = (
         "Attention of decodes by the kernel of all GPUs, us a layer and share of the bandwidth, by "
-        "requests x keys, in brackets the best of all ways that were tried:"
+        "requests x keys, in brackets the best of all configs that were tried:"
     )
     return _by_batch(title, result["decode"], cell)
 

@@ -1,9 +1,9 @@
-"""What the nastiest forms that pass the bounds cost to compile: CPU seconds and memory, one by one.
+"""CPU seconds and memory that the costliest grammars within the bounds take to compile.
 
     python benchmarks/grammar_bounds.py [--no-save]
 
-Each form is as large as its bound allows, and is compiled in a process of its own, which is given
-up after a minute. The first tokens of its answer are computed, too, as a check of the form does.
+Each is as large as its bound allows, and is compiled in a process of its own, which is given
+up after a minute. The first tokens of its answer are computed, too, as a check of the grammar does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.hub import resolve_model
 from quire.tokenizer.tokenizer import Tokenizer
 
 GIVE_UP_SECONDS = 60.0
-Form = dict[str, Any]
+Fields = dict[str, Any]
 
 
 def fill(piece: str, size: int, joint: str = "") -> str:
@@ -35,7 +35,7 @@ def fill(piece: str, size: int, joint: str = "") -> str:
     return joint.join([piece] * max(1, size // (len(piece) + len(joint))))
 
 
-def regexes() -> Iterator[tuple[str, Form]]:
+def regexes() -> Iterator[tuple[str, Fields]]:
     """Repetitions in one another, unions, classes of Unicode, and counters."""
     size = MAX_REGEX_BYTES
     nested = "a"
@@ -54,7 +54,7 @@ def regexes() -> Iterator[tuple[str, Form]]:
     yield "dots", {"regex": fill(".*x", size)}
 
 
-def schemas() -> Iterator[tuple[str, Form]]:
+def schemas() -> Iterator[tuple[str, Fields]]:
     """Enums, references, unions, patterns and numbers, up to the bounds on schemas."""
     yield "an enum of 9,900", {"json": {"enum": [f"{i:05d}" for i in range(6000)]}}
     yield "an enum of prefixes", {"json": {"enum": ["a" * i for i in range(340)]}}
@@ -90,7 +90,7 @@ def schemas() -> Iterator[tuple[str, Form]]:
     yield "formats of a length", {"json": {"allOf": strings[:2], "anyOf": strings * 100}}
 
 
-def grammars() -> Iterator[tuple[str, Form]]:
+def grammars() -> Iterator[tuple[str, Fields]]:
     """Ambiguity, rules in one another, and terminals made of terminals."""
     size = MAX_GRAMMAR_BYTES
     yield "ambiguous", {"grammar": 'start: a+\na: a a | "x" | a "x" a | '}
@@ -115,7 +115,7 @@ def grammars() -> Iterator[tuple[str, Form]]:
     yield "GBNF", {"grammar": f'root ::= r0\n{gbnf}\nr150 ::= "x"'}
 
 
-def measure(form: Form, told: Connection) -> None:
+def measure(fields: Fields, results: Connection) -> None:
     """In a process of its own: compile, and tell CPU seconds, MiB and what was found."""
     folder = resolve_model("quire-tiny")
     tokenizer = Tokenizer.from_folder(folder)
@@ -124,18 +124,18 @@ def measure(form: Form, told: Connection) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, found = time.process_time(), "taken"
     try:
-        compiler.matcher(StructuredOutputs(**form))
+        compiler.matcher(StructuredOutputs(**fields))
     except InvalidRequestError as error:
         found = str(error)
     seconds = time.process_time() - begin
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    told.send((seconds, grown / 1024, found))
+    results.send((seconds, grown / 1024, found))
 
 
-def row(kind: str, name: str, form: Form) -> dict[str, Any]:
-    """One form's figures."""
+def row(kind: str, name: str, fields: Fields) -> dict[str, Any]:
+    """The figures of one grammar."""
     ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.Process(target=measure, args=(form, theirs))
+    child = multiprocessing.Process(target=measure, args=(fields, theirs))
     child.start()
     theirs.close()
     seconds, grown, found = GIVE_UP_SECONDS, 0.0, "not within a minute"
@@ -156,9 +156,9 @@ def main() -> None:
     options = parser.parse_args()
     kinds = {"regex": regexes, "json": schemas, "grammar": grammars}
     rows = []
-    for kind, forms in kinds.items():
-        for name, form in forms():
-            rows.append(row(kind, name, form))
+    for kind, cases in kinds.items():
+        for name, fields in cases():
+            rows.append(row(kind, name, fields))
             print(json.dumps(rows[-1]), flush=True)
     if not options.no_save:
         record.save("grammar_bounds", {"rows": rows})

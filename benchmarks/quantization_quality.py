@@ -81,7 +81,7 @@ def main() -> None:
         )
     )  # fmt: skip
     earlier = args.results / "quantization_quality.json"
-    kept = (
+    stored = (
         {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
     )
     exact = [score(plain, model_config, ids, "auto") for ids in samples]
@@ -98,14 +98,14 @@ def main() -> None:
         ("FP8 weights, activations and KV cache", on_gpu, "fp8"),
     ):
         if args.only is not None and not name.startswith(args.only):
-            rows.append(kept[name])
+            rows.append(stored[name])
             continue
         found = [score(model, model_config, ids, cache) for ids in samples]
         rows.append({"what": name, **compare(samples, exact, found)})
         print(rows[-1], flush=True)
     sizes = [
         block_bytes(model_config.spec.kv_layers, BLOCK_SIZE, dtype)
-        for dtype in (kv_name(kept, "bfloat16") for kept in ("auto", "fp8", "int8"))
+        for dtype in (kv_name(stored, "bfloat16") for stored in ("auto", "fp8", "int8"))
     ]
     tokens = sum(len(ids) - 1 for ids in samples)
     measured: dict[str, Any] = {"model": args.model, "tokens": tokens, "rows": rows}
@@ -119,8 +119,8 @@ def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]
     texts = [tokenizer.encode(text)[:512] for text in held_windows(num_texts, Random(5))]
     kinds = ("rewrite", "json", "talk", "facts")
     chats = []
-    for turns in held_out(dict.fromkeys(kinds, num_chats)).values():
-        for turn in turns:
+    for conversation in held_out(dict.fromkeys(kinds, num_chats)).values():
+        for turn in conversation:
             messages = [{"role": role, "content": text} for role, text in turn.prompt]
             prompt = tokenizer.encode_chat(messages)
             chats.append((prompt + tokenizer.encode(turn.answer))[-512:])

@@ -118,7 +118,7 @@ def measure(config: EngineConfig, batch: int, args: argparse.Namespace, clocks: 
         logprobs=args.logprobs,
     )
     for number in range(batch):
-        prompt = [(7 * number + place) % 500 + 3 for place in range(args.context)]
+        prompt = [(7 * number + index) % 500 + 3 for index in range(args.context)]
         core.handle(AddRequest(request_id=str(number), prompt_token_ids=prompt, sampling=sampling))
     while sum(len(delta.token_ids) for delta in core.step().deltas) < batch:
         pass

@@ -30,8 +30,8 @@ from gpu_tables import (
     gpu_decode_hopper,
     gpu_invariance,
     gpu_layers,
+    gpu_linear,
     gpu_prefill,
-    gpu_products,
     gpu_rows,
 )
 from serving_table import saturated, serving, step_profile, varied
@@ -263,7 +263,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "soak": soak,
     "server_overhead": server_overhead,
     "gpu_invariance": gpu_invariance,
-    "gpu_products": gpu_products,
+    "gpu_linear": gpu_linear,
     "gpu_rows": gpu_rows,
     "gemm_timings": gemm_timings,
     "gpu_chain": gpu_chain,

@@ -84,8 +84,8 @@ class Stream:
 
     def next(self) -> Batch:
         if not self.ready:
-            news = self.take(wait=not self.shards)
-            shard = self.shards[-1 if news else self.rng.integers(len(self.shards))]
+            added = self.take(wait=not self.shards)
+            shard = self.shards[-1 if added else self.rng.integers(len(self.shards))]
             self.ready = list(self.split(shard))
             self.rng.shuffle(self.ready)
         return self.ready.pop()

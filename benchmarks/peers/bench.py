@@ -31,7 +31,7 @@ Answer = dict[str, Any]
 
 
 class WorkerError(Exception):
-    """An engine failed or was too slow; its visit is left out, and the reason kept."""
+    """An engine failed or was too slow; its measurement is left out, and the reason kept."""
 
 
 class Worker:
@@ -99,7 +99,7 @@ class Bench:
             loaded = worker.ask("load", **self.load(Row("machine", "", "."), 1, 1))
         return {name: round(rate, 4) for name, rate in loaded["rates"].items()}
 
-    def visit(self, row: Row, context: int, seed: int) -> Answer:
+    def measure_row(self, row: Row, context: int, seed: int) -> Answer:
         """All figures of one row at one context, and the machine's around it. Raises WorkerError.
 
         A start before, which does not count, brings files into the page cache.

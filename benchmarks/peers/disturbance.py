@@ -1,4 +1,4 @@
-"""What disturbs a visit: cores that others keep busy, and a machine whose pace changes."""
+"""What disturbs a measurement: cores that others keep busy, and a machine whose pace changes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-QUIET = 0.1  # cores that others, the host with them, may keep busy beside a visit that counts
-STEADY = (
-    0.75  # of a rate from before a visit, or after it, that must be there in the other place too
-)
+QUIET = 0.1  # cores that others, the host with them, may keep busy beside a measurement that counts
+STEADY = 0.75  # the lower rate, before or after a measurement, is at least this part of the other
 
 _IDLE, _WAITING, _STOLEN = 3, 4, 7  # fields of a core's line in /proc/stat
 
@@ -35,10 +33,10 @@ def _cores() -> list[list[float]]:
     return [[int(field) / tick for field in fields] for name, *fields in lines if name in usable]
 
 
-def is_disturbed(visit: dict[str, Any]) -> bool:
-    """Whether somebody took part of the machine, or its pace was another one after the visit."""
-    before, after = (visit.get(when, {}) for when in ("rates_before", "rates_after"))
+def is_disturbed(measurement: dict[str, Any]) -> bool:
+    """Whether others used the machine, or its pace was another one after the measurement."""
+    before, after = (measurement.get(when, {}) for when in ("rates_before", "rates_after"))
     steady = all(
         STEADY * max(rate, after[name]) <= min(rate, after[name]) for name, rate in before.items()
     )
-    return bool(visit["others_cores"] > QUIET) or not steady
+    return bool(measurement["others_cores"] > QUIET) or not steady

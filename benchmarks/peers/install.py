@@ -1,4 +1,4 @@
-"""Virtual environments for the peers, and the forms of the checkpoint that each one reads.
+"""Virtual environments for the peers, and the formats of the checkpoint that each one reads.
 
 Everything is made once, below one cache folder, and nothing is fetched but packages from PyPI; with
 a folder of wheels not even those.
@@ -60,7 +60,7 @@ class Peer:
     """How an engine gets there. packages: none means this interpreter, which has it already.
 
     unwanted: packages that others drag in and that break them. converter: the module that makes
-    its form of the checkpoint. environment: while packages are built.
+    its format of the checkpoint. environment: while packages are built.
     """
 
     module: str
@@ -141,13 +141,13 @@ class PeerCache:
         return folder
 
     def _convert(self, engine: str, checkpoint: Path, folder: Path, rows: list[Row]) -> None:
-        forms = list(dict.fromkeys(Path(row.model).stem for row in rows))
-        _say(f"converting the checkpoint for {engine}: {', '.join(forms)}")
+        formats = list(dict.fromkeys(Path(row.model).stem for row in rows))
+        _say(f"converting the checkpoint for {engine}: {', '.join(formats)}")
         target = (folder / rows[0].model).parent
         command = [str(self.python_of(engine)), "-m", str(PEERS[engine].converter)]
         offline = os.environ | {"HF_HUB_OFFLINE": "1"}
         subprocess.run(
-            [*command, str(checkpoint), str(target), *forms],
+            [*command, str(checkpoint), str(target), *formats],
             check=True,
             cwd=BENCHMARKS,
             env=offline,

@@ -39,8 +39,8 @@ class LlamaCpp:
         return self._token
 
     def decode(self, streams: int, steps: int) -> tuple[float, int]:
-        room = self._length + steps + WARM_UP
-        context = _Context(self._model, self._load, streams, room)
+        max_len = self._length + steps + WARM_UP
+        context = _Context(self._model, self._load, streams, max_len)
         try:
             tokens = [self._token] * streams
             context.go_on_from(self._state, self._length)
@@ -57,10 +57,10 @@ class LlamaCpp:
 class _Context:
     """A KV cache for some sequences of at most `room` tokens."""
 
-    def __init__(self, model: Any, load: Load, sequences: int, room: int) -> None:
+    def __init__(self, model: Any, load: Load, sequences: int, max_len: int) -> None:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = sequences * (-(-room // 256) * 256)
-        params.n_batch = max(2048, room)
+        params.n_ctx = sequences * (-(-max_len // 256) * 256)
+        params.n_batch = max(2048, max_len)
         params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = load.threads
         params.flash_attn_type = int(load.options["flash_attention"])

@@ -37,8 +37,8 @@ class OpenVino:
         return int(_tokens(handle)[0])
 
     def decode(self, streams: int, steps: int) -> tuple[float, int]:
-        room = steps + WARM_UP + streams
-        handles = [self._add(self._prompt, room) for _ in range(streams)]
+        max_len = steps + WARM_UP + streams
+        handles = [self._add(self._prompt, max_len) for _ in range(streams)]
         late = _Count(handles)
         while late.least() < WARM_UP:
             self._pipeline.step()

@@ -52,8 +52,10 @@ class Quire:
         answer = {"version": __version__, "settings": settings}
         if info.quantization != "none":  # what a token reads is no longer what the file holds
             model_config = ModelConfig.from_folder(load.model)
-            forms = weights_by_format(config, model_config, load.model)
-            read = sum(size for form, size in forms.items() if form != info.dtype)
+            bytes_of = weights_by_format(config, model_config, load.model)
+            read = sum(
+                size for weight_format, size in bytes_of.items() if weight_format != info.dtype
+            )
             answer["weights_gb"] = round(read / 1e9, 3)
         return answer
 
@@ -66,8 +68,8 @@ class Quire:
 
     def decode(self, streams: int, steps: int) -> tuple[float, int]:
         # of streams that begin one after the other the first must not end before the last
-        room = steps + WARM_UP + streams
-        running = [self._add(self._prompt, room) for _ in range(streams)]
+        num_tokens_each = steps + WARM_UP + streams
+        running = [self._add(self._prompt, num_tokens_each) for _ in range(streams)]
         late = dict.fromkeys(running, 0)
         while min(late.values()) <= WARM_UP:
             for request_id, token_ids in self._step():

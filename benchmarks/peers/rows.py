@@ -1,4 +1,4 @@
-"""What cpu_peers.py measures: engines, forms of weights, and the best settings found for each."""
+"""What cpu_peers.py measures: engines, weight formats, and the best settings found for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.config import iter_options
 
 @dataclass(frozen=True)
 class Row:
-    """An engine with one form of weights. model: its folder or file, as `models.py` makes it."""
+    """An engine with one weight format. model: its folder or file, as `models.py` makes it."""
 
     engine: str
     weights: str
@@ -49,15 +49,15 @@ PEERS = [
 
 
 def ours() -> list[Row]:
-    """Quire in its data types, and in each 8- or 4-bit form of weights that it knows."""
+    """Quire in its data types, and in each 8- or 4-bit weight format that it knows."""
     rows = [
         Row("quire", dtype, "checkpoint", {"dtype": dtype}) for dtype in ("bfloat16", "float32")
     ]
     known = next(o.choices for _, o in iter_options() if o.name == "quantization") or ()
-    for form in ("int8", "int4"):
-        if form in known:
-            options = {"dtype": "bfloat16", "quantization": form}
-            rows.append(Row("quire", form, "checkpoint", options))
+    for format_name in ("int8", "int4"):
+        if format_name in known:
+            options = {"dtype": "bfloat16", "quantization": format_name}
+            rows.append(Row("quire", format_name, "checkpoint", options))
     return rows
 
 

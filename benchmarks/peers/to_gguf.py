@@ -64,17 +64,17 @@ def write_bf16(checkpoint: Path, target: Path) -> None:
     for name, weight in _tensors(checkpoint / "model.safetensors"):
         layer, _, rest = name.removeprefix("model.layers.").partition(".")
         if name.startswith("model.layers."):
-            told = f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
+            gguf_name = f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
         else:
-            told = f"{_NAMES[name.removesuffix('.weight')]}.weight"
+            gguf_name = f"{_NAMES[name.removesuffix('.weight')]}.weight"
         if weight.ndim == 1:  # llama.cpp adds and multiplies vectors in float32 only
-            writer.add_tensor(told, (weight.astype(np.uint32) << 16).view(np.float32))
+            writer.add_tensor(gguf_name, (weight.astype(np.uint32) << 16).view(np.float32))
             continue
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-        if (part := told.split(".")[-2]) in heads:
+        if (part := gguf_name.split(".")[-2]) in heads:
             weight = _interleaved(weight, config[heads[part]])
         raw = np.ascontiguousarray(weight).view(np.uint8)
-        writer.add_tensor(told, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(gguf_name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -125,9 +125,9 @@ def _rope_factors(config: Config) -> np.ndarray:
     original = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     factors = []
-    for place in range(0, dim, 2):
-        turns = original / (2 * math.pi * config["rope_theta"] ** (place / dim))
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+    for index in range(0, dim, 2):
+        rotations = original / (2 * math.pi * config["rope_theta"] ** (index / dim))
+        smooth = min(max((rotations - low) / (high - low), 0.0), 1.0)
         factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
     return np.array(factors, dtype=np.float32)
 

@@ -161,12 +161,12 @@ def _chat(rng: random.Random) -> Request:
     return "/v1/chat/completions", {"messages": messages, "max_tokens": rng.randint(1, 60)}
 
 
-def _form(rng: random.Random) -> Request:
+def _structured(rng: random.Random) -> Request:
     path, body = _chat(rng)
     names = rng.sample(WORDS, k=rng.randint(1, 3))
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
-    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
-    return path, body | {"response_format": form}
+    response_format = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    return path, body | {"response_format": response_format}
 
 
 def _tools(rng: random.Random) -> Request:
@@ -186,5 +186,5 @@ def _messages(rng: random.Random) -> Request:
 
 
 DIALECTS: list[Callable[[random.Random], Request]] = [
-    _completion, _completion, _long_prompt, _chat, _form, _tools, _responses, _messages,
+    _completion, _completion, _long_prompt, _chat, _structured, _tools, _responses, _messages,
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from reliability.wire import Connection, Reply, ask
 
-NUM_FORMS = 300
+NUM_GRAMMARS = 300
 MAX_ROWS = 2048  # of a step, see max_num_batched_tokens
 LONG_TEXT = "a " * 100_000  # refused, but not before it was encoded
 NUM_LONG = 16
@@ -24,17 +24,17 @@ async def fill(url: str) -> None:
     async with await Connection.open(url) as connection:
         for rows in sorted({_rounded(number) for number in range(1, MAX_ROWS + 1)}):
             _expect(200, await connection.ask(COMPLETIONS, _prompt(rows)))
-    await asyncio.gather(*(_ask_forms(url, range(lane, NUM_FORMS, 4)) for lane in range(4)))
+    await asyncio.gather(*(_ask_grammars(url, range(lane, NUM_GRAMMARS, 4)) for lane in range(4)))
     for _ in range(2):  # each of the threads must have had its turn
         texts = (ask(url, COMPLETIONS, {"prompt": LONG_TEXT}) for _ in range(NUM_LONG))
         for reply in await asyncio.gather(*texts):
             _expect(400, reply)
 
 
-async def _ask_forms(url: str, numbers: range) -> None:
+async def _ask_grammars(url: str, numbers: range) -> None:
     async with await Connection.open(url) as connection:
         for number in numbers:
-            _expect(200, await connection.ask(CHAT, _form(number)))
+            _expect(200, await connection.ask(CHAT, _structured(number)))
 
 
 def _rounded(rows: int) -> int:
@@ -49,11 +49,11 @@ def _prompt(rows: int) -> dict[str, Any]:
     return {"prompt": [rng.randrange(100, 2000) for _ in range(rows)], "max_tokens": 1}
 
 
-def _form(number: int) -> dict[str, Any]:
+def _structured(number: int) -> dict[str, Any]:
     schema = {"type": "object", "properties": {f"field_{number}": {"type": "integer"}}}
-    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
     message = {"role": "user", "content": "fill it in"}
-    return {"messages": [message], "max_tokens": 1, "response_format": form}
+    return {"messages": [message], "max_tokens": 1, "response_format": response_format}
 
 
 def _expect(status: int, reply: Reply) -> None:

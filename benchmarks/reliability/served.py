@@ -184,9 +184,9 @@ async def until(holds: Callable[[], object], seconds: float = PATIENCE) -> float
 
 
 def _key(name: str, labels: str, _value: str) -> str:
-    kept = [
+    parts = [
         label
         for label in re.findall(r'\w+="[^"]*"', labels)
         if not label.startswith(("model_name=", "engine="))
     ]
-    return f"{name}{{{','.join(kept)}}}" if kept else name
+    return f"{name}{{{','.join(parts)}}}" if parts else name

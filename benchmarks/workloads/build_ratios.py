@@ -30,9 +30,9 @@ class Ratios:
             ratios = [round(b / a, 4) for a, b in zip(old, new, strict=False) if a]
             if ratios:
                 ratio = round(statistics.median(ratios), 4)
-                apart = {"least": min(ratios), "most": max(ratios), "n": len(ratios)}
+                range_of = {"least": min(ratios), "most": max(ratios), "n": len(ratios)}
                 values = {"old": old, "new": new}
-                found.append({"row": row, "figure": figure, "ratio": ratio} | apart | values)
+                found.append({"row": row, "figure": figure, "ratio": ratio} | range_of | values)
         return found
 
     def save(self) -> None:

@@ -4,7 +4,7 @@ The first requests are as far in their answers as requests that are replaced one
 each brings a share of its answer, from nothing to nearly all of it, as part of its prompt, and
 draws the rest. So none end together, and the KV cache is as full as later. Their prompts are in the
 cache (cached_prompts.py). A request that ends is followed by a complete one. Counting begins
-SETTLING seconds after all of the first ones draw.
+START_SECONDS seconds after all of the first ones draw.
 
 How many prompts fall into the window is chance, and most of the time of long ones is theirs. So
 the rate is what it would be with prompts as many as answers:
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from workloads.plan import Level
 
 CACHED_PROMPT = "cached prompt "  # prefix of ids of requests whose prompt is in the cache
-SETTLING = 3.0  # seconds in which the engine learns what its steps cost
+START_SECONDS = 3.0  # seconds in which the engine learns what its steps cost
 WINDOW = 8.0  # seconds of counting, where there is so much time
 LEAST_WINDOW = 3.0
 
@@ -60,12 +60,12 @@ class Steady:
         begin, count = now(), int(self._level.level)
         end = begin + self._level.stop_after
         length = self._lengths[1]
-        for place in self._random.sample(range(count), count):
-            self._add(place * length // count, CACHED_PROMPT)
+        for index in self._random.sample(range(count), count):
+            self._add(index * length // count, CACHED_PROMPT)
         self._silent = set(self._running)
         while self._silent and now() < end - LEAST_WINDOW:
             self._step()
-        self._run_until(min(now() + SETTLING, end - LEAST_WINDOW))
+        self._run_until(min(now() + START_SECONDS, end - LEAST_WINDOW))
         ramp = now() - begin
         steps = [] if self._silent else self._run_until(min(now() + WINDOW, end))
         errors = {"unsteady": len(self._silent)} if self._silent else {}

@@ -51,7 +51,7 @@ def skinny(capability: int, weight_format: str = "plain", *, heads: bool = False
     """The product before a norm, as an 8B model's layers have it."""
     itemsize = 2 if weight_format == "plain" else 1
     pointers = dict.fromkeys(["x_ptr", "w_ptr", "out_ptr", "residual_ptr", "norm_ptr"], BF16)
-    pointers |= {"normed_ptr": BF16, "squares_out_ptr": "*fp32", "partial_ptr": "*fp32"}
+    pointers |= {"normalized_ptr": BF16, "squares_out_ptr": "*fp32", "partial_ptr": "*fp32"}
     sizes = dict.fromkeys(
         ["M", "N", "K", "num_squares", "stride_x", "stride_w", "stride_out"], "i32"
     )
@@ -98,7 +98,7 @@ WITHOUT_ROPE = dict.fromkeys(WITH_ROPE, 0) | dict.fromkeys(
 WITHOUT_ROPE |= dict.fromkeys(["HEAD_DIM", "KV_HEADS", "CACHE_BLOCK"], 0)
 HEADS = {"HEAD_DIM": 64, "KV_HEADS": 8, "CACHE_BLOCK": 16}
 ALONE = {"HAS_RESIDUAL": False, "HAS_NORM": False, "HAS_SQUARES": True} | dict.fromkeys(
-    ["residual_ptr", "norm_ptr", "normed_ptr", "squares_out_ptr"]
+    ["residual_ptr", "norm_ptr", "normalized_ptr", "squares_out_ptr"]
 )
 
 
@@ -120,7 +120,9 @@ def skinny_fp8(capability: int) -> Compiled:
 
 def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled:
     """The product before a norm with W in a ring; x is rounded, or else it comes in W's type."""
-    pointers = dict.fromkeys(["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normed_ptr"], BF16)
+    pointers = dict.fromkeys(
+        ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"], BF16
+    )
     pointers |= dict.fromkeys(["squares_out_ptr", "squares_ptr", "partial_ptr"], "*fp32")
     sizes = dict.fromkeys(["M", "N", "K", "num_squares", "stride_x", "stride_out"], "i32")
     kind, layout = {1: "fp8e4nv", 2: "bf16"}[itemsize], tile_layout(itemsize)

@@ -39,7 +39,7 @@ H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
 
 def test_the_library_serves_what_it_was_faster_at() -> None:
     """By the result file."""
-    result = json.loads((RESULTS / "gpu_products.json").read_text())
+    result = json.loads((RESULTS / "gpu_linear.json").read_text())
     assert result["num_sms"] == gemm_tuning.table().num_sms
     for row in result["tune"]:
         shape = row["m"], row["n"], row["k"], row["itemsize"]
@@ -50,7 +50,7 @@ def test_the_library_serves_what_it_was_faster_at() -> None:
 def test_many_rows_have_a_config_that_was_timed_or_the_library() -> None:
     result = json.loads((RESULTS / "gpu_rows.json").read_text())
     for row in result["rows"]:
-        for found in row["products"].values():
+        for found in row["linears"].values():
             config = fp8_gemm_config(row["m"], found["n"], found["k"], H200)
             assert config in [None, *fp8_gemm_configs(row["m"], found["n"], found["k"], H200)]
 
@@ -59,7 +59,7 @@ def test_similar_shapes_have_near_the_best_configs_of_many_rows() -> None:
     """Of shapes that were tuned in layers, by what they took there."""
     above = []
     for row in json.loads((RESULTS / "gpu_rows.json").read_text())["rows"]:
-        for found in row["products"].values():
+        for found in row["linears"].values():
             m, n, k = row["m"], found["n"], found["k"]
             if m > 128 or (m > 64 and n > 192 * H200):
                 continue  # the library's

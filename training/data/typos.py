@@ -13,7 +13,7 @@ from data.templates import read_words
 WORDS = read_words("typos")
 SOUNDS = [pair.split() for pair in WORDS["sounds"]]
 KEY_ROWS = WORDS["key_rows"]
-NEIGHBOURS = {
+ADJACENT_KEYS = {
     key: [
         KEY_ROWS[r][c]
         for r in (row - 1, row, row + 1)
@@ -116,8 +116,8 @@ def typo(word: str, rng: Random) -> str:
         return before + letter + letter + after
     if kind < 0.62:
         return before + rng.choice("abcdefghijklmnopqrstuvwxyz") + letter + after
-    if kind < 0.8 and letter in NEIGHBOURS:
-        return before + rng.choice(NEIGHBOURS[letter]) + after
+    if kind < 0.8 and letter in ADJACENT_KEYS:
+        return before + rng.choice(ADJACENT_KEYS[letter]) + after
     return misheard(word, rng)
 
 

@@ -162,10 +162,10 @@ def _fitted(groups: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     And by how much of a group's sum of squares they do. Zero and what is not finite stay.
     """
     codes = (groups * (1.0 / scale.float())).round().clamp(-8.0, 7.0)
-    product = _sum_by_halves(codes * groups)
-    fitted = product / _sum_by_halves(codes * codes)
+    dot = _sum_by_halves(codes * groups)
+    fitted = dot / _sum_by_halves(codes * codes)
     stays = (scale == 0.0) | ~scale.isfinite()
-    return torch.where(stays, scale, fitted.half()), torch.where(stays, 0.0, product * fitted)
+    return torch.where(stays, scale, fitted.half()), torch.where(stays, 0.0, dot * fitted)
 
 
 def _sum_by_halves(groups: Tensor) -> Tensor:

@@ -98,8 +98,8 @@ def _robust_fit(terms: Floats, given: Floats) -> tuple[float, float, float]:
     for _ in range(ROUNDS):
         costs = _fit_not_negative(scaled, weights)
         errors = np.abs(scaled @ costs - 1.0)
-        spread = 1.4826 * _quantile(errors, 0.5) + 1e-6
-        weights = given * np.minimum(1.0, HUBER * spread / np.maximum(errors, 1e-12))
+        deviation = 1.4826 * _quantile(errors, 0.5) + 1e-6
+        weights = given * np.minimum(1.0, HUBER * deviation / np.maximum(errors, 1e-12))
     fixed, per_decode, per_prompt_token = (costs / scale).tolist()
     return fixed, per_decode, per_prompt_token
 

@@ -49,7 +49,7 @@ class TokenizerProtocol(Protocol):
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the token appears in decoded text."""
 
-    def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+    def pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
         """What each token adds to a text that has started; nothing if it is not shown."""
 
     def control_token_id(self, text: str) -> int | None:

@@ -216,13 +216,13 @@ class DeviceRunner:
     def _take_drawn(self, step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleResult]:
         """Keep the tokens [D] in rows not given away; what each request of the order gets."""
         batch, rows = self._running.batch, step.rows
-        kept = (failed == DRAWN) & (batch.tenancies[rows] == step.tenancies)
-        whole = self._running.advance_grammars(rows[kept], drawn[kept])
-        batch.append_tokens(rows[kept], drawn[kept])
+        valid = (failed == DRAWN) & (batch.tenancies[rows] == step.tenancies)
+        whole = self._running.advance_grammars(rows[valid], drawn[valid])
+        batch.append_tokens(rows[valid], drawn[valid])
         results = _results(step, drawn, failed)
         if whole:
-            for place, row in zip(step.due.tolist(), rows.tolist(), strict=True):
-                results[place].grammar_terminated = row in whole
+            for index, row in zip(step.due.tolist(), rows.tolist(), strict=True):
+                results[index].grammar_terminated = row in whole
         return results
 
 

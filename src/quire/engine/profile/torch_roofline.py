@@ -25,9 +25,9 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) 
     copying = 8 * count / time_calls([lambda: copy.copy_(data)], device)
     side = _GPU_SIDE if on_gpu else _CPU_SIDE
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    product = 2 * side**3 / time_calls([lambda: a @ b], device)
+    flops = 2 * side**3 / time_calls([lambda: a @ b], device)
     in_fp8 = in_fp8 and on_gpu and torch.cuda.get_device_capability(device) >= (8, 9)
-    return Roofline(max(reading, copying), product, _fp8_rate(device) if in_fp8 else None)
+    return Roofline(max(reading, copying), flops, _fp8_rate(device) if in_fp8 else None)
 
 
 def _ones(count: int, device: torch.device) -> torch.Tensor:
@@ -41,10 +41,10 @@ def _fp8_rate(device: torch.device) -> float:
     a, b = (torch.randn(_GPU_SIDE, _GPU_SIDE, device=device).to(FP8) for _ in range(2))
     one = torch.ones((), device=device)
 
-    def product() -> torch.Tensor:
+    def matmul() -> torch.Tensor:
         return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
-    return 2 * _GPU_SIDE**3 / time_calls([product], device)
+    return 2 * _GPU_SIDE**3 / time_calls([matmul], device)
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> float:

@@ -85,7 +85,7 @@ def _together(
     shape = (len(q), -1, *k_cache.shape[2:])  # n, S, Hkv, D
     k = widened(k_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
     v = widened(v_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
-    return _scaled_dot_product(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, params)
+    return _attend(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, params)
 
 
 def _keys(cache: Tensor, layout: BatchLayout, one: _Alone) -> Tensor:
@@ -103,9 +103,9 @@ def _keys(cache: Tensor, layout: BatchLayout, one: _Alone) -> Tensor:
 def _alone(q: Tensor, k: Tensor, v: Tensor, one: _Alone, params: AttentionParams) -> Tensor:
     """Queries at the end of one request: q [n, Hkv, G, D], k and v [1, Hkv, S, D] → as q."""
     if one.num_queries == 1:
-        return _scaled_dot_product(q, k, v, None, False, params)
+        return _attend(q, k, v, None, False, params)
     group = q.shape[2]
-    out = _scaled_dot_product(
+    out = _attend(
         q.permute(1, 2, 0, 3),  # [Hkv, G, n, D]
         k.transpose(0, 1).expand(-1, group, -1, -1),  # [Hkv, G, S, D]
         v.transpose(0, 1).expand(-1, group, -1, -1),
@@ -116,7 +116,7 @@ def _alone(q: Tensor, k: Tensor, v: Tensor, one: _Alone, params: AttentionParams
     return out.permute(2, 0, 1, 3)
 
 
-def _scaled_dot_product(
+def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, params: AttentionParams
 ) -> Tensor:
     """PyTorch's attention of q [.., n, D] over k and v [.., S, D], or a soft-capped one in float32.

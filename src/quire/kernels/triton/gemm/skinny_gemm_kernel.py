@@ -25,7 +25,7 @@ from quire.kernels.triton.step.fp8_rounding import to_fp8
 @triton.jit(do_not_specialize=["M", "num_squares"])
 def skinny_gemm_kernel(
     x_ptr, w_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
-    norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
+    norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
@@ -117,7 +117,7 @@ def skinny_gemm_kernel(
                 )  # fmt: skip
             else:
                 _finish(
-                    acc, tile, operands, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+                    acc, tile, operands, out_ptr, normalized_ptr, squares_out_ptr, M, N, stride_out,
                     BLOCK_M, BLOCK_N, HAS_RESIDUAL, HAS_NORM, SILU,
                 )  # fmt: skip
 
@@ -259,7 +259,7 @@ def _scaled(acc, operands, HAS_BIAS: tl.constexpr, WEIGHT_FORMAT: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, tile, operands, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+    acc, tile, operands, out_ptr, normalized_ptr, squares_out_ptr, M, N, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
@@ -275,7 +275,7 @@ def _finish(
     stored = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + offsets, stored, mask=inside)
     if HAS_NORM:
-        tl.store(normed_ptr + offsets, stored * weight, mask=inside)
+        tl.store(normalized_ptr + offsets, stored * weight, mask=inside)
         squares = tl.where(inside, stored.to(tl.float32) * stored.to(tl.float32), 0.0)
         tokens = tl.arange(0, BLOCK_M)
         tl.store(squares_out_ptr + tile * M + tokens, tl.sum(squares, axis=1), mask=tokens < M)

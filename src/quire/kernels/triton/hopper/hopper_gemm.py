@@ -46,7 +46,7 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
     x_ptr, x_desc, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
-    norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
+    norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
@@ -138,8 +138,8 @@ def hopper_gemm_kernel(
             stored = (acc + residual.to(gl.float32)).to(out_ptr.dtype.element_ty)
             gl.store(out_ptr + offsets, stored, mask=inside)
             if HAS_NORM:
-                normalized = (stored * weight[:, None]).to(normed_ptr.dtype.element_ty)
-                gl.store(normed_ptr + offsets, normalized, mask=inside)
+                normalized = (stored * weight[:, None]).to(normalized_ptr.dtype.element_ty)
+                gl.store(normalized_ptr + offsets, normalized, mask=inside)
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)

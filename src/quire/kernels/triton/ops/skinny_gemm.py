@@ -121,7 +121,7 @@ def _launch(
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Launch the kernel: (out, out times the norm's weight or None, sums of out² or None)."""
-    w, w_scale, form = _operand(weight)
+    w, w_scale, weight_format = _operand(weight)
     pdl = launches_early(w.device) if pdl is None else pdl
     rows = x.rows if isinstance(x, ResidualState) else x
     assert isinstance(rows, Tensor)
@@ -158,7 +158,7 @@ def _launch(
         assert not silu or residual is None
         _run_ring(config, rows, w, behind, out, flags)
     else:
-        _run_skinny(config, rows, w, behind, out, flags | {"WEIGHT_FORMAT": form})
+        _run_skinny(config, rows, w, behind, out, flags | {"WEIGHT_FORMAT": weight_format})
     return out, normalized, squares
 
 

@@ -1,4 +1,4 @@
-"""Times products of a few rows one by one, with what their layers fuse into them."""
+"""Times linears of a few rows one by one, with what their layers fuse into them."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ TABLE = Path(gemm_tuning.__file__).parent / "gemm_configs.json"
 def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """The best config of heads, the choice for layers' GEMMs, beside the library's.
 
-    alone_us: with what the layer fuses into the product.
+    alone_us: with what the layer fuses into it.
     """
     cases = [
-        (m, name, product, size)
+        (m, name, linear, size)
         for size in args.itemsizes
         for m in few(args.rows, size)
         for name in args.models
-        for product in args.products
+        for linear in args.linears
     ]
     precompile(run_tuned_once, cases, args.workers, budget)
-    for m, name, product, itemsize in () if args.compile else cases:
+    for m, name, linear, itemsize in () if args.compile else cases:
         if budget.left < 1:
             print("out of time")
             break
-        n, k = MODELS[name].products()[product]
+        n, k = MODELS[name].linear_shapes()[linear]
         configs = configs_of(m, n, k, itemsize)
-        if product == "head":
+        if linear == "head":
             rows, library = time_alone(m, n, k, itemsize, configs, f"{m} {name} head {itemsize}")
             alone, config = rows[0]["us"], rows[0]["config"]
         else:
             case, config = case_of(m, n, k, itemsize), asdict(configs[0])
-            alone, library = time_graph(fused(product, case)), time_graph(case.library)
+            alone, library = time_graph(fused(linear, case)), time_graph(case.library)
         print(
-            f"tune {name} {product:8} {8 * itemsize:2} bits m={m:2} {alone:7.2f} us, library "
+            f"tune {name} {linear:8} {8 * itemsize:2} bits m={m:2} {alone:7.2f} us, library "
             f"{library:7.2f}  {brief(config)}",
             flush=True,
         )
         results.append(
-            {"model": name, "product": product, "m": m, "n": n, "k": k, "itemsize": itemsize,
+            {"model": name, "linear": linear, "m": m, "n": n, "k": k, "itemsize": itemsize,
              "config": config, "alone_us": alone, "library_us": library}
         )  # fmt: skip
 
@@ -88,31 +88,31 @@ def configs_of(m: int, n: int, k: int, itemsize: int) -> list[GemmConfig]:
     return list(dict.fromkeys([usual, *gemm_configs(m, n, k, itemsize, num_sms())]))
 
 
-def fused(product: str, case: Case) -> list[functools.partial[Any]]:
-    """The product with what its layer fuses into it, for each weight."""
+def fused(linear: str, case: Case) -> list[functools.partial[Any]]:
+    """The linear with what its layer fuses into it, for each weight."""
     x, (m, k), n = case.x, case.x.shape, len(case.expected[0])
     assert isinstance(x, Tensor)
     norm = torch.rand(max(n, k), device=DEVICE, dtype=DTYPE)
-    normed = ResidualState(x, x, norm[:k], 1e-5, torch.rand(32, m, device=DEVICE))
+    normalized = ResidualState(x, x, norm[:k], 1e-5, torch.rand(32, m, device=DEVICE))
     residual = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
-    if product in ("qkv", "gate_up"):
-        call: Any = skinny_gemm if product == "qkv" else skinny_gemm_silu
-        return [functools.partial(call, normed, w) for w in case.weights]
+    if linear in ("qkv", "gate_up"):
+        call: Any = skinny_gemm if linear == "qkv" else skinny_gemm_silu
+        return [functools.partial(call, normalized, w) for w in case.weights]
     return [
         functools.partial(skinny_gemm_norm, x, w, residual, norm[:n], 1e-5) for w in case.weights
     ]
 
 
-def run_tuned_once(m: int, name: str, product: str, itemsize: int) -> None:
+def run_tuned_once(m: int, name: str, linear: str, itemsize: int) -> None:
     """For what it leaves in the cache of compiled kernels."""
-    n, k = MODELS[name].products()[product]
-    if product == "head":
+    n, k = MODELS[name].linear_shapes()[linear]
+    if linear == "head":
         for config in configs_of(m, n, k, itemsize):
             run_once(m, n, k, itemsize, config)
     else:
         weight = torch.ones(n, k, device=DEVICE, dtype=DTYPE)
         case = plain_case(m, [weight]) if itemsize == 2 else fp8_case(m, [weight.to(reference.FP8)])
-        fused(product, case)[0]()
+        fused(linear, case)[0]()
     torch.cuda.synchronize()
 
 
@@ -121,7 +121,7 @@ def few(rows: list[int], itemsize: int) -> list[int]:
     return [m for m in rows if m <= (fp8_linear.FEW if itemsize == 1 else MAX_ROWS)]
 
 
-def product_calls(case: Case, config: GemmConfig) -> list[functools.partial[Tensor]]:
+def linear_calls(case: Case, config: GemmConfig) -> list[functools.partial[Tensor]]:
     """x · Wᵀ for each weight."""
     if isinstance(case.x, Tensor):
         return [functools.partial(skinny_gemm, case.x, w, config=config) for w in case.weights]
@@ -142,14 +142,14 @@ def num_sms() -> int:
 def time_alone(
     m: int, n: int, k: int, itemsize: int, configs: list[GemmConfig], label: str
 ) -> tuple[list[dict[str, Any]], float]:
-    """The configs of one product, the quickest first, and microseconds of the library."""
+    """The configs of one linear, the quickest first, and microseconds of the library."""
     case = case_of(m, n, k, itemsize)
-    make = functools.partial(product_calls, case)
+    make = functools.partial(linear_calls, case)
     return time_configs(configs, make, case.expected, label), time_graph(case.library)
 
 
 def case_of(m: int, n: int, k: int, itemsize: int) -> Case:
-    """A product on as many weights as outgrow the cache."""
+    """A linear on as many weights as outgrow the cache."""
     source = numbers(itemsize)
     copies = min(copies_beyond_cache(itemsize * n * k, most=24), source.numel() // (n * k))
     given = [source[i * n * k : (i + 1) * n * k].view(n, k) for i in range(copies)]
@@ -165,9 +165,9 @@ def numbers(itemsize: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A product on several weights: its first result, and how the library makes it."""
+    """A linear on several weights: its first result, and how the library makes it."""
 
-    x: Tensor | Fp8Rows  # these of more rows than a product rounds itself
+    x: Tensor | Fp8Rows  # these of more rows than a GEMM rounds itself
     weights: list[Tensor] | list[Fp8Weight]
     expected: Tensor
     library: list[functools.partial[Tensor]]
@@ -230,7 +230,7 @@ def save_configs(
 
 
 def run_once(m: int, n: int, k: int, itemsize: int, config: GemmConfig) -> None:
-    """One product, for what it leaves in the cache of compiled kernels."""
+    """One linear, for what it leaves in the cache of compiled kernels."""
     weight: Any = torch.empty(n, k, device=DEVICE, dtype=DTYPE if itemsize == 2 else reference.FP8)
     if itemsize == 1:
         weight = Fp8Weight(weight, torch.empty(n, device=DEVICE))
