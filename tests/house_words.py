@@ -35,7 +35,7 @@ OLD_WORDS = {
 # Names that other software gave.
 ALLOWED = {
     "_Metering.visit", "file.tell", "generic_visit", "itertools.product",
-    "scaled_dot_product_attention", "visit_For",
+    "scaled_dot_product_attention", "visit_Compare", "visit_For",
     "visit_FunctionDef", "visit_Name", "visit_While", "kept_token_ids", "_kept_token_ids",
 }  # fmt: skip
 

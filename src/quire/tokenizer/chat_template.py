@@ -17,7 +17,8 @@ import jinja2.meta
 
 from quire.errors import CheckpointError, invalid_value
 from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
-from quire.tokenizer.template_sandbox import Sandbox, TemplateLimitError
+from quire.tokenizer.template_sandbox import Sandbox
+from quire.tokenizer.template_work import TemplateLimitError, start_render
 from quire.tokenizer.tokenizer_folder import TOKEN_NAMES
 
 _OWN_NAMES = frozenset(
@@ -110,6 +111,7 @@ class ChatTemplate:
 
     def _run(self, variables: dict[str, Any]) -> str:
         environment = self._template.environment
+        start_render()
         try:
             context = self._template.new_context(variables, shared=True)
             return environment.concat(self._template.root_render_func(context))

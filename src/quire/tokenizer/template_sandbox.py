@@ -4,8 +4,8 @@ A chat template is code that came with a checkpoint. The sandbox keeps it away f
 file adds the bounds that the sandbox lacks. Templates are compiled to Python, and a call that
 looks at the thread's CPU clock is put at the head of each loop and function of that Python, so
 that no loop, macro or recursion outlives the limit; every joined string, and every operator or
-count that multiplies sizes, is checked before it takes memory. What remains is what a single
-filter makes of values that passed these checks, the square of their size at worst: who serves
+count that multiplies sizes, is checked before it takes memory, and values are weighed before a
+filter, a test, a comparison or their text runs over all of them (template_work.py). Who serves
 checkpoints of strangers gives the process a memory limit besides.
 
 It does not know messages, roles or tokens.
@@ -22,13 +22,24 @@ import string
 import time
 from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_environment
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_sum
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from quire.tokenizer import template_work
+from quire.tokenizer.template_work import (
+    MAX_INDENT,
+    TemplateLimitError,
+    check_repetition,
+    text_of,
+    weigh,
+    weighed,
+)
 
 MAX_CPU_SECONDS = 1.0
 MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
@@ -38,10 +49,6 @@ _TICKS_PER_LOOK = 8  # at the clock: most conversations end before the first
 _WIDE = re.compile(r"\d{6}")
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #\d.]*(\*|\d{6})")
 _WIDTH_FILTERS = ("batch", "center", "indent", "slice", "wordwrap")
-
-
-class TemplateLimitError(TemplateError):
-    """The template has exceeded a limit on time or size."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -58,6 +65,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["format"] = _format
         for name in _WIDTH_FILTERS:
             self.filters[name] = _with_small_counts(self.filters[name])
+        for name in template_work.REMOVED:
+            del self.filters[name]
+        self.filters["replace"] = _replace
+        self.filters["sum"] = _sum
+        self.filters["indent"] = _indent(self.filters["indent"])
+        for name, function in self.filters.items():
+            self.filters[name] = template_work.weighing_filter(name, function)
+        for name, test in self.tests.items():
+            self.tests[name] = template_work.weighing_test(name, cast(Any, test))
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
@@ -74,7 +90,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def join_operands(self, operands: Iterable[Any]) -> str:
         """The `~` operator, with a limit on the length of its result."""
-        return self.concat(map(str, operands))
+        return self.concat(map(text_of, operands))
+
+    text_of = staticmethod(text_of)
+    weighed = staticmethod(weighed)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Bound what `*`, `**`, `+` and `%` can make of small operands."""
@@ -100,6 +119,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, (str, bytes, int)):
             for argument in (*args, *kwargs.values()):
                 _check_count(argument)
+            _check_method(owner, function.__name__, args)
         return super().call(context, function, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -137,7 +157,10 @@ class _Metering(ast.NodeTransformer):
     """Puts the ticks into a compiled template, and the size check under its `~` operator."""
 
     _TICK = "context.tick()"
-    _JOIN = "environment.join_operands"
+    _RENAMED = {  # noqa: RUF012
+        "str_join": "environment.join_operands",
+        "str": "environment.text_of",
+    }
 
     def _with_tick(self, node: ast.For | ast.While | ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
@@ -154,7 +177,29 @@ class _Metering(ast.NodeTransformer):
         return self._with_tick(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.parse(self._JOIN, mode="eval").body if node.id == "str_join" else node
+        name = self._RENAMED.get(node.id)
+        return node if name is None else ast.parse(name, mode="eval").body
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Weigh what is compared, unless one side is a constant and so bounds the work."""
+        self.generic_visit(node)
+        sides = [node.left, *node.comparators]
+        if any(isinstance(side, ast.Constant) or _is_own(side) for side in sides):
+            return node
+        node.left, *node.comparators = map(_weighed, sides)
+        return node
+
+
+def _is_own(node: ast.expr) -> bool:
+    """Whether it is a name of Jinja's own code, such as `missing`."""
+    return isinstance(node, ast.Name) and not node.id.startswith("l_")
+
+
+def _weighed(node: ast.expr) -> ast.expr:
+    call = ast.parse("environment.weighed(None)", mode="eval").body
+    assert isinstance(call, ast.Call)
+    call.args = [node]
+    return call
 
 
 class _GenerationTag(Extension):
@@ -186,6 +231,41 @@ def _check_size(size: int) -> None:
 def _check_count(value: Any) -> None:
     if isinstance(value, int) and abs(value) > MAX_COUNT:
         raise TemplateLimitError(f"the count {value}, above {MAX_COUNT}")
+
+
+def _check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
+    """Bound what a string's method makes of it."""
+    if not isinstance(owner, str):
+        return
+    weigh(*args)
+    if name == "replace" and len(args) > 1 and isinstance(args[0], str):
+        check_repetition(owner.count(args[0]), _length(args[1]), MAX_CHARACTERS)
+    elif name == "expandtabs":
+        check_repetition(owner.count("\t"), args[0] if args else 8, MAX_CHARACTERS)
+    elif name == "join" and args:
+        check_repetition(_length(args[0]), len(owner), MAX_CHARACTERS)
+
+
+def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
+    given = text_of(text)
+    _check_method(given, "replace", (old, new))
+    return given.replace(old, new, -1 if count is None else count)
+
+
+@pass_environment
+def _sum(environment: Any, values: Any, attribute: Any = None, start: Any = 0) -> Any:
+    if not isinstance(start, (int, float)):
+        raise TemplateLimitError("a sum of other things than numbers")
+    return do_sum(environment, values, attribute, start)
+
+
+def _indent(indent: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(text: str, width: int | str = 4, *args: Any, **kwargs: Any) -> Any:
+        size = len(width) if isinstance(width, str) else width
+        check_repetition(str(text).count("\n") + 1, size, MAX_CHARACTERS)
+        return indent(text, width, *args, **kwargs)
+
+    return bounded
 
 
 def _check_percents(template: str) -> None:
@@ -222,7 +302,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """The filter `tojson` without Jinja's HTML escapes."""
-    _check_count(indent)
+    if indent is not None and (len(indent) if isinstance(indent, str) else indent) > MAX_INDENT:
+        raise TemplateLimitError(f"the indent {indent!r}, above {MAX_INDENT}")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
