@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.core.layer_spec import EmbeddingSpec, LinearPart, LinearSpec
+from quire.core.layer_spec import EmbeddingSpec, LinearPart, LinearSpec, UnsupportedModelError
 from quire.kernels.dispatch import kernels_for
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.linear_layers import (
+    GateUpParallelLinear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
@@ -102,3 +105,9 @@ def test_logits_come_in_the_type_of_the_model() -> None:
     load(head.weight, torch.randn(11, 4))
     head.process_after_load()
     assert head(torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16
+
+
+def test_an_activation_that_is_not_computed_is_refused_by_name() -> None:
+    activation: Any = "relu2"
+    with pytest.raises(UnsupportedModelError, match=r"^activation relu2"):
+        GateUpParallelLinear(fused(6, gate=4, up=4), OPTIONS, activation)

@@ -125,8 +125,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2_d256": (
         "Gemma2",
-        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256}
-        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256, **SOFT_CAPS},
     ),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3_partial": (

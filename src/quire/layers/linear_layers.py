@@ -6,9 +6,11 @@ is in linear_methods.py. One rank today: a rank's share is the whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from quire.core.layer_spec import Activation, LinearSpec
+from quire.core.layer_spec import Activation, LinearSpec, UnsupportedModelError
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import LoadedWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
@@ -16,6 +18,11 @@ from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LinearModule, Weight, copy_whole
 from quire.quantization.canonical_rows import map_rows, stack_rows
 from quire.quantization.stored_weight import Description
+
+_ACT_AND_MUL: dict[Activation, Callable[[LinearMethod, LinearModule, ResidualState], Rows]] = {
+    "silu": lambda method, layer, x: method.apply_silu_linear(layer, x),
+    "gelu_tanh": lambda method, layer, x: method.apply_gelu_linear(layer, x),
+}
 
 
 class LinearBase(LinearModule):
@@ -111,7 +118,9 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
         self, spec: LinearSpec, options: LayerOptions, activation: Activation = "silu"
     ) -> None:
         super().__init__(spec, options)
-        self.activation = activation
+        if activation not in _ACT_AND_MUL:
+            raise UnsupportedModelError(f"activation {activation}")
+        self.act_and_mul_linear = _ACT_AND_MUL[activation]
 
     def order_rows(self, rows: LoadedWeight, kernels: Kernels) -> LoadedWeight:
         """Bring gate and up rows into the order that fused kernels read."""
@@ -124,9 +133,7 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
 
     def act_and_mul(self, residual: ResidualState) -> Rows:
         """activation(gate) * up of the residual [T, in] after its norm → [T, out / 2]."""
-        if self.activation == "gelu_tanh":
-            return self.method.apply_gelu_linear(self, residual)
-        return self.method.apply_silu_linear(self, residual)
+        return self.act_and_mul_linear(self.method, self, residual)
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):

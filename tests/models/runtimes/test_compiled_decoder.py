@@ -34,7 +34,7 @@ from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
 FAMILIES = [
-    "gemma2_d16",
+    *("gemma2_d16", "gemma2_d256"),
     *("llama_biased_d16", "llama_yarn_d16", "llama_mqa_d80", "llama_d96"),
     *("phi3_partial", "qwen3_windows"),
 ]
@@ -184,6 +184,7 @@ def test_a_tensor_that_nothing_reads_is_refused(checkpoint: Callable) -> None:
         ({"attention": {"query_norm": HEAD_NORM}}, "^a norm of queries alone"),
         ({"attention": {"num_kv_heads": 1}}, "^layers with different heads"),
         ({"pre_mlp_norm": {"eps": 0.1}}, "^norms with different eps"),
+        ({"mlp": {"activation": "relu2"}}, "^activation relu2"),
     ],
 )
 def test_a_layer_that_is_not_computed_is_refused_by_name(

@@ -197,9 +197,9 @@ def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
             layer.post_attention_norm, layer.post_mlp_norm,
         )
     )  # fmt: skip
-    head_eps = {norm.eps for norm in (attention.query_norm, attention.key_norm) if norm is not None}
-    if len(head_eps) > 1:
-        raise UnsupportedModelError("norms of queries and keys with different eps")
+    activation = _EPILOGUES.get(layer.mlp.activation)
+    if activation is None:
+        raise UnsupportedModelError(f"activation {layer.mlp.activation}")
     args = LayerArgs(
         norm=address(reader.norm(prefix, layer.pre_attention_norm)),
         mlp_norm=address(reader.norm(prefix, layer.pre_mlp_norm)),
@@ -212,7 +212,7 @@ def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
         scale=attention.scale,
         soft_cap=attention.soft_cap or 0.0,
         window=attention.window or 0,
-        activation=_EPILOGUES[layer.mlp.activation],
+        activation=activation,
     )
     args.qkv = reader.linear(prefix, attention.qkv)
     args.o = reader.linear(prefix, attention.output)
