@@ -26,7 +26,7 @@ DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.uint16): BFLOAT16}
 
 
 def address(array: Array) -> int:
-    """Where an array's memory begins; the array has to be kept for as long as it is used."""
+    """Address of an array's memory. The caller keeps the array alive while the address is used."""
     begin: int = array.__array_interface__["data"][0]
     return begin
 

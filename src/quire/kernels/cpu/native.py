@@ -31,7 +31,7 @@ def num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """The same for PyTorch, if it is there by now; another thread may be about to import it."""
+    """Set the threads of the kernels, and of PyTorch if it is imported."""
     _threads[0] = count
     if (for_torch := getattr(sys.modules.get("torch"), "set_num_threads", None)) is not None:
         for_torch(count)
@@ -47,7 +47,7 @@ def instruction_set() -> str:
 
 
 def identity() -> str:
-    """What the kernels are: their instruction set, and which build; empty where there are none."""
+    """Instruction set and build id of the kernels; empty where there are none."""
     if (loaded := library()) is None:
         return ""
     build = os.stat(loaded._name)
@@ -84,7 +84,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _fits(loaded: ctypes.CDLL) -> bool:
-    """Whether the library was built from this code: an installation for developers may be older."""
+    """Whether the library was built from this code; an editable installation may be older."""
     try:
         return bool(loaded.quire_cpu_interface() == INTERFACE)
     except AttributeError:

@@ -103,7 +103,7 @@ def _args(
 
 
 def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
-    """Whether shapes and types are those that were compiled."""
+    """Whether the library has kernels for these shapes and dtypes."""
     block_size = k_cache.shape[1]
     return (
         query.dtype in DTYPES

@@ -176,7 +176,7 @@ def _linear(
 
 
 def is_interleaved(dtype: torch.dtype, rows: int) -> bool:
-    """Whether `order_gate_up` interleaves such rows, of which `rows` are there."""
+    """Whether `order_gate_up` interleaves a weight with this many rows."""
     return dtype in DTYPES and rows % (2 * BLOCK) == 0
 
 

@@ -83,7 +83,7 @@ def size_of(weight: Tensor) -> tuple[int, int]:
 
 
 def in_rows(weight: Tensor) -> Tensor:
-    """The same as [N, K]; a copy where halves are interleaved."""
+    """The weight as [N, K]; a copy where its halves are interleaved."""
     return weight.flatten(0, -2)
 
 

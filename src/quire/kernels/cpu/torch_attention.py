@@ -158,7 +158,7 @@ def _plan(
 
 
 def first_slots(layout: BatchLayout, block_size: int) -> list[int | None]:
-    """Where a request's slots start if they are one run, so that a slice can stand for a gather."""
+    """First slot of each request whose slots are consecutive, so that a slice replaces a gather."""
     lens, table = np.array(layout.seq_lens_host), layout.block_table.numpy()
     used = -(-lens // block_size)  # [B]
     jumps = np.diff(table, axis=1) != 1  # [B, max_blocks - 1]

@@ -55,7 +55,7 @@ def _tiles(weight: Tensor) -> list[slice]:
 
 @functools.cache
 def is_emulated(dtype: torch.dtype) -> bool:
-    """Whether the processor lacks products of this data type."""
+    """Whether the processor has no matmul instructions for this data type."""
     if dtype == torch.bfloat16:
         return not (has_amx() or torch.cpu._is_avx512_bf16_supported())
     return dtype != torch.float32
@@ -63,5 +63,5 @@ def is_emulated(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def has_amx() -> bool:
-    """Whether the processor multiplies tiles of bfloat16."""
+    """Whether the processor has AMX tiles of bfloat16."""
     return bool(torch.cpu._is_amx_tile_supported())

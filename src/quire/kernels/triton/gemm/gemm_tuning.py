@@ -151,7 +151,7 @@ def default_skinny_config(m: int, n: int, k: int, itemsize: int, num_sms: int) -
 
 
 def _best(m: int, n: int, k: int, itemsize: int, num_sms: int, *, hopper: bool) -> TunedGemm:
-    """What x of 16 bits takes: of the table, of a similar shape, or by default."""
+    """The config for x of 16 bits: from the table, from a similar shape, or the default."""
     if not hopper or not _has_ring(k, itemsize) or _kind(m, itemsize)[1]:
         return TunedGemm(default_skinny_config(m, n, k, itemsize, num_sms))
     rows = _tuned_rows(m, n, k, itemsize, num_sms)
@@ -179,7 +179,7 @@ def _tuned_rows(m: int, n: int, k: int, itemsize: int, num_sms: int) -> int | No
 def similar(
     m: int, n: int, k: int, itemsize: int, num_sms: int, without: Collection[Shape] = ()
 ) -> TunedGemm:
-    """What the most similar tuned shape takes. without: shapes not to look at."""
+    """The config of the most similar tuned shape. without: shapes to leave out."""
     rows = min(each for each in ROWS if each >= m)
     configs: Sequence[GemmConfig] = gemm_configs(rows, n, k, itemsize, num_sms)
     if _kind(m, itemsize)[1]:

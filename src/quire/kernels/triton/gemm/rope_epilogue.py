@@ -18,7 +18,7 @@ def load_angles(
     tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """What the epilogue of a tile reads: cos and sin [BLOCK_M, BLOCK_N], slots [BLOCK_M]."""
+    """Operands of a tile's epilogue: cos and sin [BLOCK_M, BLOCK_N], slots [BLOCK_M]."""
     tokens, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     has_rope = columns + tile * BLOCK_N < N - KV_HEADS * HEAD_DIM  # values have none
     offsets = tokens[:, None] * stride_angles + (columns % HEAD_DIM)[None, :]

@@ -214,7 +214,7 @@ def _load_epilogue_operands(
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SQUARES: tl.constexpr,
     SILU: tl.constexpr, WEIGHT_FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """What a tile's epilogue reads: W's scales and bias, residual, norm's weight, x's squares."""
+    """Operands of a tile's epilogue: W's scales and bias, residual, norm's weight, x's squares."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     by = tl.zeros([BLOCK_N], tl.float32)
     bias = by

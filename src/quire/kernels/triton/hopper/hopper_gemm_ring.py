@@ -115,7 +115,7 @@ def multiply_rounding(
     x_ptr, w_desc, ring, full, row, begin, end, M, K, stride_x,
     BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The same for x in 16 bits and W in FP8: x is rounded to FP8, CHUNK steps at a time."""
+    """Multiply x in 16 bits by W in FP8: x is rounded to FP8, CHUNK steps at a time."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     BLOCK_N: gl.constexpr = ring.shape[1]

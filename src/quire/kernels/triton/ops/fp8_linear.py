@@ -1,4 +1,4 @@
-"""Products with weights in FP8 on a GPU: which config serves which number of rows.
+"""Linears with weights in FP8 on a GPU: which config serves which number of rows.
 
 Floor: for few rows the bytes of W, half of 16 bits'; for many, twice the tensor cores' 16-bit rate.
 """
