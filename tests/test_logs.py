@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 
-from quire.line_writer import MAX_QUEUED_BYTES, LineWriter
+import pytest
+
+from quire.line_writer import BRIEF_WAIT_SECONDS, MAX_QUEUED_BYTES, LineWriter
 from quire.logs import JsonFormatter, LineHandler, TextFormatter
 
 
@@ -136,6 +138,50 @@ def test_what_python_prints_takes_the_same_path() -> None:
     assert "old" in json.loads(first)["message"]
     assert second == "plain"
     assert others[-1] == "ValueError: last"
+
+
+@pytest.mark.parametrize(
+    "last", ["log.info('before'); log.error('last')", "print('last', file=sys.stderr, flush=True)"]
+)
+@pytest.mark.parametrize("death", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_last_words_of_a_process_that_dies_at_once_are_written(last: str, death: str) -> None:
+    code = (
+        "import logging, os, signal, sys; from quire.logs import LogOptions, configure_logging\n"
+        "configure_logging(LogOptions('info', 'text')); log = logging.getLogger('a')\n"
+        f"{last}; {death}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("last\n")
+
+
+def test_a_slow_reader_is_waited_for_once_until_it_has_caught_up() -> None:
+    reader = Reader()
+    handler = handler_of(reader)
+
+    def seconds_of(num_warnings: int) -> float:
+        begin = time.monotonic()
+        for _ in range(num_warnings):
+            handler.handle(line(logging.WARNING, "a"))
+        return time.monotonic() - begin
+
+    assert seconds_of(100) < 1  # 5 seconds if each waited
+    reader.is_open.set()
+    handler.flush()
+    reader.is_open.clear()
+    assert seconds_of(1) >= BRIEF_WAIT_SECONDS
+    reader.is_open.set()
+
+
+def test_stderr_has_the_attributes_of_the_stream_behind() -> None:
+    code = (
+        "import sys; from quire.logs import LogOptions, configure_logging\n"
+        "before = sys.stderr; configure_logging(LogOptions('info', 'text'))\n"
+        "assert sys.stderr.errors == before.errors and sys.stderr.name == '<stderr>'\n"
+        "assert not hasattr(sys.stderr, 'missing')\n"
+        "sys.stderr.buffer.write(b'bytes'); sys.stderr.buffer.flush()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "bytes"
 
 
 def test_a_line_for_people() -> None:

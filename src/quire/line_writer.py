@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 MAX_QUEUED_BYTES = 1 << 20
 PACE = 0.02  # seconds between two writes: a thread that is woken for each line slows the others
+BRIEF_WAIT_SECONDS = 0.05  # for a line that must not be lost with the process
+_POLL = 0.0002  # seconds
 _AT_ONCE = 1 << 16  # bytes of a write
 _RETRY = 0.05  # seconds, where somebody has made the stream non-blocking
 
@@ -40,6 +42,7 @@ class LineWriter:
         self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_put = self._num_done = 0  # bytes; the thread alone changes the second
         self._num_described = self.num_dropped
+        self._is_slow = False  # a line was waited for in vain, and some still wait
         self._thread: threading.Thread | None = None
 
     def put(self, text: str, *, hurry: bool = False) -> None:
@@ -47,6 +50,7 @@ class LineWriter:
         line = text.encode(errors="backslashreplace")
         with self._lock:
             before = self._num_waiting
+            self._is_slow = self._is_slow and before > 0
             if before + len(line) > MAX_QUEUED_BYTES:
                 self.num_dropped += 1
                 return
@@ -68,7 +72,16 @@ class LineWriter:
         end = time.monotonic() + seconds
         self._hurry.put(None)
         while self._num_waiting > 0 and time.monotonic() < end:
-            time.sleep(0.001)
+            time.sleep(_POLL)
+
+    def wait_briefly(self) -> None:
+        """Wait for BRIEF_WAIT_SECONDS at most, and for a reader that is too slow only once.
+
+        A process may die right after its last line, with the thread that writes it.
+        """
+        if not self._is_slow:
+            self.wait(BRIEF_WAIT_SECONDS)
+            self._is_slow = self._num_waiting > 0
 
     def _run(self) -> None:
         while True:
@@ -117,11 +130,20 @@ class QueuedStream(io.TextIOBase):
         self._writer, self._behind = writer, behind
 
     encoding = "utf-8"
+    errors = "backslashreplace"  # as LineWriter encodes
 
     def write(self, text: str) -> int:
         """Queue the text, or drop it."""
         self._writer.put(text, hurry=True)
         return len(text)
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for long."""
+        self._writer.wait_briefly()
+
+    def __getattr__(self, name: str) -> Any:
+        """As of the stream behind, such as `buffer`, whose bytes are not queued."""
+        return getattr(self._behind, name)
 
     def writable(self) -> bool:
         """True."""

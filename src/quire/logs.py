@@ -87,8 +87,11 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a line; warnings are written at once, others some milliseconds later."""
+        is_urgent = record.levelno >= logging.WARNING
         try:
-            self.writer.put(f"{self.format(record)}\n", hurry=record.levelno >= logging.WARNING)
+            self.writer.put(f"{self.format(record)}\n", hurry=is_urgent)
+            if is_urgent:
+                self.writer.wait_briefly()
         except Exception:  # as in all handlers: logging must not raise
             self.handleError(record)
 
