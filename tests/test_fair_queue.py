@@ -128,6 +128,18 @@ def test_no_turn_is_lost_when_callers_give_up(seed: int, num_slots: int) -> None
     assert (slots._waiting, slots._num_running) == ({}, {})
 
 
+def test_work_that_cannot_begin_frees_its_slot() -> None:
+    executor = FairExecutor(1, "test")
+
+    async def main() -> None:
+        executor.close()
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="shutdown"):
+                await executor.run("a", list, max_wait=1.0)
+
+    asyncio.run(main())
+
+
 def test_quicker_work_goes_first_among_equals() -> None:
     slots = FairSlots(1)
     began: list[str] = []

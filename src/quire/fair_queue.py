@@ -47,7 +47,9 @@ class FairExecutor:
         max_wait: float | None = None,
         expected: float = 0.0,
     ) -> T:
-        """The result of the work, once it was the caller's turn. Raises TimeoutError.
+        """The result of the work, once it was the caller's turn.
+
+        Raises TimeoutError, and RuntimeError where no thread can be started.
 
         max_wait: seconds. expected: seconds that it may take; quicker work goes first. Work that
         has begun is not interrupted by a cancellation.
@@ -55,7 +57,11 @@ class FairExecutor:
         async with asyncio.timeout(max_wait):
             await self._slots.enter(caller, expected)
         begin = time.monotonic()
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except BaseException:  # the pool was closed, or there is no memory for a thread
+            self._slots.leave(caller, 0.0)
+            raise
         future.add_done_callback(partial(self._end, caller, begin))
         try:
             return await asyncio.shield(future)
