@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ import pytest
 import torch
 
 from quire import LLM, PoolingParams, RequestOutput, SamplingParams
-from quire.errors import CheckpointError, ConfigError, InvalidRequestError, NoEffectWarning
+from quire.config import EngineConfig
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.engine_info import EngineInfo
+from quire.engine.frontend import offline_engine
+from quire.engine.startup.start_engine import start_engine
+from quire.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    NoEffectWarning,
+)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +166,22 @@ def test_an_engine_that_sleeps_and_ends() -> None:
         assert texts(llm.generate("A list is", GREEDY, use_tqdm=False)) == before
     with pytest.raises(ConfigError, match="closed"):
         llm.embed("A list is", use_tqdm=False)
+
+
+def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LLM(dtype="float32", threads=1, num_blocks=64) as llm:
+        llm.sleep()
+
+        def start_smaller(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+            core, info = start_engine(config)
+            return core, replace(info, limits=replace(info.limits, max_model_len=8))
+
+        monkeypatch.setattr(offline_engine, "start_engine", start_smaller)
+        llm.wake_up()
+        with pytest.raises(ContextLengthError):
+            llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
 
 
 def test_prompts_are_cut_at_their_start(llm: LLM) -> None:

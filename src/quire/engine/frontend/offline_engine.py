@@ -78,6 +78,7 @@ class OfflineEngine:
             if self._engine is None and not self._is_closed:
                 core, self.info = start_engine(self._config)
                 self._engine = InlineEngine(core)
+                self._inputs.set_limits(self.info.limits)
 
     @property
     def is_sleeping(self) -> bool:
