@@ -230,6 +230,34 @@ def test_a_field_is_checked_when_it_is_set() -> None:
     assert clone.max_tokens == 8
 
 
+def test_no_field_can_be_deleted() -> None:
+    params = SamplingParams(temperature=0.5)
+    with pytest.raises(InvalidRequestError, match=r"^temperature: cannot be deleted"):
+        del params.temperature
+    assert params == SamplingParams(temperature=0.5)
+
+
+def test_lists_that_were_changed_are_checked_again() -> None:
+    params = SamplingParams(logit_bias={1: 2.0}, allowed_token_ids=[1])
+    params.check_lists()
+    changes: list[tuple[str, Any, Any]] = [
+        ("stop", params.stop, 7),
+        ("bad_words", params.bad_words, ""),
+        ("stop_token_ids", params.stop_token_ids, -1),
+        ("kept_token_ids", params.kept_token_ids, "a"),
+        ("allowed_token_ids", params.allowed_token_ids, None),
+    ]
+    for field, values, wrong in changes:
+        values.append(wrong)
+        with pytest.raises(InvalidRequestError, match=rf"^{field}: "):
+            params.check_lists()
+        values.pop()
+    assert params.logit_bias is not None
+    params.logit_bias[-1] = 1.0
+    with pytest.raises(InvalidRequestError, match=r"^logit_bias: "):
+        params.check_lists()
+
+
 def test_lists_and_maps_at_their_limits() -> None:
     params = SamplingParams(
         stop=["x"] * MAX_STOP_STRINGS,

@@ -92,10 +92,20 @@ class SamplingParams(
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
         _check_types(self, given)
         _check_ranges(self, given)
+        self.check_lists()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid_value(
                 "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens}); lower it"
             )
+
+    def check_lists(self) -> None:
+        """Check lists and maps, which may be changed in place. Raises InvalidRequestError."""
+        _check_words("stop", self.stop, MAX_STOP_STRINGS)
+        _check_words("bad_words", self.bad_words, MAX_BAD_WORDS)
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        _check_token_ids("kept_token_ids", self.kept_token_ids)
+        _check_allowed(self.allowed_token_ids)
+        _check_logit_bias(self.logit_bias)
         if self.stop and not self.detokenize:
             raise invalid_value("stop", "there is no text without detokenize; use stop_token_ids")
 
@@ -103,6 +113,10 @@ class SamplingParams(
         """Set a field. Raises InvalidRequestError as the constructor does, and changes nothing."""
         changed = getattr(msgspec.structs.replace(self, **{name: value}), name)
         msgspec.structs.force_setattr(self, name, changed)
+
+    def __delattr__(self, name: str) -> None:
+        """Refused: a field without a value would pass for a checked one."""
+        raise invalid_value(name, "cannot be deleted; set it to its default")
 
     def clone(self) -> SamplingParams:
         """A copy that shares nothing with the original."""
@@ -196,14 +210,6 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
             raise invalid_value(field, f"must be a number, not {_shown(value)}")
         if field in _BOOLS and not isinstance(value, bool):
             raise invalid_value(field, f"must be true or false, not {_shown(value)}")
-    _check_words("stop", params.stop, MAX_STOP_STRINGS)
-    _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
-    _check_token_ids("stop_token_ids", params.stop_token_ids)
-    _check_token_ids("kept_token_ids", params.kept_token_ids)
-    if params.allowed_token_ids is not None:
-        _check_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
-        if not params.allowed_token_ids:
-            raise invalid_value("allowed_token_ids", "must have at least one id, or be left out")
 
 
 def _shown(value: Any) -> str:
@@ -233,6 +239,14 @@ def _check_token_ids(field: str, token_ids: Any, most: int = MAX_TOKEN_IDS) -> N
         raise invalid_value(field, "token ids must be integers >= 0")
 
 
+def _check_allowed(token_ids: list[int] | None) -> None:
+    if token_ids is None:
+        return
+    _check_token_ids("allowed_token_ids", token_ids, MAX_ALLOWED_TOKEN_IDS)
+    if not token_ids:
+        raise invalid_value("allowed_token_ids", "must have at least one id, or be left out")
+
+
 def _check_ranges(params: SamplingParams, given: list[str]) -> None:
     for field in given:
         low, high = _RANGES.get(field, (False, True))
@@ -243,7 +257,6 @@ def _check_ranges(params: SamplingParams, given: list[str]) -> None:
         raise invalid_value("top_p", "must be > 0 and <= 1, not 0")
     if params.repetition_penalty == 0.0:
         raise invalid_value("repetition_penalty", "must be > 0 and <= 100, not 0 (1: off)")
-    _check_logit_bias(params.logit_bias)
 
 
 def _check_logit_bias(bias: dict[int, float] | None) -> None:

@@ -142,6 +142,7 @@ class InputProcessor:
         `grammar_checker` besides, since that may take long.
         """
         self._check_options(priority, cache_salt)
+        sampling.check_lists()
         token_ids = self._token_ids(prompt)
         if cut_to_context:
             sampling = self._cut(sampling, len(token_ids))
