@@ -87,7 +87,13 @@ def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
     house.loader.set_condition(condition("a"))  # told before the engine is attached
     for path in ("/live", "/ready"):
         reply = call(house.app, path)
-        assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
+        assert (reply.status, b"model a is loading" in reply.body) == (503, True)
+    [card] = call(house.app, "/v1/models").json()["data"]
+    assert (card["state"], card["max_model_len"]) == ("loading", None)
+    house.become("a", "loaded")
+    [card] = call(house.app, "/v1/models").json()["data"]
+    assert card["state"] == "loaded"
+    assert card["max_model_len"] > 0
 
 
 def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> None:

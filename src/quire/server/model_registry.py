@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.engine.processes.control_channel import ModelStatus
+from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
@@ -53,11 +53,10 @@ class ModelEntry:
         return self.condition.state == "loaded" and self.model is not None
 
     @property
-    def state(self) -> str:
-        """Its state in words. A process may not be connected yet to a model that is loaded."""
-        if self.condition.state == "loaded" and self.model is None:
-            return "about to be ready"
-        return self.condition.state
+    def state(self) -> ModelState:
+        """Its state here: "loading" until this process is connected to a loaded model."""
+        is_loading = self.condition.state == "loaded" and self.model is None
+        return "loading" if is_loading else self.condition.state
 
     @property
     def num_running(self) -> int:

@@ -188,7 +188,7 @@ def _status(entry: ModelEntry) -> ModelStatus:
     last_work = 0.0 if engine is None else engine.last_work
     return ModelStatus(
         name=condition.name,
-        state=condition.state,
+        state=entry.state,
         at_start=condition.at_start,
         num_bytes=condition.num_bytes,
         idle_seconds=round(time.monotonic() - last_work, 1) if last_work else None,

@@ -53,7 +53,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 class AnthropicModel(msgspec.Struct, kw_only=True):
     """A model in Anthropic's format. created_at: start of the server.
 
-    max_input_tokens, max_tokens: the max_len prompt and answer; None before it was loaded.
+    max_input_tokens, max_tokens: the longest prompt and answer; None before it was loaded.
     """
 
     type: str = "model"
@@ -140,7 +140,7 @@ class ModelsRoutes:
             self._created,
             _max_model_len(entry),
             _has_chat_template(entry),
-            entry.condition.state,
+            entry.state,
             root=entry.name,
         )
 
