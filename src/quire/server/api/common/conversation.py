@@ -1,7 +1,7 @@
 """Conversation: from a chat request to a job for the engine, and from its outputs to events.
 
 Owns what all chat-like APIs share: rendering, tool and reasoning parsing, grammars. Each API
-parsers the events itself.
+formats the events itself.
 """
 
 from __future__ import annotations
