@@ -44,7 +44,7 @@ MEASURED_KEYS = 2000  # of each request when the above was noted
 SUSTAINED = 1.06  # of the time of steps with prompts, at the clock of a card that is never idle
 HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
 LATENCY = 0.0011  # seconds between client and engine, in each direction
-MAX_LEN, ROWS, BUDGET, FULL_STEP = 16384, 256, 8192, 2048
+MAX_LEN, ROWS, BUDGET = 16384, 256, 2048 + 256
 GRID = [w.name for w in (*plan.VARIED, *plan.OPEN)] + ["voice-8b:2,8,16,32,64,128"]
 
 
@@ -170,7 +170,7 @@ def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
         max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, scheduling_policy=policy
     )
     kv = KVCacheManager(64_000, 16, enable_prefix_caching=False)
-    return Scheduler(config, kv, MAX_LEN, full_step=FULL_STEP, step_sizes=sizes), sizes
+    return Scheduler(config, kv, MAX_LEN, step_sizes=sizes), sizes
 
 
 def main() -> None:

@@ -134,6 +134,11 @@ class CacheConfig:
         )
 
 
+# Prompt tokens of a step, beyond which a step hardly computes more of them a second
+# (docs/decisions/scheduling.md).
+FULL_STEP = {"cpu": 512, "cuda": 2048}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """Settings of the scheduler: tokens and requests per step, chunked prefill, priorities."""
@@ -141,8 +146,7 @@ class SchedulerConfig:
     max_num_seqs: int = setting(256, "most requests running at once", within=COUNT)
     max_num_batched_tokens: int = setting(
         0,
-        "token budget of one step; 0: 2048, on a GPU 8192, on a slow CPU as many as it is measured "
-        "to compute in 2 seconds; or max_num_seqs if that is more",
+        "token budget of one step; 0: max_num_seqs and 512, on a GPU 2048, on a slow CPU 256",
         within=(0, MOST),
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting(
@@ -195,9 +199,16 @@ class SchedulerConfig:
 
     def resolved(self, device_type: str) -> SchedulerConfig:
         """A copy with the default token budget of a device, if none was given."""
-        default = 8192 if device_type == "cuda" else 2048
-        budget = self.max_num_batched_tokens or max(default, self.max_num_seqs)
+        steps = 1 if self.enable_chunked_prefill else 4  # so that most prompts run complete
+        default = steps * FULL_STEP[device_type] + self.max_num_seqs
+        budget = self.max_num_batched_tokens or default
         return dataclasses.replace(self, max_num_batched_tokens=budget)
+
+    @property
+    def full_step(self) -> int:
+        """The most prompt tokens of a step: what is left of the budget beside all decodes."""
+        budget = self.max_num_batched_tokens
+        return max(budget - self.max_num_seqs, -(-budget // 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class Machine(scheduling_model.Machine):
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=64,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=2048 + 64,
             itl_target_ms=itl_target_ms,
             ttft_target_ms=ttft_target_ms,
         )

@@ -29,9 +29,9 @@ class ChunkPolicy:
     """The number of prompt tokens for each step, when decodes sit out, and when prompts are due.
 
     itl_target: seconds between two tokens of a request, or None. ttft_target: seconds from a
-    request's arrival to its first token, or None. full_step: prompt tokens of a step, beyond which
-    a step hardly computes more of them a second. With an ITL target a step has at most twice the
-    prompt tokens that have lately kept it, so that a wrong prediction stays small.
+    request's arrival to its first token, or None. full_step: most prompt tokens of a step. With an
+    ITL target a step has at most twice the prompt tokens that have lately kept it, so that a wrong
+    prediction stays small.
     """
 
     def __init__(

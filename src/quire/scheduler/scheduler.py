@@ -38,9 +38,9 @@ def _seconds(milliseconds: float | None) -> float | None:
 class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
-    full_step: prompt tokens of a step, beyond which a step hardly computes more of them a second.
-    measured: initial step costs as (decodes, prompt tokens, seconds).
-    step_sizes: see `Executor`. Raises ConfigError as `SchedulerConfig.check_longest_prompt` does.
+    full_step: most prompt tokens of a step, in place of the settings'. measured: initial step costs
+    as (decodes, prompt tokens, seconds). step_sizes: see `Executor`. Raises ConfigError as
+    `SchedulerConfig.check_longest_prompt` does.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Scheduler:
         kv: KVCacheManager,
         max_model_len: int,
         *,
-        full_step: int = 2048,
+        full_step: int | None = None,
         measured: Iterable[tuple[int, int, float]] = (),
         step_sizes: Sequence[int] = (),
     ) -> None:
@@ -57,7 +57,7 @@ class Scheduler:
         self._policy = ChunkPolicy(
             _seconds(config.itl_target_ms),
             _seconds(config.ttft_target_ms),
-            full_step=full_step,
+            full_step=full_step or config.full_step,
         )
         for step in measured:
             self._policy.observe(*step)

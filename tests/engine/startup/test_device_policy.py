@@ -67,7 +67,7 @@ def test_pytorch_may_overrule_auto_and_says_so(
     assert "PyTorch sees" in caplog.text
     assert torch_device(config_of(device="cpu")).type == "cpu"
     if not is_available:
-        with pytest.raises(ConfigError, match="torch sees no GPU"):
+        with pytest.raises(ConfigError, match="PyTorch finds no GPU"):
             torch_device(config_of(device="cuda"))
 
 

@@ -181,6 +181,9 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return output
 
+        def reset(self) -> None:
+            self.runner.reset()
+
     monkeypatch.setattr(
         backend, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
     )

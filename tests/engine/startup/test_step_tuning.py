@@ -53,20 +53,20 @@ def test_threads_are_those_asked_for_unless_fewer_are_clearly_faster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "budget"),
-    [({}, 2048), ({32: 0.01}, 2048), ({32: 0.5, 128: 0.2}, 1024), ({32: 1.0, 128: 9.0}, 256)],
+    ("prompts", "full_step"),
+    [({}, 512), ({32: 0.01}, 512), ({32: 0.5, 128: 0.4}, 512), ({32: 1.0, 128: 9.0}, 256)],
 )
-def test_steps_of_prompts_end_in_time(prompts: dict[int, float], budget: int) -> None:
-    assert table(prompts).token_budget() == budget
+def test_steps_of_prompts_end_in_time(prompts: dict[int, float], full_step: int) -> None:
+    assert table(prompts).full_step() == full_step
 
 
 def test_a_budget_that_was_asked_for_stays() -> None:
     slow = table({128: 9.0})
     for options, budget in (
-        ({}, 256),
-        ({"max_num_seqs": 300}, 300),
+        ({}, 512),
+        ({"max_num_seqs": 300}, 556),
         ({"max_num_batched_tokens": 4096}, 4096),
-        ({"enable_chunked_prefill": False, "max_model_len": 2000}, 2048),
+        ({"enable_chunked_prefill": False, "max_model_len": 2000}, 2304),
     ):
         asked = EngineConfig.from_options(**options)
         found = with_token_budget(asked.resolved("cpu"), asked, slow)
@@ -117,7 +117,7 @@ def test_an_engine_begins_with_what_it_measured(
     policy = core._scheduler._policy
     assert policy.costs.predict(8, 0) == pytest.approx(0.12, rel=0.2)
     assert policy.costs.predict(0, 128) == pytest.approx(2.0, rel=0.2)
-    assert core._scheduler._planner._config.max_num_batched_tokens == 256
+    assert core._scheduler._planner._config.full_step == 256
 
 
 def test_a_tiny_model_starts_at_once_with_one_thread(

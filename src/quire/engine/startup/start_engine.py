@@ -37,10 +37,6 @@ from quire.tokenizer.load_tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Prompt tokens of a step, beyond which a step computes hardly more of them a second
-# (docs/decisions/scheduling.md).
-FULL_STEP = {"cpu": 512, "cuda": 2048}
-
 
 def start_engine(
     config: EngineConfig, heartbeat: Heartbeat = no_heartbeat, begin: float | None = None
@@ -122,7 +118,6 @@ def _make_scheduler(backend: Backend, limits: RequestLimits, executor: Executor)
         config.scheduler,
         kv,
         limits.max_model_len,
-        full_step=FULL_STEP["cpu" if backend.device == "cpu" else "cuda"],
         measured=table.observations if table is not None else (),
         step_sizes=executor.step_sizes,
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.config import EngineConfig
+from quire.config import FULL_STEP, EngineConfig
 from quire.engine.startup.machine_limits import usable_cores
 from quire.errors import ConfigError
 from quire.kernels.cpu.native import set_num_threads
@@ -41,7 +41,7 @@ COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than c
 MOST_THREADS = 4  # that may be asked for, for each of the machine's cores
 GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
-BUDGETS = (2048, 1024, 512, 256)
+FULL_STEPS = (FULL_STEP["cpu"], 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class StepTable:
         decodes = [(count, 0, seconds) for count, seconds in self.decodes.items()]
         return decodes + [(0, count, seconds) for count, seconds in self.prompts.items()]
 
-    def token_budget(self) -> int:
-        """The largest of BUDGETS whose step ends within LONGEST_STEP, or the smallest."""
+    def full_step(self) -> int:
+        """The largest of FULL_STEPS that ends within LONGEST_STEP, or the smallest."""
         if not self.prompts:
-            return BUDGETS[0]
+            return FULL_STEPS[0]
         count, seconds = max(self.prompts.items())
-        in_time = [size for size in BUDGETS if size * seconds / count <= LONGEST_STEP]
-        return max(in_time, default=BUDGETS[-1])
+        in_time = [size for size in FULL_STEPS if size * seconds / count <= LONGEST_STEP]
+        return max(in_time, default=FULL_STEPS[-1])
 
     def __str__(self) -> str:
         threads = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in self.threads.items())
@@ -104,7 +104,7 @@ def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTabl
     scheduler = asked.scheduler
     if scheduler.max_num_batched_tokens or not scheduler.enable_chunked_prefill:
         return config
-    budget = max(table.token_budget(), scheduler.max_num_seqs)
+    budget = table.full_step() + scheduler.max_num_seqs
     scheduler = dataclasses.replace(scheduler, max_num_batched_tokens=budget)
     return dataclasses.replace(config, scheduler=scheduler)
 
