@@ -399,3 +399,8 @@ def test_one_module_chooses_tritons_interpreter() -> None:
     setting = re.compile(r"environ\[.TRITON_INTERPRET.\] *=")
     found = [path for path in (ROOT / "tests").rglob("*.py") if setting.search(path.read_text())]
     assert [path.relative_to(ROOT / "tests").as_posix() for path in found] == ["conftest.py"]
+
+
+def test_array_types_are_named_in_one_file() -> None:
+    found = {path.name for path in FILES if "numpy.typing" in path.read_text()}
+    assert found == {"array_types.py"}

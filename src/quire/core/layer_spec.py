@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from quire.core.rope_settings import RopeSettings
 
-Role = Literal["layer", "head"]  # of a linear layer, by which its weight format is chosen
+# What a weight multiplies, by which its format is chosen: the hidden states of a layer, or the last
+# ones to logits. Embeddings are looked up, norms and biases are few: they have no role.
+Role = Literal["layer", "head"]
 Activation = Literal["silu", "gelu_tanh"]
 
 LAYERS = "model.layers"  # module that holds the layers, by their index
@@ -90,15 +92,13 @@ class NormSpec:
 class KVLayerSpec:
     """What one layer stores of each token in the KV cache.
 
-    window: how many of the last tokens are read; None for all. group: layers of one group share a
-    block table.
+    window: how many of the last tokens are read; None for all.
     """
 
     num_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
-    group: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +144,7 @@ class LayerSpec:
     """One decoder layer. Layers that compute the same have equal records.
 
     Norms before a part are applied to what it reads, norms after it to what it adds to the
-    residual; None where there is none. experts: not computed yet.
+    residual; None where there is none.
     """
 
     attention: AttentionSpec
@@ -153,7 +153,6 @@ class LayerSpec:
     pre_mlp_norm: NormSpec
     post_attention_norm: NormSpec | None = None
     post_mlp_norm: NormSpec | None = None
-    experts: None = None
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Protocol
 
+from quire.core.layer_spec import Role
 from quire.errors import ConfigError
 from quire.quantization.fp8 import FP8, Fp8
 from quire.quantization.int4 import INT4, Int4
 from quire.quantization.int8 import INT8, Int8
 from quire.quantization.weight_format import WeightFormat
-
-# What a weight multiplies: the hidden states of a layer, or the last ones to logits. Embeddings are
-# looked up, norms and biases are few: they stay in the model's data type.
-Role = Literal["layer", "head"]
 
 FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4}  # by codes
 

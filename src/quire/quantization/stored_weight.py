@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from quire.kernels.cpu.native_structs import FLOAT_BYTES, NativeFormat
 from quire.kernels.cpu.native_structs import FORMATS as NATIVE_FORMATS
-from quire.kernels.cpu.native_structs import NativeFormat
 from quire.kernels.operands import PackedWeight, QuantizedWeight, QuantSpec
 from quire.quantization.scheme import FORMATS
 
@@ -21,7 +21,6 @@ Description = Mapping[str, Any]  # as JSON has it
 _SIZES = ("outputs", "inputs", "group")  # of a packed weight
 _PACKED_OUTPUTS = 32  # of a block of codes, in a packed weight
 _GROUP_MULTIPLE = 32
-_FLOAT_BYTES = {NativeFormat.FLOAT32: 4, NativeFormat.BFLOAT16: 2}
 _SPECS = {found: spec for spec, found in NATIVE_FORMATS.items()}
 
 
@@ -102,8 +101,8 @@ def _packed_bytes(weight: PackedWeight) -> int:
     n, k, group, found = weight.outputs, weight.inputs, weight.group, NativeFormat(weight.format)
     if min(n, k) <= 0 or group < 0:
         raise ValueError("sizes below 1")
-    if found in _FLOAT_BYTES:
-        return n * k * _FLOAT_BYTES[found]
+    if found in FLOAT_BYTES:
+        return n * k * FLOAT_BYTES[found]
     codes, zeros, hadamard = _SPECS[found]
     step = group if codes == "int4" else _GROUP_MULTIPLE
     if step <= 0 or step % _GROUP_MULTIPLE or k % step:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.array_types import Flags, Ints
+from quire.array_types import Flags, Ints, Shorts
 from quire.kernels.dispatch import Kernels
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.sampling.device_logits import DeviceLogits, on_device
@@ -119,7 +118,7 @@ class DeviceLogitsProcessors:
         counts[index] = held + (held.bitwise_and(MOST_COUNTED) < MOST_COUNTED)
 
 
-def _count(history: History, row: int, vocab_size: int) -> npt.NDArray[np.int16]:
+def _count(history: History, row: int, vocab_size: int) -> Shorts:
     """A row of the counts table of `reference_step.penalise`."""
     answer = np.bincount(history.output(row), minlength=vocab_size)
     counts = np.minimum(answer, MOST_COUNTED).astype(np.int16)

@@ -12,12 +12,9 @@ depend on how a sum is cut, and the sampler on the GPU draws the same.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
-import numpy.typing as npt
 
-from quire.array_types import Flags, Floats, Ints, Logits
+from quire.array_types import Array, Flags, Floats, Ints, Logits
 from quire.kernels import sampling_math
 from quire.kernels.reference_arrays import BLOCK, few_rows
 from quire.sampling.logit_blocks import Rows
@@ -25,7 +22,6 @@ from quire.sampling.ranking import ranked
 from quire.sampling.sampling_state import RowParams
 
 _WIDEN = 16  # 64 tokens are ranked first, then 1024, then 16384, then all
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 _UNKNOWN = -1  # mass
 
 
@@ -108,7 +104,7 @@ def _count(flags: Flags) -> Ints:
     return counts
 
 
-def _at(values: npt.NDArray[_Scalar], index: Ints) -> npt.NDArray[_Scalar]:
+def _at(values: Array, index: Ints) -> Array:
     """One value of each row: [N, W], [N] → [N]."""
-    found: npt.NDArray[_Scalar] = np.take_along_axis(values, index[:, None], axis=1)[:, 0]
+    found: Array = np.take_along_axis(values, index[:, None], axis=1)[:, 0]
     return found

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from quire.array_types import Flags, Ints, Logits, Tokens
+from quire.array_types import Flags, Integers, Ints, Logits, Tokens
 from quire.sampling.sampling_state import Need, SamplingState
 
 
@@ -24,8 +23,8 @@ class History(NamedTuple):
     """
 
     token_ids: Tokens
-    num_tokens: npt.NDArray[np.integer]
-    num_prompt_tokens: npt.NDArray[np.integer]
+    num_tokens: Integers
+    num_prompt_tokens: Integers
 
     def known(self, row: int) -> Tokens:
         """All tokens of a row: its prompt and its output."""
@@ -40,7 +39,7 @@ class History(NamedTuple):
         return self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
 
 
-def flat_index(samples: Ints, token_ids: Sequence[npt.NDArray[np.integer]], size: int) -> Ints:
+def flat_index(samples: Ints, token_ids: Sequence[Integers], size: int) -> Ints:
     """Indices into flattened logits [S, size] of each sample's token ids. samples: rows [U]."""
     return np.concatenate(
         [ids + sample * size for sample, ids in zip(samples.tolist(), token_ids, strict=True)]

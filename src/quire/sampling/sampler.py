@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from quire.array_types import Flags, Floats, Ints, Logits, Tokens
+from quire.array_types import Flags, Floats, Integers, Ints, Logits, Tokens
 from quire.core.messages import TokenLogprobs
 from quire.kernels.cpu import row_ops as kernels
 from quire.sampling.draw import draw_any, draw_filtered
@@ -61,8 +60,8 @@ class Sampler:
         logits: Logits,
         rows: list[int],
         token_ids: Tokens,
-        num_tokens: npt.NDArray[np.integer],
-        num_prompt_tokens: npt.NDArray[np.integer],
+        num_tokens: Integers,
+        num_prompt_tokens: Integers,
     ) -> SamplerOutput:
         """Draw one token for each of `rows` [S] from float32 logits [S, V], which are overwritten.
 
@@ -109,9 +108,7 @@ class Sampler:
             apply_logits_processors(logits, index, self._state, history)
             batch.refresh(changed)
 
-    def _draw(
-        self, batch: Rows, index: Ints, lost: Flags, num_tokens: npt.NDArray[np.integer]
-    ) -> Ints:
+    def _draw(self, batch: Rows, index: Ints, lost: Flags, num_tokens: Integers) -> Ints:
         """Token ids [S]; rows with the same kind of draw are drawn together."""
         kinds = np.where(lost, _GREEDY, self._state.needs[index] & _TOP_P)
         drawn = np.empty(len(index), np.int64)

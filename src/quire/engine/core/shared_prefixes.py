@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from quire.array_types import Int32s, Ints
+from quire.array_types import Array, Int32s, Ints
 from quire.engine.core.step_sizes import LEAST_MEMBERS
 from quire.kernels.batch_layout import SHARED_MEMBERS, SHARED_TOKENS
 
@@ -108,7 +107,7 @@ def find_groups(tables: Int32s, num_full: Ints, block_size: int) -> list[Group]:
     return sorted(found, key=lambda group: -group.num_saved)
 
 
-def _as_keys(tables: Int32s) -> npt.NDArray[np.void]:
+def _as_keys(tables: Int32s) -> Array:
     """Each row as one value whose order is that of the row's numbers."""
     big_endian = np.ascontiguousarray(tables.astype(">i4"))
     return big_endian.view(np.dtype((np.void, 4 * tables.shape[1])))[:, 0]

@@ -31,14 +31,14 @@ from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import address
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.cpu.native_structs import (
-    FLOAT32,
+    FLOAT_BYTES,
     LINEAR_ARGS,
     LayerArgs,
     LayerOperation,
     LayersArgs,
 )
 from quire.kernels.ragged_batch import RaggedBatch
-from quire.kvcache.kv_sizes import row_bytes
+from quire.kvcache.kv_sizes import layer_bytes
 from quire.models.prepared.prepared_reader import StoredArrays
 
 _NAMES = {
@@ -79,7 +79,8 @@ def profile_compiled(resolved: ResolvedConfig, stored: StoredArrays, step: StepS
             states.logits(last)
 
     seconds = median_seconds(run)
-    calls = TimedCalls(stored, step, resolved.kv_dtype)
+    kv_layer = model_config.spec.kv_layers[0]  # the decoder takes one size for all layers
+    calls = TimedCalls(stored, step, sum(layer_bytes(kv_layer, resolved.kv_dtype)))
 
     def run_timed() -> dict[tuple[str, str], Work]:
         calls.work = {}
@@ -129,13 +130,14 @@ def _operation(key: tuple[str, str], runs: list[Work], roofline: Roofline) -> Op
 class TimedCalls:
     """Stands for the compiled library (native.compiled) while a step is profiled.
 
-    work: (operation, shape) → its calls since it was last emptied.
+    slot_bytes: of one token's keys and values in a layer. work: (operation, shape) → its calls
+    since it was last emptied.
     """
 
-    def __init__(self, stored: StoredArrays, step: StepShape, kv_dtype: str) -> None:
+    def __init__(self, stored: StoredArrays, step: StepShape, slot_bytes: int) -> None:
         self._library: Any = native.compiled()
         self._weight_bytes = {address(array): array.nbytes for array in stored.arrays.values()}
-        self._step, self._kv_dtype = step, kv_dtype
+        self._step, self._slot_bytes = step, slot_bytes
         self.work: dict[tuple[str, str], Work] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -203,24 +205,20 @@ class TimedCalls:
     def _linear(
         self, rows: int, n: int, k: int, outputs: int, dtype: int, weight: int
     ) -> tuple[str, int, int]:
-        num_bytes = rows * (k + outputs) * _item(dtype) + self._weight_bytes[weight]
+        num_bytes = rows * (k + outputs) * FLOAT_BYTES[dtype] + self._weight_bytes[weight]
         return f"{rows}x{k} · {n}x{k}", num_bytes, 2 * rows * n * k
 
     def _rope_write_kv(self, a: LayersArgs, own: LayerArgs) -> tuple[str, int, int]:
         numbers = own.qkv.outputs + a.heads * a.head_dim + 2 * a.rotary_dim
-        num_bytes = a.tokens * (numbers * _item(a.dtype) + self._slot_bytes(a))
+        num_bytes = a.tokens * (numbers * FLOAT_BYTES[a.dtype] + self._slot_bytes)
         return f"{a.tokens}x{own.qkv.outputs}", num_bytes, 0
 
     def _attention(self, a: LayersArgs, own: LayerArgs, width: int) -> tuple[str, int, int]:
         step, window = self._step, own.window or None
         keys = step.num_requests * num_keys(step.num_new, step.context, window)
         pairs = step.num_requests * num_pairs(step.num_new, step.context, window)
-        num_bytes = keys * self._slot_bytes(a) + 2 * a.tokens * width * _item(a.dtype)
+        num_bytes = keys * self._slot_bytes + 2 * a.tokens * width * FLOAT_BYTES[a.dtype]
         return f"{a.tokens}x{a.heads}x{a.head_dim}", num_bytes, 4 * width * pairs
-
-    def _slot_bytes(self, a: LayersArgs) -> int:
-        """Bytes of one token's keys and values in a layer."""
-        return 2 * int(a.kv_heads) * row_bytes(a.head_dim, self._kv_dtype)
 
     def _add(self, name: str, shape: str, num_bytes: int, flops: int) -> Work:
         work = self.work.setdefault((name, shape), Work())
@@ -231,9 +229,4 @@ class TimedCalls:
 
 
 def _rms_norm(rows: int, size: int, dtype: int) -> tuple[str, int, int]:
-    return f"{rows}x{size}", (2 * rows + 1) * size * _item(dtype), 0
-
-
-def _item(dtype: int) -> int:
-    """Bytes per value of activations of this dtype."""
-    return 4 if dtype == FLOAT32 else 2
+    return f"{rows}x{size}", (2 * rows + 1) * size * FLOAT_BYTES[dtype], 0

@@ -10,11 +10,11 @@ import ctypes
 import numpy as np
 
 from quire.array_types import Array, Bits, Ints, Singles
+from quire.dtypes import DTYPES, NATIVE_DTYPES
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import (
-    BFLOAT16,
-    FLOAT32,
     LINEAR_ARGS,
+    ROW_DTYPES,
     Epilogue,
     NativeFormat,
     RmsNormArgs,
@@ -22,7 +22,7 @@ from quire.kernels.cpu.native_structs import (
 from quire.kernels.operands import PackedWeight
 
 BLOCK = 16  # outputs of a packed weight that lie together
-DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.uint16): BFLOAT16}
+ARRAY_DTYPES = {np.dtype(DTYPES[name].array): NATIVE_DTYPES[name] for name in ROW_DTYPES}
 
 
 def address(array: Array) -> int:
@@ -39,7 +39,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """RMSNorm of rows [T, H] in float32 or bfloat16."""
     out = np.empty_like(x)
     args = RmsNormArgs(
-        address(x), address(weight), address(out), *x.shape, eps, DTYPES[x.dtype],
+        address(x), address(weight), address(out), *x.shape, eps, ARRAY_DTYPES[x.dtype],
         native.num_threads(),
     )  # fmt: skip
     native.compiled().quire_cpu_rms_norm(ctypes.byref(args))
@@ -54,7 +54,8 @@ def linear(x: Array, weight: PackedWeight, bias: Array | None) -> Array:
         LINEAR_ARGS.pack(
             address(x), 0, address(weight.packed), _optional(bias),
             address(out), _optional(weight.permutation), rows, weight.outputs, k, 0.0,
-            weight.group, DTYPES[x.dtype], weight.format, Epilogue.STORE, native.num_threads(),
+            weight.group, ARRAY_DTYPES[x.dtype], weight.format, Epilogue.STORE,
+            native.num_threads(),
         )
     )  # fmt: skip
     return out

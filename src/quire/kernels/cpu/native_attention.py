@@ -15,7 +15,7 @@ from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import native, torch_attention
 from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs
-from quire.kernels.cpu.tensor_ops import DTYPES
+from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES
 from quire.kernels.operands import AttentionParams, HeadNorms
 from quire.kernels.torch_dtypes import torch_dtype
 
@@ -47,7 +47,7 @@ def rope_write_kv(
         cos.data_ptr(), sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         slot_mapping.data_ptr(), query.data_ptr(), tokens, stride,
         num_heads, kv_heads, dim, cos.shape[1], 0.0 if norms is None else norms.eps,
-        DTYPES[heads.dtype], KV_DTYPES[k_cache.dtype], native.num_threads(),
+        TENSOR_DTYPES[heads.dtype], KV_DTYPES[k_cache.dtype], native.num_threads(),
     )  # fmt: skip
     native.compiled().quire_cpu_rotary_write_kv(ctypes.byref(args))
     return query
@@ -95,7 +95,7 @@ def _args(
         window=params.window or 0,
         scale=params.scale,
         soft_cap=params.soft_cap or 0.0,
-        dtype=DTYPES[query.dtype],
+        dtype=TENSOR_DTYPES[query.dtype],
         cache_dtype=KV_DTYPES[k_cache.dtype],
         threads=native.num_threads(),
     )
@@ -106,7 +106,7 @@ def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
     """Whether the library has kernels for these shapes and dtypes."""
     block_size = k_cache.shape[1]
     return (
-        query.dtype in DTYPES
+        query.dtype in TENSOR_DTYPES
         and k_cache.dtype in KV_DTYPES
         and dim % 16 == 0
         and dim <= 256

@@ -16,7 +16,7 @@ from quire.kernels import reference
 from quire.kernels.cpu import native, quantized_linear, tensor_ops, torch_matmul
 from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue, NativeFormat
 from quire.kernels.cpu.quantized_linear import BLOCK
-from quire.kernels.cpu.tensor_ops import DTYPES
+from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES
 from quire.kernels.operands import LinearWeight, PackedWeight, ResidualState, Rows
 
 
@@ -27,7 +27,7 @@ def pack(weight: LinearWeight) -> LinearWeight:
     if not isinstance(weight, Tensor):
         return quantized_linear.pack_rows(weight)
     n, k = quantized_linear.size_of(weight)
-    if n % BLOCK or k % 2 or weight.dtype not in DTYPES:
+    if n % BLOCK or k % 2 or weight.dtype not in TENSOR_DTYPES:
         return quantized_linear.in_rows(weight)
     return pack_floats(weight)
 
@@ -75,7 +75,9 @@ def order_gate_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def pad_rows(weight: Tensor) -> Tensor:
     """Twin of `reference.pad_rows`: to whole blocks, of types that are packed."""
     missing = -len(weight) % BLOCK
-    return F.pad(weight, (0, 0, 0, missing)) if missing and weight.dtype in DTYPES else weight
+    return (
+        F.pad(weight, (0, 0, 0, missing)) if missing and weight.dtype in TENSOR_DTYPES else weight
+    )
 
 
 def linear(x: Rows, weight: LinearWeight, bias: Tensor | None) -> Tensor:
@@ -83,7 +85,7 @@ def linear(x: Rows, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     assert isinstance(x, Tensor)  # GPUs alone make others
     if not isinstance(weight, PackedWeight):
         return torch_matmul.linear(x, weight, bias)
-    if x.dtype not in DTYPES:  # float16, which bytes may be made of as well
+    if x.dtype not in TENSOR_DTYPES:  # float16, which bytes may be made of as well
         return linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
     out = x.new_empty(len(x), weight.outputs)
     _linear(x, weight, bias, out, Epilogue.STORE)
@@ -99,7 +101,7 @@ def normalized_rows(x: ResidualState) -> Tensor:
 
 def rms_norm_linear(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    if not isinstance(weight, PackedWeight) or x.residual.dtype not in DTYPES:
+    if not isinstance(weight, PackedWeight) or x.residual.dtype not in TENSOR_DTYPES:
         return linear(normalized_rows(x), weight, bias)
     out = x.residual.new_empty(len(x.residual), weight.outputs)
     _linear(x, weight, bias, out, Epilogue.STORE)
@@ -140,7 +142,7 @@ def linear_add_norm(
 
     The norm is left to the next linear operation.
     """
-    if isinstance(weight, PackedWeight) and isinstance(x, Tensor) and x.dtype in DTYPES:
+    if isinstance(weight, PackedWeight) and isinstance(x, Tensor) and x.dtype in TENSOR_DTYPES:
         residual = residual.contiguous()
         _linear(x, weight, bias, residual, Epilogue.ADD)
     else:
@@ -169,7 +171,7 @@ def _linear(
             rows.data_ptr(), norm_weight, weight.packed.data_ptr(),
             *(0 if t is None else t.data_ptr() for t in (bias, out, weight.permutation)),
             len(rows), weight.outputs, rows.shape[1], eps,
-            weight.group, DTYPES[rows.dtype], weight.format, epilogue,
+            weight.group, TENSOR_DTYPES[rows.dtype], weight.format, epilogue,
             native.num_threads(),
         )
     )  # fmt: skip
@@ -177,7 +179,7 @@ def _linear(
 
 def is_interleaved(dtype: torch.dtype, rows: int) -> bool:
     """Whether `order_gate_up` interleaves a weight with this many rows."""
-    return dtype in DTYPES and rows % (2 * BLOCK) == 0
+    return dtype in TENSOR_DTYPES and rows % (2 * BLOCK) == 0
 
 
 def _in_halves(out: Tensor) -> Tensor:

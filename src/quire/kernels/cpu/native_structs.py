@@ -7,12 +7,14 @@ import struct
 from enum import IntEnum
 from typing import ClassVar
 
-from quire.dtypes import NATIVE_DTYPES
+from quire.dtypes import DTYPES, NATIVE_DTYPES
 from quire.kernels.operands import Codes
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
-FLOAT32, BFLOAT16 = NATIVE_DTYPES["float32"], NATIVE_DTYPES["bfloat16"]
+ROW_DTYPES = ("float32", "bfloat16")  # of activations
+FLOAT32, BFLOAT16 = (NATIVE_DTYPES[name] for name in ROW_DTYPES)
+FLOAT_BYTES = {NATIVE_DTYPES[name]: DTYPES[name].num_bytes for name in ROW_DTYPES}  # of a value
 
 LINEAR_ARGS = struct.Struct("6P3qf5i")  # packed: a structure of ctypes costs 5 times as much
 QUANTIZE_ARGS = struct.Struct("2P3q4i")

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import FORMATS, QUANTIZE_ARGS, NativeFormat
-from quire.kernels.cpu.tensor_ops import DTYPES, pack_native
+from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES, pack_native
 from quire.kernels.operands import (
     Int4Weight,
     LinearWeight,
@@ -37,14 +37,14 @@ def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
     """Twin of `reference.quantize`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
     found = native_format(spec, n, k)
-    if found is None or weight.dtype not in DTYPES:
+    if found is None or weight.dtype not in TENSOR_DTYPES:
         return pack_rows(reference.quantize(weight, spec))
     source, half = source_of(weight)
     out = _packed_blocks(spec, n, k)
     native.compiled().quire_cpu_quantize(
         QUANTIZE_ARGS.pack(
             source.data_ptr(), out.data_ptr(), n, k, half,
-            spec.group, DTYPES[weight.dtype], found, native.num_threads(),
+            spec.group, TENSOR_DTYPES[weight.dtype], found, native.num_threads(),
         )
     )  # fmt: skip
     return PackedWeight(out, n, k, spec.group, found)

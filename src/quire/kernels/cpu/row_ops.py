@@ -13,14 +13,14 @@ import numpy as np
 from quire.array_types import Array, Bits, Flags, Ints, Singles
 from quire.kernels import reference_arrays
 from quire.kernels.cpu import native
-from quire.kernels.cpu.array_ops import DTYPES, address
+from quire.kernels.cpu.array_ops import ARRAY_DTYPES, address
 from quire.kernels.cpu.native_structs import RowsArgs
 from quire.kernels.reference_arrays import BLOCK
 
 
 def finite_rows(x: Array) -> Flags:
     """Twin of `reference_arrays.finite_rows`."""
-    if native.library() is None or x.dtype not in DTYPES:
+    if native.library() is None or x.dtype not in ARRAY_DTYPES:
         return reference_arrays.finite_rows(x)
     out = np.empty(len(x), np.bool_)
     _call("finite_rows", x, out=out)
@@ -77,7 +77,7 @@ def _call(name: str, x: Array, *, out: Array, **others: Array) -> None:
     arrays = {"x": x, "out": out, **others}
     assert all(array.flags.c_contiguous for array in arrays.values())
     args = RowsArgs(
-        rows=len(out), size=x.shape[1], dtype=DTYPES[x.dtype], threads=native.num_threads(),
+        rows=len(out), size=x.shape[1], dtype=ARRAY_DTYPES[x.dtype], threads=native.num_threads(),
         **{field: address(array) for field, array in arrays.items()},
     )  # fmt: skip
     getattr(native.compiled(), f"quire_cpu_{name}")(ctypes.byref(args))

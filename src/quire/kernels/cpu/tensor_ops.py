@@ -11,22 +11,22 @@ from quire.array_types import Array
 from quire.dtypes import NATIVE_DTYPES
 from quire.kernels import reference
 from quire.kernels.cpu import native
-from quire.kernels.cpu.native_structs import NativeFormat, PackArgs, RmsNormArgs
+from quire.kernels.cpu.native_structs import ROW_DTYPES, NativeFormat, PackArgs, RmsNormArgs
 from quire.kernels.torch_dtypes import torch_dtype
 
-DTYPES = {torch_dtype(name): NATIVE_DTYPES[name] for name in ("float32", "bfloat16")}
+TENSOR_DTYPES = {torch_dtype(name): NATIVE_DTYPES[name] for name in ROW_DTYPES}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `reference.rms_norm`; between its steps float32 is not rounded to bfloat16."""
-    if x.dtype not in DTYPES:
+    if x.dtype not in TENSOR_DTYPES:
         return reference.rms_norm(x, weight, eps)
     x = x.contiguous()
     out = torch.empty_like(x)
     size = x.shape[-1]
     args = RmsNormArgs(
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps,
-        DTYPES[x.dtype], native.num_threads(),
+        TENSOR_DTYPES[x.dtype], native.num_threads(),
     )  # fmt: skip
     native.compiled().quire_cpu_rms_norm(ctypes.byref(args))
     return out

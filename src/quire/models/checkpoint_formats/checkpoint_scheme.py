@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.core.layer_spec import LinearSpec, ModelSpec, layer_module
+from quire.core.layer_spec import LinearSpec, ModelSpec, Role, layer_module
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
-from quire.quantization.scheme import FORMATS, FormatChoice, Role, scheme_of
+from quire.quantization.scheme import FORMATS, FormatChoice, scheme_of
 from quire.quantization.weight_format import WeightFormat
 
 # types of codes that a device multiplies at speed

@@ -18,7 +18,7 @@ from quire.array_types import Array, Ints
 from quire.core.layer_spec import ModelSpec
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import (
-    DTYPES,
+    ARRAY_DTYPES,
     address,
     embedding,
     linear,
@@ -83,7 +83,7 @@ class CompiledDecoder:
             0, *residual.shape, len(lens), table.shape[1],
             cache.block_size, attention.num_heads, attention.num_kv_heads,
             attention.key_dim, cos.shape[1],
-            DTYPES[self._dtype], cache.dtype, native.num_threads(),
+            ARRAY_DTYPES[self._dtype], cache.dtype, native.num_threads(),
         )  # fmt: skip
         together = _TOGETHER if len(rows) <= FEW_TOKENS else 1
         for begin in range(0, len(cache.layers), together):

@@ -20,7 +20,7 @@ from quire.core.layer_spec import (
     check_features,
     layer_module,
 )
-from quire.kernels.cpu.array_ops import BLOCK, DTYPES, address
+from quire.kernels.cpu.array_ops import ARRAY_DTYPES, BLOCK, address
 from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
 from quire.kernels.operands import PackedWeight
 from quire.models.prepared.prepared_reader import StoredArrays
@@ -70,7 +70,7 @@ def find_weights(spec: ModelSpec, stored: StoredArrays, block_size: int) -> Comp
         for i, layer in enumerate(spec.layers)
     ]
     norms.append(reader.norm("", spec.final_norm))
-    if norms[0].dtype not in DTYPES:
+    if norms[0].dtype not in ARRAY_DTYPES:
         raise UnsupportedModelError(f"activations of {norms[0].dtype}")
     layers = tuple(
         _layer(layer, f"{layer_module(i)}.", reader) for i, layer in enumerate(spec.layers)
