@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,10 @@ from torch import Tensor
 
 from quire.config import ModelSettings
 from quire.hub import resolve_model
-from quire.kernels import reference_quantized
+from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import Codes, Int8Weight, QuantSpec
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_model
@@ -170,3 +173,20 @@ def test_each_linear_layer_is_like_the_unquantized_one(
     for exact, rounded in pairs:
         assert not list(rounded.parameters())
         assert F.cosine_similarity(exact(x).flatten(), rounded(x).flatten(), dim=0) > likeness
+
+
+@pytest.mark.parametrize("codes", get_args(Codes))
+def test_codes_of_each_type_fill_whole_bytes(codes: Codes) -> None:
+    spec = QuantSpec(codes, group=32 if codes == "int4" else 0)
+    stored = reference.quantize(torch.randn(4, 64), spec).codes
+    assert stored.nbytes * spec.codes_per_byte == 4 * 64
+
+
+def test_a_weight_of_an_unknown_type_is_not_multiplied_as_another() -> None:
+    class OtherWeight(Int8Weight):
+        """A weight whose codes mean something else."""
+
+    made = reference_quantized.quantize_int8(torch.randn(4, 64))
+    other: Any = OtherWeight(made.codes, made.scale)
+    with pytest.raises(KeyError, match="OtherWeight"):
+        reference_quantized.linear_integers(torch.randn(2, 64), other, None)

@@ -96,6 +96,7 @@ class AttentionParams:
 
 
 Codes = Literal["fp8", "int8", "int4"]  # types of a quantized weight's codes
+_CODES_PER_BYTE: dict[Codes, int] = {"fp8": 1, "int8": 1, "int4": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ class QuantSpec:
     zeros: bool = False  # whether each group has a zero point
     hadamard: bool = False  # whether the weight, and inputs with it, are Hadamard-rotated
     permuted: bool = False  # whether its inputs are in an order of their own (GPTQ's act-order)
+
+    @property
+    def codes_per_byte(self) -> int:
+        """How many codes share a byte."""
+        return _CODES_PER_BYTE[self.codes]
 
     def row_bytes(self, k: int) -> int:
         """Bytes of one output's k codes with what goes with them, as packed on a CPU."""

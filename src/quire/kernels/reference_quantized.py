@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,10 +43,8 @@ def quantize_integers(weight: Tensor, spec: QuantSpec) -> Int8Weight | Int4Weigh
 
 
 def linear_integers(x: Tensor, weight: Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
-    """x [T, K] · weightᵀ + bias by the weight's format → [T, N]."""
-    if isinstance(weight, Int8Weight):
-        return linear_int8(x, weight, bias)
-    return linear_int4(x, weight, bias)
+    """x [T, K] · weightᵀ + bias by the weight's format → [T, N]. Raises KeyError for another."""
+    return _LINEAR[type(weight)](x, weight, bias)
 
 
 def hadamard_size(k: int, most: int = HADAMARD_SIZE) -> int:
@@ -219,3 +218,9 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
     groups = torch.unflatten(codes, 1, (-1, ACTIVATION_GROUP)).float() * scale[:, :, None]
     out = F.linear(groups.flatten(1), dequantize_int4(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+_LINEAR: dict[type, Callable[[Tensor, Any, Tensor | None], Tensor]] = {
+    Int8Weight: linear_int8,
+    Int4Weight: linear_int4,
+}

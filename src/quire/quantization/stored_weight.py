@@ -71,7 +71,7 @@ def sizes_of(weight: Any) -> tuple[int, int]:
     if not isinstance(weight, QuantizedWeight):
         return int(weight.shape[0]), int(weight.shape[1])
     spec, (n, width) = weight.spec, weight.codes.shape
-    k = width * (2 if spec.codes == "int4" else 1)
+    k = width * spec.codes_per_byte
     groups = (n, k // spec.group) if spec.group else (n,)
     for name in ("scale", "zeros"):
         tensor = getattr(weight, name, None)

@@ -53,7 +53,7 @@ def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
 def pack_rows(weight: QuantizedWeight) -> LinearWeight:
     """Twin of `reference.pack` for canonical rows: packed, where sizes allow."""
     spec, n = weight.spec, len(weight.codes)
-    k = weight.codes.shape[1] * (2 if spec.codes == "int4" else 1)
+    k = weight.codes.shape[1] * spec.codes_per_byte
     found = native_format(spec, n, k)
     if found is None:
         return weight

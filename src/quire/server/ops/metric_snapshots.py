@@ -25,6 +25,8 @@ from quire.processes import is_alive
 
 logger = logging.getLogger(__name__)
 
+# Not prometheus_client's multiprocess mode: an observation there takes 3.6 to 4.1 us (here 0.3 to
+# 0.4 us, one per token), and it refuses collectors, which sums that come from an engine need.
 SUFFIX = ".metrics"
 FOLDED = "folded" + SUFFIX
 MAX_READS = 8  # of files that another process folds meanwhile
