@@ -250,7 +250,7 @@ def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
         ),
         (
             [[user], [user | {"content": "hi " * 3000}]],
-            r"^messages\[1\]: \d+ tokens and .* shorten",
+            r"^messages\[1\]: its first \d+ of \d+ characters .* shorten",
         ),
         ([{"role": "me"}], r"^messages\[0\]\.role: must be one of .*, not 'me'"),
     ):

@@ -206,7 +206,7 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
             "quant_method is 'aqlm', which is not read",
         ),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is missing"),
-        ({"quantization_config": 4}, "quantization_config is 4; it must be an object"),
+        ({"quantization_config": 4}, "quantization_config must be an object, not 4"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -16,7 +16,7 @@ from quire.server.settings import ServerSettings
 
 BODY = {"prompt": "abc"}
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"]
-OPEN = {"/", "/health", "/ping", "/ready"}
+OPEN = {"/", "/docs", "/health", "/ping", "/ready"}
 
 
 def app_with(engine: FakeEngine, **settings: object) -> Starlette:

@@ -158,4 +158,4 @@ def test_health_needs_no_key(locked: Starlette, path: str) -> None:
 def test_every_route_is_locked(locked: Starlette) -> None:
     paths = {route.path for route in locked.routes}  # type: ignore[attr-defined]
     opened = {path for path in paths if call(locked, path).status != 401}
-    assert opened == {"/", "/health", "/ping", "/ready"}
+    assert opened == {"/", "/docs", "/health", "/ping", "/ready"}
