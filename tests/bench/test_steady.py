@@ -74,7 +74,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, workload: Workload, window: float) ->
         monkeypatch.setattr(module, "time", device)
     monkeypatch.setattr(steady, "now", device.monotonic)
     monkeypatch.setattr(steady, "WINDOW", window)
-    monkeypatch.setattr(steady, "SETTLING", 0.5)
+    monkeypatch.setattr(steady, "START_SECONDS", 0.5)
     level = make_level(workload, workload.levels[0], "m", 2048, seed=3, seconds=99.0)
     found = Steady(engine(device), level).measure()
     assert not found["errors"]

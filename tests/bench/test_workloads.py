@@ -176,7 +176,7 @@ def test_the_engine_alone_is_left_empty_when_time_is_over() -> None:
 def test_a_saturated_level_is_even_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steady, "WINDOW", 0.2)
     monkeypatch.setattr(steady, "LEAST_WINDOW", 0.1)
-    monkeypatch.setattr(steady, "SETTLING", 0.05)
+    monkeypatch.setattr(steady, "START_SECONDS", 0.05)
     core, _ = start_null_engine(EngineConfig())
     asked: list[tuple[int, int]] = []
     handle = core.handle

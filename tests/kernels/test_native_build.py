@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +38,9 @@ def setup_script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with warnings.catch_warnings():  # setuptools, where it finds Python's own distutils first
+        warnings.simplefilter("ignore", DeprecationWarning)
+        spec.loader.exec_module(module)
     return module
 
 

@@ -105,9 +105,10 @@ class GrammarChecker:
             raise _overloaded(structured_outputs) from None
 
     def close(self) -> None:
-        """Close the validators, after the compilations in progress."""
+        """Close the validators, after the compilations in progress; a second call does nothing."""
         self._threads.close()
-        for _ in range(self._num_validators):
+        num_open, self._num_validators = self._num_validators, 0
+        for _ in range(num_open):
             self._free.get().close()
 
     def _problem(self, structured_outputs: StructuredOutputs) -> str:

@@ -30,7 +30,10 @@ class OverBoundsError(ValueError):
 def check_schema(text: str) -> None:
     """Check a JSON schema's text. Raises OverBoundsError."""
     try:
-        _check(json.loads(text, object_pairs_hook=_Pairs))
+        schema = json.loads(text, object_pairs_hook=_Pairs)
+        _check(schema)
+        if any(name == "x-guidance" for name, _ in schema):  # grammars of tool calls set it
+            raise OverBoundsError("x-guidance: it would change what counts as JSON here; remove it")
     except (ValueError, RecursionError) as error:
         raise _as_over_bounds(error) from None
 
@@ -63,8 +66,6 @@ def _as_over_bounds(error: Exception) -> OverBoundsError:
 def _check(schema: Any) -> None:
     if not isinstance(schema, _Pairs):
         raise OverBoundsError("must be a JSON schema: an object")
-    if any(name == "x-guidance" for name, _ in schema):
-        raise OverBoundsError("x-guidance: it would change what counts as JSON here; remove it")
     multiples = num_added = 0
     for index, (name, value, depth) in enumerate(_walk(schema)):
         if depth > MAX_DEPTH:

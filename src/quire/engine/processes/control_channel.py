@@ -205,7 +205,7 @@ def unpack(body: bytes) -> ControlMessage | None:
     """The message in a frame, without the length; None if it is invalid."""
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (msgspec.DecodeError, ConfigError, RecursionError, UnicodeDecodeError):
         return None
 
 
