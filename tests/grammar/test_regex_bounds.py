@@ -33,6 +33,9 @@ from quire.grammar.regex_bounds import num_repeated
         ("(?:a{3}){2}(?i:b){2}(?P<n>c){2}", 7),
         ("a{,3}b", 0),  # here a brace is itself
         ("a{3}{3}", 8),
+        ("(ab){ 3 , 5 }", 4),
+        ("(ab) {3}", 2),  # the blank three times
+        ("(?x)(ab) {3}", 4),
         ("(a{2}", 1),
         ("a)b{2}", 1),
         ("{5}a", 0),

@@ -15,10 +15,11 @@ MAX_REPEATED = 20_000  # atoms, of all expressions together: 30 ms
 _CLASS = r"\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*+\]|"
 _PARTS = (
     r"(?P<open>\((?:\?(?:P?<\w+>|[\w-]*[:)=!]|<[=!])?)?)|(?P<close>\))"
-    r"|\{(?P<least>\d{1,9})(?:,\d{0,9})?\}\??|(?P<skip>[*+?]\??|\|)"
+    r"|\{\s*+(?P<least>\d{1,9})\s*+(?:,\s*+\d{0,9}\s*+)?\}\??|(?P<skip>[*+?]\??|\|)"
     r"|(?P<atom>\\[pPxuU]\{[^}]{0,64}\}|\\.|"
 )
 _PART = re.compile(_PARTS + _CLASS + ".)", re.DOTALL)
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]{0,8}x")
 _PART_WITHOUT_CLASS = re.compile(_PARTS + ".)", re.DOTALL)
 
 
@@ -28,6 +29,8 @@ def num_repeated(text: str) -> int:
     text: also a grammar with expressions in it, as only what is between an expression's own
     parentheses is repeated. What is wrong in it is not refused here.
     """
+    if _VERBOSE.search(text):  # blanks are no atoms, and may stand before a count
+        text = "".join(text.split())
     sums, last, num_atoms = [0], 0, 0  # of each open group; of what a count would repeat
     for part in _parts(text):
         match part.lastgroup:
