@@ -44,7 +44,7 @@ from quire.server.model_registry import ModelRegistry, RegisteredModel
 # steps, and no more, because later requests wait behind them.
 WINDOW_INPUTS = 256
 WINDOW_TOKENS = 8192
-_MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
+MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -126,7 +126,7 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
     engine = start_embedding(request.job, context)
     async with context.deadline.enforced():
         outputs = await embed_all(request.job, request.pooling, engine, context.usage)
-        if len(outputs) > _MAX_VECTORS_INLINE:
+        if len(outputs) > MAX_VECTORS_INLINE:
             reply = await asyncio.to_thread(_encoded, request, outputs)
         else:
             reply = _encoded(request, outputs)

@@ -5,9 +5,10 @@ vLLM's and Jina's formats. Each text is embedded once, in the batches of all oth
 
 from __future__ import annotations
 
-import struct
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import mul
 from typing import Annotated
@@ -24,6 +25,7 @@ from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai.embeddings import (
+    MAX_VECTORS_INLINE,
     EmbeddingUsage,
     embed_all,
     make_embedding_job,
@@ -165,7 +167,8 @@ async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None
     engine = start_embedding(request.job, context)
     async with context.deadline.enforced():
         outputs = await embed_all(request.job, request.pooling, engine, context.usage)
-    scores = _cosines(outputs, request.num_queries)
+    score = partial(_cosines, outputs, request.num_queries)
+    scores = await asyncio.to_thread(score) if len(outputs) > MAX_VECTORS_INLINE else score()
     count = sum(len(output.prompt_token_ids) for output in outputs)
     usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
     reply = _rerank_reply if request.rerank is not None else _score_reply
@@ -180,10 +183,10 @@ def _cosines(outputs: Sequence[RequestOutput], num_queries: int) -> list[float]:
     return [sum(map(mul, query, document)) for query, document in pairs]
 
 
-def _vector(output: RequestOutput) -> tuple[float, ...]:
+def _vector(output: RequestOutput) -> memoryview[float]:
     data = output.embedding
     assert data is not None, "a request for an embedding got none"
-    return struct.unpack(f"<{len(data) // 4}f", data)
+    return memoryview(data).cast("f")
 
 
 def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> ScoreReply:
