@@ -65,11 +65,11 @@ def test_a_system_that_cannot_be_asked_is_not(
 
 
 def test_it_ends_without_a_gpu_or_a_folder() -> None:
+    before = threading.enumerate()
     start_prefetch(EngineConfig.from_options(model="no/such-model"))
-    for thread in threading.enumerate():
-        if thread.name.startswith("quire-"):
-            thread.join(10.0)
-            assert not thread.is_alive()
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(10.0)
+        assert not thread.is_alive()
 
 
 def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.MonkeyPatch) -> None:
