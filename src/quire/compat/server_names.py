@@ -69,7 +69,7 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("no_slots", _L, "there are no slots", arity="switch"),
     no_effect("props", _L, "the admin endpoints change settings", arity="switch"),
     no_effect("webui", _L, "the page is at /", arity="switch"),
-    no_effect("no_webui", _L, "the page is at / and needs the API key like the API",
+    no_effect("no_webui", _L, "the page at / stays; what it asks for needs the API key",
               arity="switch"),
     no_effect("embeddings", _L, "each model generates and embeds", "--embedding",
               arity="switch"),
