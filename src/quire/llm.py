@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -22,7 +22,7 @@ from quire.core.request_output import (
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.offline_engine import OfflineEngine
-from quire.engine.frontend.prompt_encoding import encode_conversation
+from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
     Message,
@@ -33,7 +33,6 @@ from quire.engine.frontend.prompt_inputs import (
 )
 from quire.engine.frontend.prompt_options import (
     EncodingOptions,
-    encoded_prompt,
     read_encoding,
     without_foreign,
 )
@@ -97,7 +96,8 @@ class LLM:
         return self._engine.answer(
             "prompt",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
-            partial(encoded_prompt, self.tokenizer, self.info.limits, read_encoding(encoding)),
+            lambda prompt: prompt,
+            read_encoding(encoding),
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
         )
@@ -122,9 +122,9 @@ class LLM:
         tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
         variables = {**(chat_template_kwargs or {}), **without_foreign(template_kwargs)}
 
-        def encode(conversation: list[Message], _: SamplingParams) -> list[int]:
+        def encode(conversation: list[Message]) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
-            return encode_conversation(tokenizer, rendered, self.info.limits)
+            return token_ids_of(rendered, tokenizer, self.info.limits, is_rendered=True)
 
         found = read_conversations(messages)
         return self._engine.answer(
@@ -154,12 +154,8 @@ class LLM:
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         params = (pooling_params or self.info.pooling).changed(**changes)
-        how = read_encoding(encoding)
-        found = [
-            encoded_prompt(self.tokenizer, self.info.limits, how, prompt, None)
-            for prompt in read_prompts(prompts)
-        ]
-        outputs = self._engine.embed(found, params, use_tqdm=use_tqdm)
+        found, how = read_prompts(prompts), read_encoding(encoding)
+        outputs = self._engine.embed(found, params, how, use_tqdm=use_tqdm)
         return [_vector(output) for output in outputs]
 
     def encode(

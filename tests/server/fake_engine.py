@@ -21,6 +21,7 @@ from quire.core.request_output import (
 )
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import StopWhen, errors_name_field
+from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, token_ids_of
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
 from quire.tokenizer.token_spelling import Pieces
@@ -175,6 +176,7 @@ class FakeEngine:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
+        encoding: Encoding = USUAL_ENCODING,
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
@@ -184,7 +186,8 @@ class FakeEngine:
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
     ) -> AsyncGenerator[RequestOutput, None]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        limits, reserved = self.info.limits, sampling.max_tokens or 1
+        ids = token_ids_of(prompt, self.tokenizer, limits, encoding, reserved=reserved)
         message = AddRequest(request_id="r", prompt_token_ids=ids, sampling=sampling)
         with errors_name_field(prompt_field):
             self.info.limits.check(message)
@@ -242,12 +245,13 @@ class FakeEngine:
         pooling: PoolingParams,
         *,
         request_id: str | None = None,
+        encoding: Encoding = USUAL_ENCODING,
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
     ) -> RequestOutput:
         """A vector with the first token id and the number of tokens in it."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = token_ids_of(prompt, self.tokenizer, self.info.limits, encoding)
         self.info.limits.check_embedding(ids, pooling)
         self.calls.append(
             {

@@ -14,7 +14,8 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import GenerateOptions, Options, Prompt, StopWhen
+from quire.engine.frontend.input_processor import GenerateOptions, Options, StopWhen
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.tokenizer.token_spelling import Pieces
 

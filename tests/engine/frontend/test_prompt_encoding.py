@@ -10,13 +10,14 @@ from quire.core.request_limits import RequestLimits
 from quire.engine.frontend.prompt_encoding import (
     CUT_TOKENS,
     USUAL_CHARS_PER_TOKEN,
-    encode_conversation,
-    encode_prompt,
-    encode_text,
+    Encoding,
+    token_ids_of,
 )
-from quire.errors import ContextLengthError
+from quire.errors import ContextLengthError, InvalidRequestError
 from quire.hub import resolve_model
 from quire.tokenizer.tokenizer import Tokenizer
+
+PLAIN = Encoding(special=False)
 
 
 def _limits(max_model_len: int) -> RequestLimits:
@@ -26,33 +27,39 @@ def _limits(max_model_len: int) -> RequestLimits:
 
 
 class _Encoder:
-    """So many characters a token; notes how much it was asked to encode."""
+    """A tokenizer with so many characters a token; notes how much it was asked to encode."""
 
     def __init__(self, chars_per_token: int) -> None:
         self.chars_per_token = chars_per_token
         self.num_chars = 0
 
-    def __call__(self, text: str) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        assert parse_special
         self.num_chars += len(text)
-        return [0] * (len(text) // self.chars_per_token)
+        return [1] * add_special_tokens + [0] * (len(text) // self.chars_per_token)
+
+    def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self.encode(prompt, add_special_tokens=add_special_tokens, parse_special=True)
 
 
 def test_what_a_far_too_long_text_costs_does_not_grow_with_it() -> None:
     encode = _Encoder(1)
     with pytest.raises(ContextLengthError, match="messages: its first 4000 of 60000 characters"):
-        encode_prompt(_limits(1000), encode, "a" * 60_000, param="messages")
+        token_ids_of("a" * 60_000, encode, _limits(1000), is_rendered=True)
     assert encode.num_chars == USUAL_CHARS_PER_TOKEN * 1000
 
 
 def test_a_long_text_of_few_tokens_is_encoded() -> None:
     encode = _Encoder(50)
-    assert len(encode_prompt(_limits(1000), encode, "a" * 40_000)) == 800
+    assert len(token_ids_of("a" * 40_000, encode, _limits(1000), PLAIN)) == 800
     assert encode.num_chars < 3 * 40_000
 
 
 def test_a_usual_text_is_encoded_once() -> None:
     encode = _Encoder(4)
-    assert len(encode_prompt(_limits(1000), encode, "a" * 4000)) == 1000
+    assert len(token_ids_of("a" * 4000, encode, _limits(1000), PLAIN)) == 1000
     assert encode.num_chars == 4000
 
 
@@ -66,20 +73,40 @@ def test_only_what_cannot_fit_is_refused(tokenizer: Tokenizer, parts: list[str])
     text, limits = "".join(parts) * 40, _limits(40)
     whole = tokenizer.encode(text)
     try:
-        assert encode_prompt(limits, tokenizer.encode, text) == whole
+        assert token_ids_of(text, tokenizer, limits) == whole
     except ContextLengthError:
         assert len(whole) > limits.max_model_len
         assert len(text) > min(USUAL_CHARS_PER_TOKEN * limits.max_model_len, CUT_TOKENS)
 
 
-def test_control_tokens_count_in_a_text_with_and_without_limits(tokenizer: Tokenizer) -> None:
-    ids = [encode_text(tokenizer, "hi<|end|>", limits) for limits in (None, _limits(40))]
-    assert ids[0] == ids[1] == tokenizer.encode("hi<|end|>", parse_special=True)
-    assert ids[0][-1] == tokenizer.control_token_id("<|end|>")
+def test_control_tokens_count_in_a_text(tokenizer: Tokenizer) -> None:
+    ids = token_ids_of("hi<|end|>", tokenizer, _limits(40))
+    assert ids == tokenizer.encode("hi<|end|>", parse_special=True)
+    assert ids[-1] == tokenizer.control_token_id("<|end|>")
 
 
-def test_a_conversation_is_bounded_where_there_are_limits(tokenizer: Tokenizer) -> None:
-    rendered = tokenizer.chat_prompt([{"role": "user", "content": "a b " * 2000}])
-    assert len(encode_conversation(tokenizer, rendered, None)) > 2000
-    with pytest.raises(ContextLengthError, match="messages: "):
-        encode_conversation(tokenizer, rendered, _limits(40))
+@pytest.mark.parametrize("is_rendered", [False, True])
+@pytest.mark.parametrize("special", [None, False, True])
+def test_special_tokens_are_added_as_asked_or_as_usual(
+    special: bool | None, is_rendered: bool
+) -> None:
+    is_added = special if special is not None else not is_rendered
+    ids = token_ids_of(
+        "ab", _Encoder(1), _limits(9), Encoding(special=special), is_rendered=is_rendered
+    )
+    assert ids == [1] * is_added + [0, 0]
+
+
+@pytest.mark.parametrize("prompt", ["a" * 60_000, [0] * 60_000])
+@pytest.mark.parametrize(("keep_last", "length"), [(5, 5), (1000, 1000), (-1, 993)])
+def test_a_prompt_is_cut_to_its_last_tokens(
+    prompt: str | list[int], keep_last: int, length: int
+) -> None:
+    tokenizer, limits = _Encoder(1), _limits(1000)
+    ids = token_ids_of(prompt, tokenizer, limits, Encoding(keep_last), reserved=7)
+    assert ids == [0] * length
+    assert tokenizer.num_chars <= USUAL_CHARS_PER_TOKEN * (
+        length + CUT_TOKENS
+    )  # not all is encoded
+    with pytest.raises(InvalidRequestError, match="1001 is more than the limit here, 1000"):
+        token_ids_of(prompt, tokenizer, limits, Encoding(1001))

@@ -25,9 +25,9 @@ from quire.engine.frontend.input_processor import (
     Options,
     PreparedRequest,
     PrepareOptions,
-    Prompt,
     StopWhen,
 )
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import RequestTracker
 from quire.engine.frontend.thread_link import ThreadLink
 from quire.tokenizer.load_tokenizer import load_tokenizer

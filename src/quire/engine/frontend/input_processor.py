@@ -19,7 +19,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.prompt_encoding import encode_text
+from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt, token_ids_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.grammar_checker import (
     CHECK_SECONDS,
@@ -32,7 +32,6 @@ from quire.grammar.grammar_subprocess import GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
-Prompt = str | list[int]  # text, or token ids
 StopWhen = Callable[[], Callable[[str], bool]]
 """Makes, for one answer, a function that takes its text in parts and says whether it ends there."""
 
@@ -40,9 +39,11 @@ StopWhen = Callable[[], Callable[[str], bool]]
 class Options(TypedDict, total=False):
     """Options of a request besides its sampling params.
 
-    queue_timeout: seconds that it may wait before it starts to run; None: no limit.
+    encoding: how its prompt becomes token ids. queue_timeout: seconds that it may wait before it
+    starts to run; None: no limit.
     """
 
+    encoding: Encoding
     priority: int
     cache_salt: str
     queue_timeout: float | None
@@ -126,6 +127,7 @@ class InputProcessor:
         prompt: Prompt,
         sampling: SamplingParams,
         *,
+        encoding: Encoding = USUAL_ENCODING,
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
@@ -143,7 +145,8 @@ class InputProcessor:
         """
         self._check_options(priority, cache_salt)
         sampling.check_lists()
-        token_ids = self._token_ids(prompt)
+        reserved = sampling.max_tokens or 1
+        token_ids = token_ids_of(prompt, self._tokenizer, self._limits, encoding, reserved=reserved)
         if cut_to_context:
             sampling = self._cut(sampling, len(token_ids))
         if sampling.stop and not self._tokenizer.has_text:
@@ -168,7 +171,7 @@ class InputProcessor:
             self._limits.check(messages[0])  # the same for all answers
         except InvalidRequestError as error:
             raise _renamed(error, prompt_field, prompt_field) from None
-        text = prompt if isinstance(prompt, str) else None
+        text = _text_of(prompt, encoding)
         return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when, caller)
 
     def prepare_embedding(
@@ -177,6 +180,7 @@ class InputProcessor:
         prompt: Prompt,
         pooling: PoolingParams,
         *,
+        encoding: Encoding = USUAL_ENCODING,
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
@@ -186,7 +190,7 @@ class InputProcessor:
         Raises InvalidRequestError or ContextLengthError.
         """
         self._check_options(priority, cache_salt)
-        token_ids = self._token_ids(prompt)
+        token_ids = token_ids_of(prompt, self._tokenizer, self._limits, encoding)
         message = AddRequest(
             request_id=f"{request_id}/0",
             prompt_token_ids=token_ids,
@@ -198,13 +202,8 @@ class InputProcessor:
             pooling=pooling,
         )
         self._limits.check(message)
-        text = prompt if isinstance(prompt, str) else None
+        text = _text_of(prompt, encoding)
         return PreparedRequest(request_id, text, token_ids, DEFAULT_SAMPLING, [message])
-
-    def _token_ids(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        return encode_text(self._tokenizer, prompt, self._limits)
 
     def _cut(self, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         left = self._limits.max_model_len - num_prompt_tokens
@@ -239,6 +238,11 @@ class InputProcessor:
                 "requests are run in order of arrival here; leave it out, or start the server with "
                 "--scheduling-policy priority (LLM with scheduling_policy='priority')",
             )
+
+
+def _text_of(prompt: Prompt, encoding: Encoding) -> str | None:
+    """The text of all token ids of a prompt; None if it is not known."""
+    return prompt if isinstance(prompt, str) and encoding.keep_last is None else None
 
 
 @contextmanager

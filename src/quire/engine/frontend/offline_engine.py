@@ -23,11 +23,11 @@ from quire.engine.frontend.inline_engine import InlineEngine
 from quire.engine.frontend.input_processor import (
     InputProcessor,
     PreparedRequest,
-    Prompt,
     errors_name_field,
 )
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.progress_bar import ProgressBar
+from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError, InvalidRequestError, QuireError
@@ -102,15 +102,16 @@ class OfflineEngine:
         self,
         field: str,
         items: Sequence[tuple[Item, SamplingParams]],
-        encode: Callable[[Item, SamplingParams], Prompt],
+        prompt_of: Callable[[Item], Prompt],
+        encoding: Encoding = USUAL_ENCODING,
         *,
         use_tqdm: bool,
         raise_errors: bool,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order. field: the argument of the items, for errors.
 
-        encode: from an item and its params to its prompt. raise_errors: if False, an item that is
-        refused or fails has a result with `error`, and the others run.
+        prompt_of: from an item to its prompt. encoding: how texts become token ids. raise_errors:
+        if False, an item that is refused or fails has a result with `error`, and the others run.
         """
         with self._lock:
             self._awake()
@@ -125,7 +126,9 @@ class OfflineEngine:
                     with errors_name_field(field, index, len(items) if raise_errors else 1):
                         prepared.append(
                             self._inputs.prepare(
-                                ids[-1], encode(item, params), params, stream=False
+                                *(ids[-1], prompt_of(item), params),
+                                encoding=encoding,
+                                stream=False,
                             )
                         )
                 except InvalidRequestError as error:
@@ -139,15 +142,24 @@ class OfflineEngine:
             return [answers[request_id] for request_id in ids]
 
     def embed(
-        self, prompts: Sequence[Prompt], params: PoolingParams, *, use_tqdm: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: PoolingParams,
+        encoding: Encoding = USUAL_ENCODING,
+        *,
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """The embeddings of prompts, in their order."""
+        """The embeddings of prompts, in their order. encoding: how texts become token ids."""
         prepared = []
         with self._lock:
             self._awake()
             for index, prompt in enumerate(prompts):
                 with errors_name_field("prompt", index, len(prompts)):
-                    prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
+                    prepared.append(
+                        self._inputs.prepare_embedding(
+                            self._next_id(), prompt, params, encoding=encoding
+                        )
+                    )
             answers = self._run(prepared, "embeddings", use_tqdm)
         return [answers[request.request_id] for request in prepared]
 

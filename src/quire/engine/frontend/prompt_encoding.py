@@ -1,8 +1,8 @@
 """Prompt encoding: the one place where a text or a conversation becomes token ids.
 
-Used by the input processor, `LLM.chat` and the routes that need token ids. Where limits are given,
-a text that may be too long is counted in pieces first: time and memory of a refusal are at most
-those of the longest text that fits.
+Used by the input processor, `LLM` and the routes that need token ids. A text that may be too long
+is counted in pieces first: time and memory of a refusal are at most those of the longest text that
+fits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire.core.request_limits import RequestLimits
 from quire.errors import ContextLengthError, invalid_value
@@ -22,6 +22,8 @@ CUT_TOKENS = 64
 # takes 300 bytes while a text is encoded.
 COUNTED_CONTEXTS = 4
 COUNTED_TOKENS = 1 << 18
+
+Prompt = str | list[int]  # text, or token ids
 
 
 class PromptTokenizer(Protocol):
@@ -36,49 +38,55 @@ class PromptTokenizer(Protocol):
         """The token ids of what the tokenizer's chat_prompt has made."""
 
 
-def encode_text(
-    tokenizer: PromptTokenizer,
-    text: str,
-    limits: RequestLimits | None,
-    *,
-    add_special_tokens: bool = True,
-) -> list[int]:
-    """Token ids of a complete prompt. It may write out a chat template, control tokens included.
+class Encoding(NamedTuple):
+    """How a caller wants a prompt to be encoded.
 
-    Raises InvalidRequestError, or ContextLengthError for text that is far too long.
+    keep_last: keep so many of the last tokens; -1: as many as fit beside the answer; None: all.
+    special: whether to add the tokenizer's special tokens, such as a BOS; None: to a text, but not
+    to a rendered conversation, where the chat template writes them.
     """
-    encode = partial(tokenizer.encode, parse_special=True, add_special_tokens=add_special_tokens)
-    return encode(text) if limits is None else encode_prompt(limits, encode, text)
+
+    keep_last: int | None = None
+    special: bool | None = None
 
 
-def encode_conversation(
+USUAL_ENCODING = Encoding()
+
+
+def token_ids_of(
+    prompt: Prompt,
     tokenizer: PromptTokenizer,
-    rendered: str,
-    limits: RequestLimits | None,
-    *,
-    add_special_tokens: bool = False,
-) -> list[int]:
-    """Token ids of a conversation, from the text that the tokenizer's chat_prompt has made.
-
-    Raises ContextLengthError for text that is far too long.
-    """
-    encode = partial(tokenizer.encode_prompt, add_special_tokens=add_special_tokens)
-    if limits is None:
-        return encode(rendered)
-    return encode_prompt(limits, encode, rendered, param="messages")
-
-
-def encode_prompt(
     limits: RequestLimits,
-    encode: Callable[[str], list[int]],
-    text: str,
+    encoding: Encoding = USUAL_ENCODING,
     *,
-    param: str = "prompt",
+    is_rendered: bool = False,
+    reserved: int = 0,
 ) -> list[int]:
-    """Token ids of a text. Raises ContextLengthError for text that is far too long.
+    """Token ids of a complete prompt: of a text, or token ids as they are.
 
-    Slightly too many ids may be returned: `RequestLimits.check` decides. param: the caller's field.
+    is_rendered: the prompt is a conversation, rendered by the tokenizer's chat_prompt; other texts
+    may write out a chat template, control tokens included. reserved: number of tokens to leave for
+    the answer where the encoding keeps as many as fit. Slightly too many ids may be returned:
+    `RequestLimits.check` decides. Raises InvalidRequestError, or ContextLengthError for text that
+    is far too long.
     """
+    if is_rendered:
+        special = encoding.special is True
+        encode = partial(tokenizer.encode_prompt, add_special_tokens=special)
+    else:
+        special = encoding.special is not False
+        encode = partial(tokenizer.encode, parse_special=True, add_special_tokens=special)
+    if encoding.keep_last is not None:
+        return _last_tokens(limits, encode, prompt, encoding.keep_last, reserved)
+    if not isinstance(prompt, str):
+        return prompt
+    return _all_tokens(limits, encode, prompt, "messages" if is_rendered else "prompt")
+
+
+def _all_tokens(
+    limits: RequestLimits, encode: Callable[[str], list[int]], text: str, param: str
+) -> list[int]:
+    """Raises ContextLengthError for text that is far too long. param: the caller's field."""
     limits.check_chars(len(text), param)
     if len(text) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
         _check_pieces(encode, text, limits.max_model_len, param)
@@ -106,10 +114,10 @@ def _check_pieces(encode: Callable[[str], list[int]], text: str, most: int, para
             )
 
 
-def encode_end(
+def _last_tokens(
     limits: RequestLimits,
     encode: Callable[[str], list[int]],
-    prompt: str | list[int],
+    prompt: Prompt,
     most: int,
     reserved: int,
 ) -> list[int]:

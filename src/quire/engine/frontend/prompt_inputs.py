@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.core.plain_values import plain_value
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import Prompt
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from quire.compat.names_table import NoEffect, Refused, meaning_of
 from quire.compat.no_effect_warnings import warn_no_effect
-from quire.core.request_limits import RequestLimits
-from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import Prompt
-from quire.engine.frontend.prompt_encoding import encode_end, encode_text
+from quire.engine.frontend.prompt_encoding import Encoding
 from quire.errors import InvalidRequestError, invalid_value
-from quire.tokenizer.tokenizer import Tokenizer
 
 
 def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,13 +40,6 @@ class EncodingOptions(TypedDict, total=False):
     tokenization_kwargs: Mapping[str, Any] | None
 
 
-class Encoding(NamedTuple):
-    """The options, checked."""
-
-    truncate: int | None = None
-    special: bool = True
-
-
 def read_encoding(options: EncodingOptions) -> Encoding:
     """The options by either way. Raises InvalidRequestError."""
     given = {**(options.get("tokenization_kwargs") or {}), **options}
@@ -66,26 +54,3 @@ def read_encoding(options: EncodingOptions) -> Encoding:
     if not isinstance(special, bool):
         raise invalid_value("add_special_tokens", f"must be true or false, not {special!r}")
     return Encoding(truncate, special)
-
-
-def encoded_prompt(
-    tokenizer: Tokenizer,
-    limits: RequestLimits,
-    how: Encoding,
-    prompt: Prompt,
-    params: SamplingParams | None,
-) -> Prompt:
-    """The prompt itself, or its token ids where the options say how to make them.
-
-    params: those of the answer, for which tokens are left; None: there is none. Raises
-    InvalidRequestError.
-    """
-    if how == Encoding():
-        return prompt
-    if how.truncate is not None:
-        reserved = 0 if params is None else params.max_tokens or 1
-        encode = partial(encode_text, tokenizer, limits=None, add_special_tokens=how.special)
-        return encode_end(limits, encode, prompt, how.truncate, reserved)
-    if not isinstance(prompt, str):
-        return prompt
-    return encode_text(tokenizer, prompt, limits, add_special_tokens=how.special)

@@ -55,14 +55,6 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    @property
-    def num_chars(self) -> int:
-        """Characters of the text; parts are joined by line ends, which count too."""
-        content = self.content or ""
-        own = len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
-        calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
-        return own + calls + len(self.reasoning_content or self.reasoning or "")
-
 
 # the rules of check_message as JSON Schema
 _OTHERS = {

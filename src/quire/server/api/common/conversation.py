@@ -14,7 +14,7 @@ import msgspec
 
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
-from quire.engine.frontend.prompt_encoding import counting, encode_conversation, encode_end
+from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
@@ -25,7 +25,7 @@ from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
-from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
+from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.choose_parsers import ModelParsers
 from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
@@ -105,7 +105,11 @@ def prepare(
         yield
         prompt = _rendered(request, use, model)
         yield
-        token_ids = _token_ids(prompt, request, sampling, engine)
+        token_ids = token_ids_of(
+            *(prompt, engine.tokenizer, engine.info.limits, _encoding(request)),
+            is_rendered=True,
+            reserved=sampling.max_tokens or 1,
+        )
         yield
         config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
         if not config.is_plain:
@@ -127,14 +131,8 @@ def prepare(
     return Conversation(job, new_parser, hides, _counter_maker(config, engine.tokenizer))
 
 
-def _token_ids(
-    prompt: str, request: ChatRequest, sampling: SamplingParams, engine: EngineProtocol
-) -> list[int]:
-    limits, special = engine.info.limits, bool(request.add_special_tokens)
-    if (most := request.truncate_prompt_tokens) is None:
-        return encode_conversation(engine.tokenizer, prompt, limits, add_special_tokens=special)
-    encode = partial(engine.tokenizer.encode_prompt, add_special_tokens=special)
-    return encode_end(limits, encode, prompt, most, sampling.max_tokens or 1)
+def _encoding(request: ChatRequest) -> Encoding:
+    return Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
@@ -144,9 +142,8 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
     """
     with names:
         prompt = _rendered(request, _checked_use(request, model), model)
-        limits, special = counting(model.engine.info.limits), bool(request.add_special_tokens)
-        tokenizer = model.engine.tokenizer
-        return encode_conversation(tokenizer, prompt, limits, add_special_tokens=special)
+        limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
+        return token_ids_of(prompt, tokenizer, limits, _encoding(request), is_rendered=True)
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
@@ -170,9 +167,6 @@ def _check_tools_fit(use: ToolUse, parsers: ModelParsers, tokenizer: TokenizerPr
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:
     engine, tool_parser = model.engine, model.parsers.tools
     fit_id = tool_parser.fit_id if tool_parser is not None else str
-    if request.truncate_prompt_tokens is None:
-        num_chars = sum(message.num_chars for message in request.messages)
-        engine.info.limits.check_chars(num_chars, "messages")
     continues = bool(request.continue_final_message)
     starts_answer = request.add_generation_prompt
     return engine.tokenizer.chat_prompt(

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import Prompt, StopWhen
+from quire.engine.frontend.input_processor import StopWhen
+from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
 from quire.server.http.ids import new_id
@@ -28,6 +29,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompts: Sequence[Prompt]
     sampling: SamplingParams
+    encoding: Encoding = USUAL_ENCODING
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -52,6 +54,7 @@ def make_job(
     sampling: SamplingParams,
     model: str,
     *,
+    encoding: Encoding = USUAL_ENCODING,
     prompt_field: str = "prompt",
     cut_to_context: bool = False,
 ) -> Job:
@@ -68,6 +71,7 @@ def make_job(
         model=model,
         prompts=prompts,
         sampling=sampling,
+        encoding=encoding,
         stream=bool(request.stream),
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None

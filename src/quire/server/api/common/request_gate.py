@@ -18,7 +18,8 @@ from starlette.types import Scope
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import GenerateOptions, Options, Prompt, StopWhen
+from quire.engine.frontend.input_processor import GenerateOptions, Options, StopWhen
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket

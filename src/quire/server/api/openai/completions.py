@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.engine.frontend.prompt_encoding import encode_end, encode_text
+from quire.engine.frontend.prompt_encoding import Encoding
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
@@ -26,7 +25,7 @@ from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
 from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
-from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
+from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
@@ -76,26 +75,12 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     take_defaults(request, model.engine.info.sampling_defaults)
     sampling = completions_request.sampling(request)
     prompts = completions_request.prompts(request)
-    if request.truncate_prompt_tokens is not None or request.add_special_tokens is False:
-        prompts = [_token_ids(prompt, request, model.engine) for prompt in prompts]
     job = make_job(
         *("cmpl-", request, prompts, sampling, model.name),
+        encoding=Encoding(request.truncate_prompt_tokens, request.add_special_tokens),
         cut_to_context=has_no_limit,
     )
     return CompletionFormatter(job, request, model.engine.tokenizer)
-
-
-def _token_ids(
-    prompt: str | list[int], request: CompletionRequest, engine: EngineProtocol
-) -> list[int]:
-    """A prompt's token ids where the request says how to encode or cut it."""
-    limits, special = engine.info.limits, request.add_special_tokens is not False
-    if (most := request.truncate_prompt_tokens) is not None:
-        encode = partial(encode_text, engine.tokenizer, limits=None, add_special_tokens=special)
-        return encode_end(limits, encode, prompt, most, request.max_tokens or 1)
-    if not isinstance(prompt, str):
-        return prompt
-    return encode_text(engine.tokenizer, prompt, limits, add_special_tokens=special)
 
 
 class CompletionFormatter(OpenAIReplyFormatter):

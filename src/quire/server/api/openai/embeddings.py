@@ -12,7 +12,6 @@ import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import msgspec
@@ -21,8 +20,8 @@ from starlette.types import Send
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
-from quire.engine.frontend.input_processor import Prompt, errors_name_field
-from quire.engine.frontend.prompt_encoding import encode_end, encode_text
+from quire.engine.frontend.input_processor import errors_name_field
+from quire.engine.frontend.prompt_encoding import Encoding, Prompt, token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
@@ -102,7 +101,7 @@ def make_embedding_job(
     id_prefix: str,
     model: RegisteredModel,
     request: PoolingFields,
-    inputs: list[str] | list[list[int]],
+    inputs: Sequence[Prompt],
     pooling: PoolingParams,
 ) -> Job:
     """The job of a request whose inputs are embedded. Raises InvalidRequestError."""
@@ -140,24 +139,17 @@ def start_embedding(job: Job, context: RequestContext) -> TenantEngine:
 
 
 def _token_ids(
-    inputs: list[str] | list[list[int]],
+    inputs: Sequence[Prompt],
     request: PoolingFields,
     pooling: PoolingParams,
     engine: EngineProtocol,
 ) -> list[list[int]]:
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, list[list[int]]()
-    most = request.truncate_prompt_tokens
-    special = request.add_special_tokens is not False
-    encode = partial(encode_text, engine.tokenizer, limits=None, add_special_tokens=special)
+    encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
     for index, given in enumerate(inputs):
         with errors_name_field("input", index, len(inputs)):
-            if most is not None:
-                ids = encode_end(limits, encode, cast(str | list[int], given), most, 0)
-            elif isinstance(given, str):
-                ids = encode_text(engine.tokenizer, given, limits, add_special_tokens=special)
-            else:
-                ids = cast(list[int], given)
+            ids = token_ids_of(given, engine.tokenizer, limits, encoding)
             limits.check_embedding(ids, pooling)
             found.append(ids)
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.frontend.prompt_encoding import counting, encode_text
+from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
@@ -129,9 +129,7 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
             if getattr(request, name) is not None:
                 raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
-        return encode_text(
-            tokenizer, request.prompt, limits, add_special_tokens=special is not False
-        )
+        return token_ids_of(request.prompt, tokenizer, limits, Encoding(special=special))
     chat = chat_request.ChatRequest(
         **{name: getattr(request, name) for name in _CHAT_FIELDS}, add_special_tokens=special
     )
