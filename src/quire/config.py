@@ -80,8 +80,8 @@ class ModelSettings:
     )
     max_logprobs: int = setting(
         20,
-        "most log-probabilities for each token that a request in Python may ask for; -1: all of "
-        "the vocabulary",
+        "most log-probabilities for each token that a request may ask for; -1: all of the "
+        "vocabulary",
         within=(-1, MOST),
     )
     seed: int = setting(

@@ -43,6 +43,20 @@ def test_all_log_probabilities(llm: LLM) -> None:
         assert sum(math.exp(score.logprob) for score in position.values()) == pytest.approx(1)
 
 
+def test_log_probabilities_of_named_tokens(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=2, logprobs=-1)
+    whole = llm.generate("A list is", sampling, use_tqdm=False)[0].outputs[0]
+    sampling.logprob_token_ids = [7, 1000]
+    output = llm.generate("A list is", sampling, use_tqdm=False)[0].outputs[0]
+    for token_id, all_of_them, some in zip(
+        whole.token_ids, whole.logprobs or (), output.logprobs or (), strict=True
+    ):
+        assert list(some) == [token_id, 7, 1000]
+        assert [score.rank for score in some.values()] == [1, None, None]
+        for named, score in some.items():
+            assert score.logprob == pytest.approx(all_of_them[named].logprob, abs=1e-5)
+
+
 def test_log_probabilities_have_a_limit(llm: LLM) -> None:
     few = LLM(num_blocks=64)
     with pytest.raises(InvalidRequestError, match=r"^logprobs: \d+ is above max_logprobs \(20\)"):

@@ -14,9 +14,9 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.sampling import Sampler, SamplingState
 from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED, FAILED, DeviceLogitsProcessors
-from quire.sampling.device_logprobs import score
+from quire.sampling.device_logprobs import score, score_named
 from quire.sampling.host_logits import History
-from quire.sampling.token_logprobs import token_logprobs
+from quire.sampling.token_logprobs import token_logprobs, with_named
 
 VOCAB = 40
 ROWS = 7
@@ -112,5 +112,18 @@ def test_scores_are_the_hosts_log_probabilities(width: int) -> None:
     expected = token_logprobs(logits[rows].numpy(), drawn.tolist(), counts)
     found = score(logits, rows, drawn, width).on_host().report(counts)
     for mine, theirs in zip(found, expected, strict=True):
+        assert (mine.token_ids, mine.rank) == (theirs.token_ids, theirs.rank)
+        assert mine.logprobs == pytest.approx(theirs.logprobs, rel=1e-6, abs=2e-6)
+
+
+def test_named_scores_are_the_hosts() -> None:
+    logits = torch.randn(70, 300, generator=torch.Generator().manual_seed(2)).mul_(4)
+    rows, drawn = torch.arange(69, 29, -1), torch.arange(40, dtype=torch.int32)
+    named = torch.arange(40)[:, None] * 7 + torch.tensor([0, 3, 3])
+    found = score_named(logits, rows, drawn, named).on_host().report([3, 1] * 20)
+    for i, mine in enumerate(found):
+        raw = logits[rows[i : i + 1]].numpy()
+        (own,) = token_logprobs(raw, [i], [0])
+        theirs = with_named(raw, own, named[i, : 3 - i % 2 * 2].numpy())
         assert (mine.token_ids, mine.rank) == (theirs.token_ids, theirs.rank)
         assert mine.logprobs == pytest.approx(theirs.logprobs, rel=1e-6, abs=2e-6)

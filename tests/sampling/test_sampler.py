@@ -146,7 +146,23 @@ MIXED = [
     SamplingParams(logit_bias={5: 3.0}, min_tokens=9, bad_words=["x"], logprobs=3),
     SamplingParams(top_k=200, top_p=0.95, frequency_penalty=0.4),
     SamplingParams(temperature=0.05, logprobs=1),
+    SamplingParams(logprob_token_ids=[60, 3]),
 ]
+
+
+def test_named_tokens_are_scored_instead_of_the_most_probable(sample) -> None:
+    logits = random_logits(3, 300)
+    params = [
+        SamplingParams(temperature=0.0, logprob_token_ids=ids, logprobs=9)
+        for ids in ([5, 299], [7])
+    ]
+    found = sample(logits, [*params, SamplingParams(temperature=0.0, logprobs=2)]).logprobs
+    expected = torch.log_softmax(logits, -1)
+    for i, named in enumerate(([5, 299], [7])):
+        ids = [int(logits[i].argmax()), *named]
+        assert (found[i].token_ids, found[i].rank) == (ids, 1)
+        assert found[i].logprobs == pytest.approx(expected[i, ids].tolist(), abs=2e-6)
+    assert len(found[2].token_ids) == 3
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -51,7 +51,8 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "max_tokens": ([1, 1021, None], [-1, 0, 1022, 2**31, 2**64, 1.0, "1", True]),
     "min_tokens": ([0, 1, None], [-1, 2**31, 0.5]),
     "ignore_eos": ([True, False, None], [1, "yes"]),
-    "prompt_logprobs": ([0, 20, None], [-1, 21, 2**64, True]),
+    "logprob_token_ids": ([None], [[], [0], [-1], [0] * 1025, [0.5], 5]),  # it needs logprobs
+    "prompt_logprobs": ([0, 20, None], [-1, -2, 21, 2**64, True]),
     "bad_words": (
         [[], ["a"], ["x" * 256] * 128, None],
         [[""], "a", [1], ["a"] * 129, ["x" * 257]],
@@ -115,7 +116,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
 COMPLETION = SHARED | {
     "min_tokens": ([0, 16], [17]),  # max_tokens is 16 unless it is given
     "echo": ([True, False, None], [1, "true"]),
-    "logprobs": ([0, 20, None], [-1, 21, 2**64, True, 1.5]),
+    "logprobs": ([0, 20, None], [-1, -2, 21, 2**64, True, 1.5]),
     "prompt": (
         ["a", ["a", "b"], [5], [[5], [6, 7]], "a" * 1008],
         [

@@ -68,6 +68,7 @@ class ErrorKind(enum.StrEnum):
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position: its own token first, then the most probable ones.
 
+    Of a request with logprob_token_ids those tokens, in their order, follow instead.
     rank: of its own token in the full distribution, 1 the most probable.
     """
 

@@ -63,16 +63,23 @@ class RequestLimits:
             self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         if sampling.allowed_token_ids:
             self._check_token_ids("allowed_token_ids", sampling.allowed_token_ids)
+        if sampling.logprob_token_ids:
+            self._check_token_ids("logprob_token_ids", sampling.logprob_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
         if sampling.logprobs is not None:
-            self._check_logprobs("logprobs", sampling.logprobs)
+            self.check_logprobs("logprobs", sampling.logprobs)
         if sampling.prompt_logprobs is not None:
-            self._check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
+            self.check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
         self._check_fit(len(prompt_token_ids), sampling)
 
-    def _check_logprobs(self, field: str, wanted: int) -> None:
+    def check_logprobs(self, field: str, wanted: int) -> None:
+        """Refuse more log-probabilities for each token than `max_logprobs`; -1: all.
+
+        Raises InvalidRequestError.
+        """
         most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        wanted = self.vocab_size if wanted == -1 else wanted
         if wanted > most:
             raise invalid_value(
                 field, f"{wanted} is above max_logprobs ({most}); lower it, or raise that setting"

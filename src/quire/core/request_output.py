@@ -14,10 +14,13 @@ if TYPE_CHECKING:  # a server needs no NumPy
 
 
 class Logprob(msgspec.Struct):
-    """The log-probability of one token at one position; rank 1 is the most probable."""
+    """The log-probability of one token at one position; rank 1 is the most probable.
+
+    rank: None of a token that is reported because logprob_token_ids names it.
+    """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 

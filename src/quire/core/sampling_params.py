@@ -15,7 +15,8 @@ from quire.errors import invalid_value
 
 __all__ = ["SamplingParams", "StructuredOutputs"]
 
-MAX_LOGPROBS = 20  # by default, and over HTTP
+MAX_LOGPROBS = 20  # by default
+MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_N = 16
 MAX_STOP_STRINGS = 16
 MAX_TOKEN_IDS = 128  # in a list of them
@@ -45,7 +46,8 @@ class SamplingParams(
     keeps the string. max_tokens: None goes on to the model's limit; min_tokens: no end before.
     ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
     probable tokens to report for each position, besides the token itself, before any penalty (-1:
-    all; the engine's max_logprobs is a limit).
+    all; the engine's max_logprobs is a limit). logprob_token_ids: report these tokens at each
+    position instead of the most probable ones; logprobs is then 0.
     allowed_token_ids: only these tokens are drawn; end tokens too have to be among them.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text,
@@ -77,6 +79,7 @@ class SamplingParams(
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     bad_words: list[str] = []
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
@@ -89,6 +92,8 @@ class SamplingParams(
         if self.structured_outputs is not None:
             outputs = structured_outputs_from(self.structured_outputs)
             msgspec.structs.force_setattr(self, "structured_outputs", outputs)
+        if self.logprob_token_ids is not None:
+            msgspec.structs.force_setattr(self, "logprobs", 0)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
         _check_types(self, given)
         _check_ranges(self, given)
@@ -104,15 +109,17 @@ class SamplingParams(
         _check_words("bad_words", self.bad_words, MAX_BAD_WORDS)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
         _check_token_ids("kept_token_ids", self.kept_token_ids)
-        _check_allowed(self.allowed_token_ids)
+        _check_some("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        _check_some("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
         _check_logit_bias(self.logit_bias)
         if self.stop and not self.detokenize:
             raise invalid_value("stop", "there is no text without detokenize; use stop_token_ids")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field. Raises InvalidRequestError as the constructor does, and changes nothing."""
-        changed = getattr(msgspec.structs.replace(self, **{name: value}), name)
-        msgspec.structs.force_setattr(self, name, changed)
+        changed = msgspec.structs.replace(self, **{name: value})
+        for field in (name, "logprobs"):  # which logprob_token_ids set, too
+            msgspec.structs.force_setattr(self, field, getattr(changed, field))
 
     def __delattr__(self, name: str) -> None:
         """Refused: a field without a value would pass for a checked one."""
@@ -159,6 +166,7 @@ _DEFAULTS = tuple(
 
 
 _LISTS = ("stop", "stop_token_ids", "bad_words", "kept_token_ids")
+_OPTIONAL_LISTS = ("allowed_token_ids", "logprob_token_ids")
 _WORDS = ("stop", "bad_words")
 
 
@@ -168,9 +176,10 @@ def _convert_lists(params: SamplingParams) -> None:
         value = getattr(params, field)
         if type(value) is not list:
             msgspec.structs.force_setattr(params, field, _as_list(field, value))
-    if params.allowed_token_ids is not None and type(params.allowed_token_ids) is not list:
-        found = _as_list("allowed_token_ids", params.allowed_token_ids)
-        msgspec.structs.force_setattr(params, "allowed_token_ids", found)
+    for field in _OPTIONAL_LISTS:
+        value = getattr(params, field)
+        if value is not None and type(value) is not list:
+            msgspec.structs.force_setattr(params, field, _as_list(field, value))
 
 
 def _as_list(field: str, value: Any) -> Any:
@@ -239,12 +248,12 @@ def _check_token_ids(field: str, token_ids: Any, most: int = MAX_TOKEN_IDS) -> N
         raise invalid_value(field, "token ids must be integers >= 0")
 
 
-def _check_allowed(token_ids: list[int] | None) -> None:
+def _check_some(field: str, token_ids: list[int] | None, most: int) -> None:
     if token_ids is None:
         return
-    _check_token_ids("allowed_token_ids", token_ids, MAX_ALLOWED_TOKEN_IDS)
+    _check_token_ids(field, token_ids, most)
     if not token_ids:
-        raise invalid_value("allowed_token_ids", "must have at least one id, or be left out")
+        raise invalid_value(field, "must have at least one id, or be left out")
 
 
 def _check_ranges(params: SamplingParams, given: list[str]) -> None:

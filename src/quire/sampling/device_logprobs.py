@@ -18,7 +18,7 @@ _ID = 0xFFFFFFFF  # the bits of a sort key that hold the token id
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities of N rows: the drawn token first, then the W most probable ones."""
+    """Log-probabilities of N rows: the drawn token first, then W others."""
 
     token_ids: Tensor  # int64 [N, 1 + W]
     logprobs: Tensor  # float32 [N, 1 + W]
@@ -47,16 +47,34 @@ def score(logits: Tensor, rows: Tensor, token_ids: Tensor, width: int) -> Scores
     width: the number of most probable tokens to add. Ties are in the order of token ids.
     """
     width = min(width, logits.shape[1])
+    parts = []
+    for some, own in zip(torch.split(rows, _ROWS), torch.split(token_ids, _ROWS), strict=True):
+        values = logits.index_select(0, some).float()
+        parts.append(_score(values, own, _best(values, width)))
+    return _joined(parts)
+
+
+def score_named(logits: Tensor, rows: Tensor, token_ids: Tensor, named: Tensor) -> Scores:
+    """As `score`, but followed by the tokens that each row names: int64 [N, W]."""
+    columns = (torch.split(values, _ROWS) for values in (rows, token_ids, named))
     parts = [
-        _score(logits.index_select(0, some).float(), own.long().unsqueeze(1), width)
-        for some, own in zip(torch.split(rows, _ROWS), torch.split(token_ids, _ROWS), strict=True)
+        _score(logits.index_select(0, some).float(), own, others)
+        for some, own, others in zip(*columns, strict=True)
     ]
+    return _joined(parts)
+
+
+_Part = tuple[Tensor, Tensor, Tensor]
+
+
+def _joined(parts: list[_Part]) -> Scores:
     return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _score(logits: Tensor, own: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _score(logits: Tensor, token_ids: Tensor, others: Tensor) -> _Part:
+    own = token_ids.long().unsqueeze(1)
     ranks = 1 + (logits > logits.gather(1, own)).sum(1)
-    ids = torch.cat([own, _best(logits, width)], dim=1)
+    ids = torch.cat([own, others], dim=1)
     return ids, logits.log_softmax(-1).gather(1, ids), ranks
 
 

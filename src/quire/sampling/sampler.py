@@ -22,7 +22,7 @@ from quire.sampling.philox import uniforms
 from quire.sampling.ranking import highest
 from quire.sampling.sampling_state import CHANGES_LOGITS, Need, RowParams, SamplingState
 from quire.sampling.structured_mask import advance_grammars
-from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs
+from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs, with_named
 
 __all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
 
@@ -84,8 +84,7 @@ class Sampler:
         drawn = self._draw(batch, index, lost, num_tokens)
         report: list[TokenLogprobs | None] = [None] * len(rows)
         if raw is not None:
-            counts = self._state.num_logprobs[index[asked]].tolist()
-            found = token_logprobs(raw, drawn[asked].tolist(), counts)
+            found = self._score(raw, index[asked], drawn[asked].tolist())
             for i, logprobs in zip(asked, found, strict=True):
                 report[i] = None if lost[i] else logprobs
         sound = ~lost
@@ -107,6 +106,16 @@ class Sampler:
             logits = HostLogits(batch.logits, self._state, history)
             apply_logits_processors(logits, index, self._state, history)
             batch.refresh(changed)
+
+    def _score(self, raw: Logits, rows: Ints, drawn: list[int]) -> list[TokenLogprobs]:
+        """What each row [N] asked to be reported of its raw logits [N, V]."""
+        named = self._state.logprob_tokens
+        found = token_logprobs(raw, drawn, self._state.num_logprobs[rows].tolist())
+        if named:
+            for i, row in enumerate(rows.tolist()):
+                if row in named:
+                    found[i] = with_named(raw[i : i + 1], found[i], named[row])
+        return found
 
     def _draw(self, batch: Rows, index: Ints, lost: Flags, num_tokens: Integers) -> Ints:
         """Token ids [S]; rows with the same kind of draw are drawn together."""

@@ -96,8 +96,8 @@ class SamplingState:
     """One row per running request. Setting and clearing a row changes nothing else.
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
-    where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, grammars: by row, only for
-    rows that use them.
+    where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, logprob_tokens, grammars:
+    by row, only for rows that use them.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -109,9 +109,11 @@ class SamplingState:
         self.min_tokens: dict[int, MinTokens] = {}
         self.bad_words: dict[int, BadWords] = {}
         self.allowed_tokens: dict[int, AllowedTokens] = {}
+        self.logprob_tokens: dict[int, Ints] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
         self._ragged: tuple[dict[int, Any], ...] = (
-            *(self.bias, self.min_tokens, self.bad_words, self.allowed_tokens, self.grammars),
+            *(self.bias, self.min_tokens, self.bad_words, self.allowed_tokens),
+            *(self.logprob_tokens, self.grammars),
         )
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
@@ -145,6 +147,8 @@ class SamplingState:
         if sampling.allowed_token_ids is not None:
             allowed = np.array(sampling.allowed_token_ids, np.int64)
             self.allowed_tokens[row] = AllowedTokens(allowed)
+        if sampling.logprob_token_ids is not None:
+            self.logprob_tokens[row] = np.array(sampling.logprob_token_ids, np.int64)
         if matcher is not None:
             stops = np.array(sampling.stop_token_ids, np.int64)
             banned_ids = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)

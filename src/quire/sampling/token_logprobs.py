@@ -1,6 +1,7 @@
 """Log-probabilities of the model's raw distribution, before logits processors.
 
-Owns what is reported for a position: its token with the rank, then the most probable tokens.
+Owns what is reported for a position: its token with the rank, then the most probable tokens, or
+those that the request names.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ def token_logprobs(
     for part in reference_arrays.few_rows(*logits.shape):  # to bound the memory
         report += _report(logits[part], token_ids[part], num_logprobs[part])
     return report
+
+
+def with_named(logits: Logits, found: TokenLogprobs, named: Ints) -> TokenLogprobs:
+    """The log-probability of a position's own token, followed by those of `named` [N].
+
+    logits: raw float32 [1, V]. found: of the position, without any other token.
+    """
+    logprobs = _logprobs(Rows.of(logits), named[None]).tolist()[0]
+    return TokenLogprobs(
+        [*found.token_ids, *named.tolist()], [*found.logprobs, *logprobs], found.rank
+    )
 
 
 def prompt_logprobs(

@@ -115,7 +115,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [1, 2], "n": 2}),
     ("/v1/completions", {"prompt": "a", "temperature": -1}),
     ("/v1/completions", {"prompt": "a", "n": 0}),
-    ("/v1/completions", {"prompt": "a", "logprobs": 21}),
+    ("/v1/completions", {"prompt": "a", "logprobs": -2}),
     ("/v1/completions", {"prompt": {"a": 1}}),
     ("/v1/chat/completions", {"messages": [USER], "top_p": 0.5, "max_tokens": 3}),
     ("/v1/chat/completions", {"messages": []}),
@@ -159,11 +159,11 @@ def test_schemas_take_what_the_routes_take(
 # model or on other fields, or because JSON Schema cannot say it (1.0 is an integer to it, and its
 # lengths are characters); each reason is told in the operation's description or in the document's.
 BY_RULE = {
-    "allowed_token_ids": 1,
+    "allowed_token_ids": 1, "logprob_token_ids": 1, "logprobs": 2, "prompt_logprobs": 2,
     "chat_template_kwargs": 7, "guided_whitespace_pattern": 1, "logit_bias": 1,
     "max_completion_tokens": 2, "max_tokens": 3,
     "messages": 1, "min_tokens": 1, "n": 1, "prompt": 5,
-    "response_format": 1, "stop_token_ids": 1, "tool_choice": 1, "tools": 1, "top_logprobs": 1,
+    "response_format": 1, "stop_token_ids": 1, "tool_choice": 1, "tools": 1, "top_logprobs": 3,
     "truncate_prompt_tokens": 1,
 }  # fmt: skip
 

@@ -235,7 +235,9 @@ class OutputProcessor:
             token_ids = token_ids[: detokenizer.num_tokens - num_before]
         part = CompletionOutput(answer.index, text, token_ids)
         if sampling.logprobs is not None:
-            part.logprobs = [self._position(scores) for scores in delta.logprobs[: len(token_ids)]]
+            is_ranked = sampling.logprob_token_ids is None
+            shown_scores = delta.logprobs[: len(token_ids)]
+            part.logprobs = [self._position(x, is_ranked=is_ranked) for x in shown_scores]
         if stop_reason is not None:
             part.finish_reason, part.stop_reason = FinishReason.STOP.value, stop_reason
         else:
@@ -262,14 +264,18 @@ class OutputProcessor:
             finished=not request.unfinished,
         )
 
-    def _position(self, scores: TokenLogprobs) -> PositionLogprobs:
-        """Log-probabilities at one position: its token first, then the most probable by rank."""
+    def _position(self, scores: TokenLogprobs, *, is_ranked: bool = True) -> PositionLogprobs:
+        """Log-probabilities at one position: its token first, then the others.
+
+        is_ranked: whether those are the most probable ones by rank.
+        """
         found: PositionLogprobs = {}
         for index, (token_id, logprob) in enumerate(
             zip(scores.token_ids, scores.logprobs, strict=True)
         ):
             if token_id not in found:
-                rank = scores.rank if index == 0 else index
+                others = index if is_ranked else None
+                rank = scores.rank if index == 0 else others
                 found[token_id] = Logprob(logprob, rank, self._tokenizer.token_text(token_id))
         return found
 

@@ -47,7 +47,7 @@ class PendingStep:
     rows: Ints  # [D] their rows
     tenancies: Ints  # [D] whose rows these were: they may belong to other requests by now
     num_samples: int  # S
-    scores: WantedScores | None
+    scores: list[WantedScores]
     outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference_step.finish_step
     arrival: torch.cuda.Event | None
     replayed: bool
@@ -233,8 +233,8 @@ def _results(step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleRes
     for index, token_id in zip(indices, drawn.tolist(), strict=True):
         tokens[index] = token_id
     results = [SampleResult(token_id=token_id) for token_id in tokens]
-    if step.scores is not None:
-        for sample, scores in step.scores.report().items():
+    for wanted in step.scores:
+        for sample, scores in wanted.report().items():
             results[indices[sample]].logprobs = scores
     if any(statuses):
         for index, status in zip(indices, statuses, strict=True):

@@ -19,13 +19,13 @@ from quire.engine.gpu.step_work import DeviceDraw
 from quire.kernels.dispatch import Kernels
 from quire.sampling.device_logits import on_device
 from quire.sampling.device_logits_processors import DeviceLogitsProcessors
-from quire.sampling.device_logprobs import Scores, score
+from quire.sampling.device_logprobs import Scores, score, score_named
 from quire.sampling.sampling_state import Need
 
 
 @dataclass(frozen=True, slots=True)
 class WantedScores:
-    """Logprobs on their way to the host. counts: how many of the best each sample wants."""
+    """Logprobs on their way to the host. counts: of the tokens that follow each sample's own."""
 
     samples: list[int]
     counts: list[int]
@@ -90,17 +90,40 @@ class StepLogits:
         tensors.outcome.index_copy_(0, index[1], status)
         self._last_tokens.index_copy_(0, index[2], tokens)
 
-    def score(self, tensors: StepTensors, rows: Ints) -> WantedScores | None:
+    def score(self, tensors: StepTensors, rows: Ints) -> list[WantedScores]:
         """Start the logprobs of sampled tokens for those of the samples' rows [D] that asked."""
         samples = np.flatnonzero(self._state.needs[rows] & Need.LOGPROBS)
         if not len(samples):
-            return None
+            return []
+        named = np.array([row in self._state.logprob_tokens for row in rows[samples].tolist()])
+        return [
+            wanted(tensors, some, rows[some])
+            for wanted, some in (
+                (self._score_best, samples[~named]),
+                (self._score_named, samples[named]),
+            )
+            if len(some)
+        ]
+
+    def _score_best(self, tensors: StepTensors, samples: Ints, rows: Ints) -> WantedScores:
         assert tensors.logits is not None
-        counts = self._state.num_logprobs[rows[samples]]
+        counts = self._state.num_logprobs[rows]
         index = on_device(samples, tensors.logits)
         drawn = tensors.outcome.index_select(0, index)
         scores = score(tensors.logits, index, drawn, int(counts.max()))
         return WantedScores(samples.tolist(), counts.tolist(), scores.on_host())
+
+    def _score_named(self, tensors: StepTensors, samples: Ints, rows: Ints) -> WantedScores:
+        assert tensors.logits is not None
+        tokens = [self._state.logprob_tokens[row] for row in rows.tolist()]
+        counts = [len(ids) for ids in tokens]
+        named = np.zeros((len(rows), max(counts)), np.int64)
+        for line, ids in zip(named, tokens, strict=True):
+            line[: len(ids)] = ids
+        index = on_device(samples, tensors.logits)
+        drawn = tensors.outcome.index_select(0, index)
+        scores = score_named(tensors.logits, index, drawn, on_device(named, tensors.logits))
+        return WantedScores(samples.tolist(), counts, scores.on_host())
 
     def warm_up(self) -> None:
         """Launch what would otherwise be compiled at its first use."""

@@ -16,7 +16,7 @@ from quire.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRINGS,
     MAX_TOKEN_IDS,
     MAX_WORD_CHARS,
@@ -61,7 +61,7 @@ MinTokens = Annotated[int, _ints("min_tokens")]
 NumAnswers = Annotated[int, _ints("n")]
 TopK = Annotated[int, _ints("top_k")]
 Seed = Annotated[int, _ints("seed")]
-NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+NumLogprobs = Annotated[int, _ints("logprobs")]  # the engine has a limit
 
 Temperature = Annotated[float, _floats("temperature")]
 TopP = Annotated[float, _above_zero("top_p")]
@@ -75,6 +75,7 @@ StopStrings = Annotated[list[Word], Meta(max_length=MAX_STOP_STRINGS)]
 BadWords = Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 AllowedTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
+LogprobTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)]
 LogitBias = Annotated[
     dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]],
     Meta(

@@ -141,6 +141,32 @@ def test_logprobs(chat: Post, engine: FakeEngine) -> None:
     ]
 
 
+def test_all_log_probabilities_are_bounded(chat: Post, engine: FakeEngine) -> None:
+    def ask(**fields: Any) -> Any:
+        return chat(logprobs=True, **fields)
+
+    size = LIMITS.vocab_size
+    assert ask(top_logprobs=-1).error["message"].startswith(f"top_logprobs: {size} is above max_")
+    engine.info.limits = dataclasses.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
+    error = ask(top_logprobs=-1, max_tokens=3, n=3).error
+    assert (error["param"], "above 1048576 in all" in error["message"]) == ("top_logprobs", True)
+    assert chat(prompt_logprobs=-1).error["param"] == "prompt_logprobs"  # 18 tokens
+    reply = ask(top_logprobs=-1, max_tokens=1, truncate_prompt_tokens=2, prompt_logprobs=-1).json()
+    (position,) = reply["choices"][0]["logprobs"]["content"]
+    assert [top["token"] for top in position["top_logprobs"]] == ["I", "H", "J"]  # all there are
+    assert len(reply["prompt_logprobs"][1]) == 3
+
+
+def test_log_probabilities_of_named_tokens(chat: Post, engine: FakeEngine) -> None:
+    error = chat(logprob_token_ids=[1]).error
+    assert error["message"] == "logprob_token_ids: it needs logprobs; ask for them"
+    assert chat(logprobs=True, logprob_token_ids=[1 << 30]).error["param"] == "logprob_token_ids"
+    reply = chat(logprobs=True, top_logprobs=1, logprob_token_ids=[73, 74], max_tokens=1).json()
+    (position,) = reply["choices"][0]["logprobs"]["content"]
+    assert len(position["top_logprobs"]) == 3  # whatever their number, top_logprobs cuts nothing
+    assert engine.calls[-1]["sampling"].logprob_token_ids == [73, 74]
+
+
 def test_token_ids_and_prompt_logprobs(chat: Post) -> None:
     reply = chat(return_token_ids=True, prompt_logprobs=0, max_tokens=1).json()
     assert reply["prompt_token_ids"] == [ord(char) for char in "<user>hi<assistant>"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from asgi_client import Post
-from fake_engine import FakeEngine
+from fake_engine import LIMITS, FakeEngine
 
 
 def test_whole_answer(complete: Post) -> None:
@@ -123,6 +125,14 @@ def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine
     assert choice["logprobs"]["top_logprobs"] == [None, {"b": -1.5}, {"x": -1.5}]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
     assert choice["prompt_logprobs"] is None
+
+
+def test_all_log_probabilities_of_an_echoed_prompt(complete: Post, engine: FakeEngine) -> None:
+    engine.info.limits = dataclasses.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
+    (choice,) = complete(prompt="ab", logprobs=-1, echo=True, max_tokens=1).json()["choices"]
+    assert [tops and len(tops) for tops in choice["logprobs"]["top_logprobs"]] == [None, 3, 3]
+    assert complete(prompt="a" * 9, prompt_logprobs=-1).error["param"] == "prompt_logprobs"
+    assert complete(prompt="ab", logprobs=-1).error["param"] == "logprobs"  # 16 tokens by default
 
 
 SCORE = {"prompt": ["ab", "cde"], "n": 2, "echo": True, "max_tokens": 0, "return_token_ids": True}

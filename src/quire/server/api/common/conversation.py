@@ -22,6 +22,7 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.field_names import SAME, FieldNames
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
+from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
@@ -110,6 +111,7 @@ def prepare(
             is_rendered=True,
             reserved=sampling.max_tokens or 1,
         )
+        check_num_logprobs(sampling, [token_ids], engine.info.limits, "top_logprobs")
         yield
         config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
         if not config.is_plain:

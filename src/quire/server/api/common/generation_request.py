@@ -47,6 +47,7 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     return_tokens_as_token_ids: tokens of log-probabilities are spelled "token_id:5". timeout:
     seconds after which the request is aborted. truncate_prompt_tokens: keep so many of the
     prompt's last tokens; -1: as many as fit. add_special_tokens: those of tokenizer.json.
+    logprob_token_ids: report the log-probabilities of these tokens in place of the most probable.
     """
 
     model: str | None = None
@@ -67,6 +68,7 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     min_tokens: field_bounds.MinTokens | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: field_bounds.NumLogprobs | None = None
+    logprob_token_ids: field_bounds.LogprobTokenIds | None = None
     bad_words: field_bounds.BadWords | None = None
     allowed_token_ids: field_bounds.AllowedTokenIds | None = None
     skip_special_tokens: bool | None = None
@@ -114,6 +116,8 @@ def check_request_names(found: dict[str, Any], request: GenerationRequest) -> No
             request.note_no_effect(NO_PADDING)
     if request.truncate_prompt_tokens == 0:
         raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
+    if request.logprob_token_ids is not None and found.get("logprobs") in (None, False):
+        raise invalid_value("logprob_token_ids", "it needs logprobs; ask for them")
     if request.stream and request.prompt_logprobs is not None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
 

@@ -1,4 +1,7 @@
-"""Log probabilities in OpenAI's two formats, and those of prompts in vLLM's format."""
+"""Log probabilities in OpenAI's two formats, and those of prompts in vLLM's format.
+
+A `count` of candidates is ALL where a request asks for all, or names the tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from functools import partial
 import msgspec
 
 from quire.core.request_output import Logprob, PositionLogprobs
+from quire.core.sampling_params import SamplingParams
 from quire.server.engine_protocol import TokenizerProtocol
 from quire.tokenizer.detokenizer import Detokenizer
 
+ALL = -1
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
 
 
@@ -50,7 +55,7 @@ class PromptLogprob(msgspec.Struct):
     """One candidate at one position of the prompt."""
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 
@@ -78,6 +83,11 @@ class TextOffsets:
             offsets.append(self._offset)
             self._offset += len(self._text.push([token_id]))
         return offsets
+
+
+def num_shown(sampling: SamplingParams) -> int | None:
+    """The number of candidates to show for each token of the answer; None without logprobs."""
+    return sampling.logprobs if sampling.logprob_token_ids is None else ALL
 
 
 def completion_logprobs(
@@ -180,6 +190,8 @@ def _spelled(token_id: int, tokenizer: TokenizerProtocol) -> str:
 
 
 def _top(position: PositionLogprobs, count: int) -> dict[int, Logprob]:
-    """The `count` most probable candidates, best first."""
-    ranked = sorted(position.items(), key=lambda item: item[1].rank)
-    return {token_id: logprob for token_id, logprob in ranked[:count] if logprob.rank <= count}
+    """The `count` most probable candidates, best first; those without a rank are in front."""
+    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
+    if count == ALL:
+        return dict(ranked)
+    return {id_: logprob for id_, logprob in ranked[:count] if (logprob.rank or 0) <= count}

@@ -15,6 +15,10 @@ STRUCTURED_OUTPUT = (
     "when compiled."
 )
 STREAM = "`stream_options` need `stream`, which goes with no `prompt_logprobs`."
+LOGPROBS = (
+    "Log-probabilities for each token are at most `--max-logprobs`; more than 20 for each are at "
+    "most 1,048,576 in all; `logprob_token_ids` need `logprobs`."
+)
 TOKENS = "`min_tokens` is at most `max_tokens`."
 PRIORITY = "`priority` other than 0 needs `--scheduling-policy priority`."
 LAST_MESSAGE = "The last message is the user's; tool results are the user's, calls the assistant's."

@@ -11,7 +11,12 @@ from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import Message
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
 from quire.server.api.common.conversation import Conversation
-from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
+from quire.server.api.common.logprob_formats import (
+    ChatLogprobs,
+    chat_logprobs,
+    num_shown,
+    prompt_logprobs,
+)
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -54,7 +59,7 @@ class ChatFormatter(OpenAIReplyFormatter):
     ) -> None:
         self.job = conversation.job
         self._conversation = conversation
-        self._num_logprobs = self.job.sampling.logprobs
+        self._num_logprobs = num_shown(self.job.sampling)
         self._spells_ids = bool(request.return_tokens_as_token_ids)
         self._num_prompt_logprobs = request.prompt_logprobs
         self._echoed = _text_of(request.messages[-1]) if request.echo else ""
@@ -180,6 +185,7 @@ ROUTE = GenerationRoute(
         summary="Answer a conversation.",
         rules=(
             *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
+            route_rules.LOGPROBS,
             *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
             *(route_rules.PRIORITY, *route_rules.CHAT, route_rules.TOOL_CHOICE),
             "`top_logprobs` need `logprobs`.",

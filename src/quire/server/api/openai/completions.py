@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.engine.frontend.prompt_encoding import Encoding
+from quire.engine.frontend.prompt_encoding import Encoding, token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
+from quire.server.api.common.logprob_bounds import check_num_logprobs, is_wide
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
     PromptLogprob,
     TextOffsets,
     completion_logprobs,
+    num_shown,
     prompt_logprobs,
 )
 from quire.server.api.common.micro_batch import Stages
@@ -75,9 +78,16 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     take_defaults(request, model.engine.info.sampling_defaults)
     sampling = completions_request.sampling(request)
     prompts = completions_request.prompts(request)
+    limits = model.engine.info.limits
+    encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
+    if is_wide(sampling.prompt_logprobs):  # whose number depends on the number of tokens
+        encode = partial(token_ids_of, reserved=sampling.max_tokens or 1)
+        tokenizer = model.engine.tokenizer
+        prompts = [encode(prompt, tokenizer, limits, encoding) for prompt in prompts]
+    check_num_logprobs(sampling, prompts, limits)
     job = make_job(
         *("cmpl-", request, prompts, sampling, model.name),
-        encoding=Encoding(request.truncate_prompt_tokens, request.add_special_tokens),
+        encoding=encoding,
         cut_to_context=has_no_limit,
     )
     return CompletionFormatter(job, request, model.engine.tokenizer)
@@ -89,7 +99,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
     def __init__(self, job: Job, request: CompletionRequest, tokenizer: TokenizerProtocol) -> None:
         self.job = job
         self._echo = bool(request.echo)
-        self._num_logprobs = request.logprobs
+        self._num_logprobs = num_shown(job.sampling)
         self._spells_ids = bool(request.return_tokens_as_token_ids)
         self._num_prompt_logprobs = request.prompt_logprobs
         self._tokenizer = tokenizer
@@ -210,6 +220,7 @@ ROUTE = GenerationRoute(
         summary="Continue a text.",
         rules=(
             *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
+            route_rules.LOGPROBS,
             *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
             route_rules.PRIORITY,
             "`prompt` has at least one token; prompts times `n` is at most 1024.",

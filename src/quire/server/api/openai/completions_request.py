@@ -18,6 +18,7 @@ from quire.server.api.common.generation_request import (
     check_request_names,
     sampling_of,
 )
+from quire.server.api.common.logprob_formats import ALL
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
@@ -85,7 +86,8 @@ def sampling(request: CompletionRequest) -> SamplingParams:
     logprobs = request.logprobs
     prompt_logprobs = request.prompt_logprobs
     if request.echo and logprobs is not None:
-        prompt_logprobs = max(logprobs, prompt_logprobs or 0)
+        wanted = (logprobs, prompt_logprobs or 0)
+        prompt_logprobs = ALL if ALL in wanted else max(wanted)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     if max_tokens == 0:
         _check_prompt_alone(request)
