@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineMessage,
+    EngineStats,
+    RequestDelta,
+    StepOutput,
+)
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.startup.null_engine import start_null_engine
+from quire.errors import ContextLengthError, EngineError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -25,11 +36,14 @@ class EagerLink:
 
     def __init__(self, *steps: StepOutput) -> None:
         self._steps = list(steps)
+        self.sent: list[AddRequest] = []
 
     def attach(self, listener: EngineListener) -> None:
         self.listener = listener
 
     def send(self, message: EngineMessage) -> None:
+        if isinstance(message, AddRequest):
+            self.sent.append(message)
         if isinstance(message, AbortRequests) and self._steps:
             self.listener.on_step(self._steps.pop(0))
 
@@ -67,5 +81,34 @@ def test_a_step_that_arrives_during_delivery_is_delivered_after_it() -> None:
         for stream in streams:
             await stream.aclose()
         await engine.close()
+
+    asyncio.run(main())
+
+
+def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> None:
+    """What was running fails alone if it is too long now; what was just being prepared, too."""
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        smaller = replace(info, limits=replace(info.limits, max_model_len=16))
+        link = EagerLink()
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
+        params = SamplingParams(max_tokens=8)
+        running = [asyncio.ensure_future(engine.complete([5] * n, params)) for n in (4, 12)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the requests of a turn are sent at its end
+        prepared = engine._inputs.prepare("late", [5] * 12, params)
+        link.sent.clear()
+        link.listener.on_down(lambda _: set())
+        link.listener.on_up(smaller)
+        assert [len(message.prompt_token_ids) for message in link.sent] == [4]
+        with pytest.raises(EngineError, match="too large to continue"):
+            await running[1]
+        with pytest.raises(ContextLengthError, match="limit here is 16"):
+            engine._tracker.send(prepared, 0.0)
+        assert not running[0].done()
+        await engine.close()
+        with pytest.raises(EngineError, match="shut down"):
+            await running[0]
 
     asyncio.run(main())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from quire.core.messages import AddRequest, ErrorKind, RequestDelta
+from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 from quire.tokenizer.token_spelling import Pieces
+
+LIMITS = RequestLimits(max_model_len=9, max_kv_tokens=9, vocab_size=9, max_num_seqs=1)
 
 
 class Wordless:
@@ -32,7 +35,7 @@ def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> 
     outputs = OutputProcessor(Wordless(), RequestMetrics())  # type: ignore[arg-type]
     sampling = SamplingParams()
     message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
-    outputs.add(PreparedRequest("a", None, [], sampling, [message]), arrival=0.0)
+    outputs.add(PreparedRequest("a", None, [], sampling, [message], LIMITS), arrival=0.0)
     delta = RequestDelta(request_id="a/0", finish_reason="error", error="why", error_kind=kind)
     error = outputs.process([delta]).failures["a"]
     assert type(error) is failure

@@ -27,7 +27,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, InvalidRequestError
 from quire.scheduler.step_plan import StepPlan
 
 Vector = npt.NDArray[np.float32]
@@ -174,10 +174,8 @@ def test_checkpoints_without_a_head(headless: Setup) -> None:
     ends = headless.run(core, generating=0)
     headless.assert_as_transformers(ends)
     ask = AddRequest(request_id="x", prompt_token_ids=[1], sampling=SamplingParams())
-    core.handle(ask)
-    (delta,) = core.step().deltas
-    assert delta.finish_reason == "error"
-    assert "no head to generate tokens" in str(delta.error)
+    with pytest.raises(InvalidRequestError, match="no head to generate tokens"):
+        core.limits.check(ask)
 
 
 def test_a_head_and_names_without_the_prefix(setup: Setup, tmp_path: Path) -> None:

@@ -196,18 +196,6 @@ class TestLoop:
         stats = core.stats
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
 
-    def test_what_can_never_run_is_refused_with_numbers(self, executor_type: type) -> None:
-        core, _ = make_core(executor_type)
-        add(core, "long", prompt_len=60, max_tokens=20)
-        add(core, "empty", prompt_len=0)
-        deltas_of = run_until_idle(core)
-        assert "80" in str(deltas_of["long"][0].error)
-        assert "64" in str(deltas_of["long"][0].error)
-        assert ends(deltas_of["empty"]) == ["error"]
-        assert (
-            deltas_of["long"][0].error_kind is deltas_of["empty"][0].error_kind is ErrorKind.REQUEST
-        )
-
     def test_sampling_params_that_ban_every_token_are_the_callers_fault(
         self, executor_type: type
     ) -> None:

@@ -225,7 +225,6 @@ class EngineCore:
 
     def _add(self, message: AddRequest) -> None:
         try:
-            self.limits.check(message)  # again: messages may come from other processes
             self._num_arrivals += 1
             request = Request(
                 message,

@@ -71,13 +71,14 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
-    """A request ready to be sent: one message for each of its n answers."""
+    """A request ready to be sent: one message for each of its n answers, within the limits."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     sampling: SamplingParams
     messages: list[AddRequest]
+    limits: RequestLimits
     stop_when: StopWhen | None = None
     caller: str = ""
 
@@ -145,8 +146,8 @@ class InputProcessor:
         """
         self._check_options(priority, cache_salt)
         sampling.check_lists()
-        reserved = sampling.max_tokens or 1
-        token_ids = token_ids_of(prompt, self._tokenizer, self._limits, encoding, reserved=reserved)
+        limits, reserved = self._limits, sampling.max_tokens or 1
+        token_ids = token_ids_of(prompt, self._tokenizer, limits, encoding, reserved=reserved)
         if cut_to_context:
             sampling = self._cut(sampling, len(token_ids))
         if sampling.stop and not self._tokenizer.has_text:
@@ -168,11 +169,13 @@ class InputProcessor:
             for index, answer in enumerate(self._answers(sampling))
         ]
         try:
-            self._limits.check(messages[0])  # the same for all answers
+            limits.check(messages[0])  # the same for all answers
         except InvalidRequestError as error:
             raise _renamed(error, prompt_field, prompt_field) from None
         text = _text_of(prompt, encoding)
-        return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when, caller)
+        return PreparedRequest(
+            *(request_id, text, token_ids, sampling, messages, limits, stop_when, caller)
+        )
 
     def prepare_embedding(
         self,
@@ -190,7 +193,8 @@ class InputProcessor:
         Raises InvalidRequestError or ContextLengthError.
         """
         self._check_options(priority, cache_salt)
-        token_ids = token_ids_of(prompt, self._tokenizer, self._limits, encoding)
+        limits = self._limits
+        token_ids = token_ids_of(prompt, self._tokenizer, limits, encoding)
         message = AddRequest(
             request_id=f"{request_id}/0",
             prompt_token_ids=token_ids,
@@ -201,9 +205,9 @@ class InputProcessor:
             stream=False,
             pooling=pooling,
         )
-        self._limits.check(message)
+        limits.check(message)
         text = _text_of(prompt, encoding)
-        return PreparedRequest(request_id, text, token_ids, DEFAULT_SAMPLING, [message])
+        return PreparedRequest(request_id, text, token_ids, DEFAULT_SAMPLING, [message], limits)
 
     def _cut(self, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         left = self._limits.max_model_len - num_prompt_tokens

@@ -66,9 +66,10 @@ class RequestTracker:
         """Send a request to the engine at the end of this turn of the event loop.
 
         Returns the queue of its outputs. arrival: monotonic seconds. final_only: see `OutputQueue`.
-        Raises EngineError or OverloadedError while there is no engine; later errors, as for a
-        request that is too large to send, go into the queue. The caller calls `forget` in the end,
-        also after an error.
+        Raises EngineError or OverloadedError while there is no engine, and InvalidRequestError if a
+        smaller engine has replaced the one that the request was prepared for. Later errors, as for
+        a request that is too large to send, go into the queue. The caller calls `forget` in the
+        end, also after an error.
         """
         if self.failure is not None:
             raise self.failure
@@ -76,6 +77,8 @@ class RequestTracker:
             seconds = max(1.0, sum(self.info.seconds.values()))
             text = "the engine is being restarted; send the request again in a moment"
             raise OverloadedError(text, retry_after=seconds)
+        if prepared.limits is not self.info.limits:
+            self.info.limits.check(prepared.messages[0])
         if self._loop is None:  # stored, because asking for it costs a system call
             self._loop = asyncio.get_running_loop()
         queue = self._queues[prepared.request_id] = OutputQueue(self._loop, final_only=final_only)
@@ -191,8 +194,9 @@ class RequestTracker:
                 self._continue(message)
 
     def _continue(self, message: AddRequest) -> None:
-        """Send an unfinished request again; one that has become too large to send fails alone."""
+        """Send an unfinished request to another engine; one too large for it fails alone."""
         try:
+            self.info.limits.check(message)
             self._link.send(message)
         except InvalidRequestError:
             self._deliver(
