@@ -35,8 +35,8 @@ from quire.kernels import reference_quantized
 from quire.kernels.cpu import native, native_linear
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.quantization.int4 import INT4
-from quire.quantization.int8 import INT8
+from quire.kernels.formats.int4 import INT4
+from quire.kernels.formats.int8 import INT8
 
 SHAPES = {  # N, K
     "qkv": (3072, 2048),
@@ -85,9 +85,9 @@ def _natively(instruction_set: str) -> Callable[[Tensor, Any], Tensor]:
 
 def _packed(fmt: str, weight: Tensor) -> Any:
     if fmt == "int8":
-        return INT8.quantize(weight, kernels_for("cpu"))
+        return kernels_for("cpu").quantize(weight, INT8.spec)
     if fmt == "int4":
-        return INT4.quantize(weight, kernels_for("cpu"))
+        return kernels_for("cpu").quantize(weight, INT4.spec)
     return native_linear.pack_floats(weight)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp8 import FP8
 from quire.kernels.operands import ResidualState, RopeWriteKV
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -26,7 +27,6 @@ from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm_silu,
 )
 from quire.kernels.triton.step.rope_kernels import rope_write_kv
-from quire.quantization.fp8 import FP8
 
 MOST = 256  # rows of a chain
 
@@ -88,7 +88,7 @@ def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
     }
     weights["gate_up"] = interleave_gate_up(weights["gate_up"])
     if itemsize == 1:
-        weights = {name: FP8.quantize(w, kernels_for(DEVICE)) for name, w in weights.items()}
+        weights = {name: kernels_for(DEVICE).quantize(w, FP8.spec) for name, w in weights.items()}
     weights["norm"] = torch.rand(model.hidden, device=DEVICE, dtype=DTYPE)
     kv_dtype = reference.FP8 if itemsize == 1 else DTYPE
     weights["caches"] = torch.zeros(

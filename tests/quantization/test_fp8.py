@@ -14,15 +14,14 @@ from torch import Tensor
 from quire.config import ModelSettings
 from quire.hub import resolve_model
 from quire.kernels import reference
-from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.operands import Fp8Weight, LinearWeight
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp8 import FP8, Fp8
+from quire.kernels.operands import Fp8Weight
 from quire.layers.linear_layers import LinearBase
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
 from quire.models.loading.loader import load_model
-from quire.quantization.fp8 import FP8
-from quire.quantization.weight_format import WeightFormat
 
 CODES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 NUMBERS = CODES[CODES.isfinite()].unique()
@@ -80,7 +79,7 @@ def test_zeros_and_what_is_not_a_number() -> None:
 def test_rows_are_quantized_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.kernels.reference_quantized.WIDENED_ELEMENTS", 100)
     weight = torch.randn(37, 24, dtype=torch.bfloat16)
-    found = FP8.quantize(weight, kernels_for("cpu"))
+    found = kernels_for("cpu").quantize(weight, FP8.spec)
     assert isinstance(found, Fp8Weight)
     whole = reference.quantize_fp8(weight)
     assert torch.equal(found.codes.float(), whole[0].float())
@@ -118,19 +117,19 @@ def test_few_weights_are_in_memory_unquantized_at_a_time(
     """Bytes of other loaded weights that wait when one is quantized."""
     models: list[LlamaForCausalLM] = []
     waiting: list[int] = []
-    build, quantize = loader._build, WeightFormat.quantize
+    build, quantize = loader._build, Fp8.round_rows
 
     def build_and_remember(*arguments: Any, **options: Any) -> LlamaForCausalLM:
         models.append(build(*arguments, **options))
         return models[-1]
 
-    def quantize_and_look(self: WeightFormat, weight: Tensor, kernels: Kernels) -> LinearWeight:
+    def quantize_and_look(self: Fp8, weight: Tensor) -> Fp8Weight:
         matrices = [p for p in models[-1].model.layers.parameters() if p.dim() == 2]
         waiting.append(sum(p.untyped_storage().nbytes() for p in matrices))
-        return quantize(self, weight, kernels)
+        return quantize(self, weight)
 
     monkeypatch.setattr(loader, "_build", build_and_remember)
-    monkeypatch.setattr(WeightFormat, "quantize", quantize_and_look)
+    monkeypatch.setattr(Fp8, "round_rows", quantize_and_look)
     model = load(load_format, "fp8")
     sizes = [
         m.out_features * m.in_features * 4 for m in model.modules() if isinstance(m, LinearBase)

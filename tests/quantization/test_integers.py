@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,14 +16,16 @@ from quire.hub import resolve_model
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Codes, Int8Weight, QuantSpec
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import INT4
+from quire.kernels.formats.int8 import INT8
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_model
-from quire.quantization.int4 import INT4
-from quire.quantization.int8 import INT8
 from quire.quantization.stored_weight import tensors_of
-from quire.quantization.weight_format import WeightFormat
 
 SCALES = (st.integers(0, 2**31), st.floats(-12, 8))
 
@@ -145,9 +147,9 @@ def test_pieces_change_nothing(
     weight_format: WeightFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(37, 96, dtype=torch.bfloat16)
-    whole = tensors_of(weight_format.quantize(weight, kernels_for("cpu")))
+    whole = tensors_of(kernels_for("cpu").quantize(weight, weight_format.spec))
     monkeypatch.setattr("quire.kernels.reference_quantized.WIDENED_ELEMENTS", 500)
-    pieces = tensors_of(weight_format.quantize(weight, kernels_for("cpu")))
+    pieces = tensors_of(kernels_for("cpu").quantize(weight, weight_format.spec))
     assert pieces.keys() == whole.keys()
     assert all(torch.equal(pieces[name], whole[name]) for name in whole)
 
@@ -175,18 +177,13 @@ def test_each_linear_layer_is_like_the_unquantized_one(
         assert F.cosine_similarity(exact(x).flatten(), rounded(x).flatten(), dim=0) > likeness
 
 
-@pytest.mark.parametrize("codes", get_args(Codes))
-def test_codes_of_each_type_fill_whole_bytes(codes: Codes) -> None:
-    spec = QuantSpec(codes, group=32 if codes == "int4" else 0)
-    stored = reference.quantize(torch.randn(4, 64), spec).codes
-    assert stored.nbytes * spec.codes_per_byte == 4 * 64
+@pytest.mark.parametrize("weight_format", [FP8, INT8, INT4, NF4, MXFP4], ids=lambda each: each.name)
+def test_codes_of_each_type_fill_whole_bytes(weight_format: WeightFormat) -> None:
+    stored = weight_format.round_rows(torch.randn(4, 64)).codes
+    assert stored.nbytes * weight_format.codes_per_byte == 4 * 64
 
 
-def test_a_weight_of_an_unknown_type_is_not_multiplied_as_another() -> None:
-    class OtherWeight(Int8Weight):
-        """A weight whose codes mean something else."""
-
-    made = reference_quantized.quantize_int8(torch.randn(4, 64))
-    other: Any = OtherWeight(made.codes, made.scale)
-    with pytest.raises(KeyError, match="OtherWeight"):
-        reference_quantized.linear_integers(torch.randn(2, 64), other, None)
+def test_a_weight_of_an_unknown_format_is_not_multiplied_as_another() -> None:
+    made = NF4.round_rows(torch.randn(4, 64))
+    with pytest.raises(KeyError, match="nf5"):
+        reference.linear(torch.randn(2, 64), replace(made, codebook="nf5"), None)

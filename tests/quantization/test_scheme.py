@@ -12,13 +12,13 @@ from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import INT4
+from quire.kernels.formats.int8 import INT8
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
-from quire.quantization.fp8 import FP8
-from quire.quantization.int4 import INT4
-from quire.quantization.int8 import INT8
 from quire.quantization.scheme import SCHEMES, Role, Scheme, check_device, scheme_of
 from quire.quantization.stored_weight import tensors_of
 
@@ -29,7 +29,8 @@ def test_the_setting_names_the_schemes_that_there_are() -> None:
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match="quantization must be one of none, fp8, int8, int4, not 'fp7'"
+        ConfigError,
+        match="must be one of none, fp8, int8, int4, nf4, mxfp4, not 'fp7'",
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):
@@ -78,7 +79,7 @@ def test_a_weight_takes_the_bytes_of_the_memory_plan(scheme: Scheme, k: int) -> 
     for role in roles:
         found = scheme.format_for("", role, 64, k)
         assert found is not None
-        operand = found.quantize(weight, kernels_for("cpu"))
+        operand = kernels_for("cpu").quantize(weight, found.spec)
         spare = 4 * 64 if found is INT4 and native.library() is None else 0
         stored = sum(tensor.nbytes for tensor in tensors_of(operand).values())
         assert found.num_bytes(64, k) - spare == stored

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import INT4, Int4
+from quire.kernels.formats.int8 import INT8, Int8
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4, Nf4
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Int4Weight, LinearWeight, QuantSpec, ResidualState
-from quire.quantization.fp8 import FP8
-from quire.quantization.int4 import INT4, Int4
-from quire.quantization.int8 import INT8, Int8
 from quire.quantization.stored_weight import describe, restore, sizes_of, tensors_of
-from quire.quantization.weight_format import WeightFormat
 
 MADE_ELSEWHERE = (
     Int8(QuantSpec("int8")),
@@ -26,7 +28,9 @@ MADE_ELSEWHERE = (
     Int4(QuantSpec("int4", group=32, permuted=True)),
     Int4(QuantSpec("int4", group=64, zeros=True, permuted=True)),
 )
-FORMATS: tuple[WeightFormat, ...] = (FP8, INT8, INT4, *MADE_ELSEWHERE)
+FORMATS: tuple[WeightFormat, ...] = (
+    FP8, INT8, INT4, *MADE_ELSEWHERE, NF4, Nf4(QuantSpec("nf4", group=128)), MXFP4,
+)  # fmt: skip
 
 
 def rows_of(weight_format: WeightFormat, n: int, k: int) -> LinearWeight:
@@ -78,7 +82,7 @@ def test_rotated_and_plain_rows_have_the_same_result_in_the_end() -> None:
     kernels = kernels_for("cpu")
     for plain, rotated in ((MADE_ELSEWHERE[0], INT8), (MADE_ELSEWHERE[1], INT4)):
         for each in (plain, rotated):
-            found = kernels.linear(x, each.quantize(weight, kernels), None)
+            found = kernels.linear(x, kernels.quantize(weight, each.spec), None)
             assert torch.cosine_similarity(found.flatten(), (x @ weight.T).flatten(), 0) > 0.99
 
 
@@ -95,7 +99,7 @@ def test_a_plain_weight_is_described_too() -> None:
         {"layout": "rows", "codes": "int8"},
         {
             "layout": "rows",
-            "codes": "nf4",
+            "codes": "nf5",
             "group": 64,
             "zeros": False,
             "hadamard": False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,73 +97,90 @@ class AttentionParams:
         return self.soft_cap is None and self.sinks is None
 
 
-Codes = Literal["fp8", "int8", "int4"]  # types of a quantized weight's codes
-_CODES_PER_BYTE: dict[Codes, int] = {"fp8": 1, "int8": 1, "int4": 2}
-
-
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """How the rows of a weight are quantized: the type of their codes, and what goes with it."""
+    """How the rows of a weight are quantized, as metadata; kernels/formats/ has what follows.
 
-    codes: Codes
+    codes: the format's name in `FORMATS` of kernels/formats/table.py.
+    """
+
+    codes: str
     group: int = 0  # inputs that share a scale; 0: one scale for each output
     zeros: bool = False  # whether each group has a zero point
     hadamard: bool = False  # whether the weight, and inputs with it, are Hadamard-rotated
     permuted: bool = False  # whether its inputs are in an order of their own (GPTQ's act-order)
 
-    @property
-    def codes_per_byte(self) -> int:
-        """How many codes share a byte."""
-        return _CODES_PER_BYTE[self.codes]
 
-    def row_bytes(self, k: int) -> int:
-        """Bytes of one output's k codes with what goes with them, as packed on a CPU."""
-        if self.codes != "int4":
-            return k + 4
-        # rotated four bits have another scale, for their form in bytes
-        return k // 2 + k // self.group * (3 if self.zeros else 2) + (4 if self.hadamard else 0)
+_NOT_TENSORS = bool | int | str | None  # fields of a weight
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """A weight in FP8, as `reference.quantize_fp8` makes it: codes · scale."""
+class QuantizedWeight(ABC):
+    """Canonical rows of a quantized weight [N, K]: dimension 0 is the outputs."""
 
-    codes: Tensor  # e4m3 [N, K]
-    scale: Tensor  # float32 [N]
+    codes: Tensor  # [N, K / codes per byte]
+    scale: Tensor  # [N] or [N, K / group]
+
+    @property
+    @abstractmethod
+    def spec(self) -> QuantSpec:
+        """How the weight's rows are quantized."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by the names under which they are stored."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: own for name, own in found.items() if not isinstance(own, _NOT_TENSORS)}
+
+    @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        """Those of its tensors whose dimension 0 is the outputs."""
+        return {name: own for name, own in self.tensors.items() if name != "permutation"}
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The weight with `change` of each tensor's rows: selected, or in another order."""
+        changes: dict[str, Any] = {name: change(own) for name, own in self.row_tensors.items()}
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight(QuantizedWeight):
+    """A weight in FP8, as `reference.quantize_fp8` makes it: codes · scale.
+
+    codes: e4m3 [N, K]. scale: float32 [N].
+    """
 
     @property
     def spec(self) -> QuantSpec:
-        """How the weight's rows are quantized."""
+        """See `QuantizedWeight`."""
         return QuantSpec("fp8")
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
+class Int8Weight(QuantizedWeight):
     """A weight in signed bytes: codes · scale, Hadamard-rotated or not.
 
-    Where it is rotated, inputs of the linear operation are rotated by the same matrices.
+    Where it is rotated, inputs of the linear operation are rotated by the same matrices. codes:
+    int8 [N, K]. scale: float32 [N].
     """
 
-    codes: Tensor  # int8 [N, K]
-    scale: Tensor  # float32 [N]
     hadamard: bool = True
 
     @property
     def spec(self) -> QuantSpec:
-        """How the weight's rows are quantized."""
+        """See `QuantizedWeight`."""
         return QuantSpec("int8", hadamard=self.hadamard)
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Weight:
+class Int4Weight(QuantizedWeight):
     """A weight in four bits: (code - zero) · scale, where `group` inputs in a row share both.
 
     Where it is Hadamard-rotated, inputs of the linear operation are rotated by the same matrices.
+    codes: uint8 [N, K / 2], of two the first in the lower four bits. scale: float16 [N, K / group].
     permutation: the weight's input i is x's column permutation[i]; None where that is i.
     """
 
-    codes: Tensor  # uint8 [N, K / 2]: of two codes the first is in the lower four bits
-    scale: Tensor  # float16 [N, K / group]
     zeros: Tensor | None  # uint8 [N, K / group], each 0..15; None where all are 8
     group: int = 32
     hadamard: bool = False  # then without `zeros`
@@ -169,9 +188,26 @@ class Int4Weight:
 
     @property
     def spec(self) -> QuantSpec:
-        """How the weight's rows are quantized."""
+        """See `QuantizedWeight`."""
         has_zeros, permuted = self.zeros is not None, self.permutation is not None
         return QuantSpec("int4", self.group, has_zeros, self.hadamard, permuted)
+
+
+@dataclass(frozen=True, slots=True)
+class CodebookWeight(QuantizedWeight):
+    """A weight whose four-bit codes are indices of 16 numbers: codebook[code] · scale.
+
+    codes: uint8 [N, K / 2], of two the first in the lower four bits. scale [N, K / group]: float16
+    in NF4; uint8 in MXFP4, exponents of two with 127 added (e8m0).
+    """
+
+    codebook: str  # "nf4" or "mxfp4"
+    group: int
+
+    @property
+    def spec(self) -> QuantSpec:
+        """See `QuantizedWeight`."""
+        return QuantSpec(self.codebook, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +222,16 @@ class PackedWeight:
     outputs: int
     inputs: int
     group: int  # inputs that share a scale, of 4-bit formats
-    format: int  # `NativeFormat` in kernels/cpu/native_structs.py
+    format: int  # `NativeFormat` in kernels/formats/native_format.py
     permutation: Any = None  # int32 [inputs]
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """Its tensors or arrays by the names under which they are stored."""
+        found = {"packed": self.packed, "permutation": self.permutation}
+        return {name: own for name, own in found.items() if own is not None}
 
-# canonical rows: dimension 0 is the outputs
-QuantizedWeight: TypeAlias = Fp8Weight | Int8Weight | Int4Weight
+
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere
 LoadedWeight: TypeAlias = "Tensor | QuantizedWeight"
 # what `linear` takes: in the model's data type, in canonical rows, or packed

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.formats.table import format_of
 from quire.kernels.operands import (
     AttentionParams,
-    Fp8Weight,
     HeadNorms,
     LinearWeight,
     PackedWeight,
@@ -23,10 +23,11 @@ from quire.kernels.operands import (
     ResidualState,
     RopeWriteKV,
 )
-from quire.kernels.reference_quantized import by_pieces, linear_integers, quantize_integers
-
-FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
-FP8_MAX = 448.0  # the largest number of it
+from quire.kernels.reference_fp8 import FP8 as FP8
+from quire.kernels.reference_fp8 import FP8_MAX as FP8_MAX
+from quire.kernels.reference_fp8 import linear_fp8 as linear_fp8
+from quire.kernels.reference_fp8 import quantize_fp8 as quantize_fp8
+from quire.kernels.reference_fp8 import quantize_rows as quantize_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -231,12 +232,9 @@ def visible(
 def quantize(weight: Tensor, spec: QuantSpec) -> QuantizedWeight:
     """A weight [N, K], or a view of its rows in blocks, rounded to the nearest and then packed.
 
-    Here: in canonical rows. Zero points are of no use then: they come with codes made elsewhere.
+    Here: in canonical rows.
     """
-    rows = weight.flatten(0, -2)
-    if spec.codes == "fp8":
-        return Fp8Weight(*by_pieces(rows, quantize_fp8))
-    return quantize_integers(rows, spec)
+    return format_of(spec).round_rows(weight.flatten(0, -2))
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
@@ -246,12 +244,10 @@ def pack(weight: LinearWeight) -> LinearWeight:
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: x [T, K], weight [N, K] of any format, bias [N] → [T, N]."""
-    if isinstance(weight, Fp8Weight):
-        return linear_fp8(x, weight.codes, weight.scale, bias)
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
     assert not isinstance(weight, PackedWeight)  # which only the native library reads
-    return linear_integers(x, weight, bias)
+    return format_of(weight.spec).linear(x, weight, bias)
 
 
 def pad_rows(weight: Tensor) -> Tensor:
@@ -339,38 +335,3 @@ def skinny_gemm(
     if silu:
         out = silu_and_mul(torch.cat([out[:, 0::2], out[:, 1::2]], dim=-1))
     return out if residual is None else residual + out
-
-
-def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [N, K] in FP8: codes [N, K], and a float32 scale for each row [N].
-
-    weight ≈ codes · scale; the largest of a row becomes the largest number of the type, the others
-    are rounded to the nearest. (Micikevicius et al., 2022)
-    """
-    weight = weight.float()
-    largest = weight.abs().amax(dim=1)
-    scale = torch.where(largest == 0.0, 1.0, largest / FP8_MAX)
-    codes = (weight / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX)  # dividing may round upwards
-    return codes.to(FP8), scale
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations [T, K] in FP8: codes [T, K], and a float32 scale for each row [T, 1].
-
-    Scales are powers of two, the least that bring a row into the type's range. As they only move
-    exponents, a value's rounding does not depend on how much of its row shares its scale (but for
-    values that are 2^-15 of the largest or less, which lose digits), nor does a second rounding.
-    """
-    x = x.float()
-    wanted = (x.abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp_min(2.0**-100)
-    scale = ((wanted.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
-    return (x / scale).to(FP8), scale
-
-
-def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x · (codes · scale)ᵀ + bias: x [T, K], codes and scale as `quantize_fp8` left them → [T, N].
-
-    x is taken as it is; where a device multiplies FP8 by FP8, `quantize_rows` rounds it first.
-    """
-    out = F.linear(x.float(), codes.float()) * scale
-    return (out if bias is None else out + bias.float()).to(x.dtype)

@@ -1,50 +1,25 @@
 """Plain PyTorch twins of INT8 and INT4: how weights and activations are rounded and multiplied.
 
-Owns what these formats mean, the Hadamard rotation included; FP8 is in `reference.py`. As the twins
-there, they are written to be read, not to be fast.
+Owns what these formats mean, the Hadamard rotation included; FP8 is in `reference_fp8.py`, NF4 and
+MXFP4 are in `reference_codebook.py`. They are written to be read, not to be fast.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8Weight, QuantSpec
+from quire.kernels.operands import Int4Weight, Int8Weight
 
 HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
 LEAST_HADAMARD = 16  # but no smaller than this
 ACTIVATION_GROUP = 32  # activations that share a scale in linear operations with INT4 weights, and
 # the size of the Hadamard matrices there
 WIDENED_ELEMENTS = 2**22  # elements of a weight that are widened to float32 at once
-
-
-def quantize_integers(weight: Tensor, spec: QuantSpec) -> Int8Weight | Int4Weight:
-    """A weight [N, K] by a spec without zero points, some rows at a time."""
-    assert not spec.zeros  # which come with codes made elsewhere
-
-    def rounded(piece: Tensor) -> Int8Weight | Int4Weight:
-        if spec.codes == "int8":
-            return quantize_int8(piece, hadamard=spec.hadamard)
-        return quantize_int4(piece, spec.group, hadamard=spec.hadamard)
-
-    def tensors(piece: Tensor) -> tuple[Tensor, Tensor]:
-        found = rounded(piece)
-        return found.codes, found.scale
-
-    codes, scale = by_pieces(weight, tensors)
-    if spec.codes == "int8":
-        return Int8Weight(codes, scale, spec.hadamard)
-    return Int4Weight(codes, scale, None, spec.group, spec.hadamard)
-
-
-def linear_integers(x: Tensor, weight: Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
-    """x [T, K] · weightᵀ + bias by the weight's format → [T, N]. Raises KeyError for another."""
-    return _LINEAR[type(weight)](x, weight, bias)
 
 
 def hadamard_size(k: int, most: int = HADAMARD_SIZE) -> int:
@@ -218,9 +193,3 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
     groups = torch.unflatten(codes, 1, (-1, ACTIVATION_GROUP)).float() * scale[:, :, None]
     out = F.linear(groups.flatten(1), dequantize_int4(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-_LINEAR: dict[type, Callable[[Tensor, Any, Tensor | None], Tensor]] = {
-    Int8Weight: linear_int8,
-    Int4Weight: linear_int4,
-}

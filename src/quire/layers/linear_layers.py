@@ -16,7 +16,7 @@ from quire.kernels.operands import LoadedWeight, ResidualState, RopeWriteKV, Row
 from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LinearModule, Weight, copy_whole
-from quire.quantization.canonical_rows import map_rows, stack_rows
+from quire.quantization.canonical_rows import stack_rows
 from quire.quantization.stored_weight import Description
 
 _ACT_AND_MUL: dict[Activation, Callable[[LinearMethod, LinearModule, ResidualState], Rows]] = {
@@ -129,7 +129,7 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
             self.bias = Weight(kernels.order_gate_up(self.bias.detach(), dtype))
         if isinstance(rows, Tensor):
             return kernels.order_gate_up(rows, dtype)
-        return map_rows(rows, lambda own: kernels.order_gate_up(own, dtype).reshape(own.shape))
+        return rows.map_rows(lambda own: kernels.order_gate_up(own, dtype).reshape(own.shape))
 
     def act_and_mul(self, residual: ResidualState) -> Rows:
         """activation(gate) * up of the residual [T, in] after its norm → [T, out / 2]."""

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import LinearWeight, LoadedWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LinearModule, Weight
 from quire.quantization.stored_weight import Description, restore, sizes_of, tensors_of
-from quire.quantization.weight_format import WeightFormat
 
 MOST_PADDING = 16  # rows of zeros that a packed weight may end with, and one
 
@@ -49,7 +49,7 @@ class LinearMethod:
         if self.weight_format is None or not isinstance(weight, Tensor):
             self._take(layer, self.kernels.pack(weight))
         else:
-            self._take(layer, self.weight_format.quantize(weight, self.kernels))
+            self._take(layer, self.kernels.quantize(weight, self.weight_format.spec))
 
     def _rows(self, layer: LinearModule) -> LoadedWeight:
         return layer.loaded_weight()

@@ -1,4 +1,4 @@
-"""Which format each weight of a model gets, by the name of the setting; the table of formats.
+"""Which format each weight of a model gets, by the name of the setting.
 
 No torch: the memory plan asks for bytes before anything is loaded.
 """
@@ -12,12 +12,12 @@ from typing import Protocol
 
 from quire.core.layer_spec import Role
 from quire.errors import ConfigError
-from quire.quantization.fp8 import FP8, Fp8
-from quire.quantization.int4 import INT4, Int4
-from quire.quantization.int8 import INT8, Int8
-from quire.quantization.weight_format import WeightFormat
-
-FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4}  # by codes
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import INT4
+from quire.kernels.formats.int8 import INT8
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.formats.weight_format import WeightFormat
 
 
 class FormatChoice(Protocol):
@@ -61,6 +61,8 @@ SCHEMES = {
         Scheme("fp8", {"layer": (FP8,), "head": (FP8,)}),
         Scheme("int8", {"layer": (INT8,), "head": (INT8,)}, devices=("cpu",)),
         Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}, devices=("cpu",)),
+        Scheme("nf4", {"layer": (NF4, INT8), "head": (INT8,)}, devices=("cpu",)),
+        Scheme("mxfp4", {"layer": (MXFP4, INT8), "head": (INT8,)}, devices=("cpu",)),
     )
 }
 

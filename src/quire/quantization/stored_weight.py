@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from quire.kernels.cpu.native_structs import FLOAT_BYTES, NativeFormat
-from quire.kernels.cpu.native_structs import FORMATS as NATIVE_FORMATS
+from quire.kernels.cpu.native_structs import FLOAT_BYTES
+from quire.kernels.formats.native_format import NativeFormat
+from quire.kernels.formats.table import format_of, format_of_packed
 from quire.kernels.operands import PackedWeight, QuantizedWeight, QuantSpec
-from quire.quantization.scheme import FORMATS
 
 Description = Mapping[str, Any]  # as JSON has it
 
 _SIZES = ("outputs", "inputs", "group")  # of a packed weight
-_PACKED_OUTPUTS = 32  # of a block of codes, in a packed weight
-_GROUP_MULTIPLE = 32
-_SPECS = {found: spec for spec, found in NATIVE_FORMATS.items()}
 
 
 def describe(weight: Any) -> Description:
@@ -38,9 +35,7 @@ def describe(weight: Any) -> Description:
 def tensors_of(weight: Any) -> dict[str, Any]:
     """The tensors of a weight, by the names under which they are stored."""
     if isinstance(weight, PackedWeight | QuantizedWeight):
-        names = ("packed", "codes", "scale", "zeros", "permutation")
-        found = {name: getattr(weight, name, None) for name in names}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        return weight.tensors
     return {"weight": weight}
 
 
@@ -63,22 +58,16 @@ def restore(description: Description, tensors: Mapping[str, Any]) -> Any:
 def sizes_of(weight: Any) -> tuple[int, int]:
     """Outputs and inputs of a weight. Raises LookupError if its tensors do not have them."""
     if isinstance(weight, PackedWeight):
-        found, expected = weight.packed.nbytes, _packed_bytes(weight)
+        found, (n, k) = weight.packed.nbytes, (weight.outputs, weight.inputs)
+        expected = _packed_bytes(NativeFormat(weight.format), n, k, weight.group)
         if found != expected:
             raise LookupError(f"it has {found} packed bytes, not the {expected} of {weight.format}")
-        _check_permutation(weight.permutation, weight.inputs)
-        return weight.outputs, weight.inputs
-    if not isinstance(weight, QuantizedWeight):
+    elif isinstance(weight, QuantizedWeight):
+        n, k = format_of(weight.spec).size_of(weight)
+    else:
         return int(weight.shape[0]), int(weight.shape[1])
-    spec, (n, width) = weight.spec, weight.codes.shape
-    k = width * spec.codes_per_byte
-    groups = (n, k // spec.group) if spec.group else (n,)
-    for name in ("scale", "zeros"):
-        tensor = getattr(weight, name, None)
-        if tensor is not None and tuple(tensor.shape) != groups:
-            raise LookupError(f"its {name} has the shape {list(tensor.shape)}, not {list(groups)}")
-    _check_permutation(getattr(weight, "permutation", None), k)
-    return int(n), int(k)
+    _check_permutation(weight.tensors.get("permutation"), k)
+    return n, k
 
 
 def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
@@ -93,22 +82,16 @@ def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
     if layout != "rows":
         raise LookupError(f"the layout {layout!r} is not known")
     spec = QuantSpec(**{field.name: description[field.name] for field in fields(QuantSpec)})
-    return FORMATS[spec.codes](spec).rows(tensors)
+    return format_of(spec).rows(tensors)
 
 
-def _packed_bytes(weight: PackedWeight) -> int:
+def _packed_bytes(layout: NativeFormat, n: int, k: int, group: int) -> int:
     """Bytes of a packed weight by its sizes. Raises ValueError for sizes that no weight has."""
-    n, k, group, found = weight.outputs, weight.inputs, weight.group, NativeFormat(weight.format)
-    if min(n, k) <= 0 or group < 0:
-        raise ValueError("sizes below 1")
-    if found in FLOAT_BYTES:
-        return n * k * FLOAT_BYTES[found]
-    codes, zeros, hadamard = _SPECS[found]
-    step = group if codes == "int4" else _GROUP_MULTIPLE
-    if step <= 0 or step % _GROUP_MULTIPLE or k % step:
-        raise ValueError("inputs in groups of another size")
-    spec = QuantSpec(codes, group, zeros, hadamard)
-    return -(-n // _PACKED_OUTPUTS) * _PACKED_OUTPUTS * spec.row_bytes(k)
+    if layout in FLOAT_BYTES:
+        if min(n, k) <= 0 or group < 0:
+            raise ValueError("sizes below 1")
+        return n * k * FLOAT_BYTES[layout]
+    return format_of_packed(layout, group).packed_bytes(n, k)
 
 
 def _check_permutation(permutation: Any, k: int) -> None:

@@ -21,7 +21,7 @@ from quire.config import EngineConfig
 from quire.engine.startup.footprint import weights_by_format
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
-from quire.kernels.cpu.native_structs import NativeFormat
+from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.operands import Int4Weight, Int8Weight, PackedWeight
 from quire.layers.linear_layers import LinearBase
 from quire.models.checkpoint_formats.awq import ORDER, rows_of

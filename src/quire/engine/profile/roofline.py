@@ -18,8 +18,8 @@ import numpy as np
 
 from quire.array_types import Array
 from quire.kernels.cpu import native
-from quire.kernels.cpu.array_ops import BLOCK, linear
-from quire.kernels.cpu.native_structs import NativeFormat
+from quire.kernels.cpu.array_ops import linear
+from quire.kernels.formats.native_format import BLOCK, NativeFormat
 from quire.kernels.operands import PackedWeight
 
 Call = Callable[[], object]

@@ -16,12 +16,11 @@ from quire.kernels.cpu.native_structs import (
     LINEAR_ARGS,
     ROW_DTYPES,
     Epilogue,
-    NativeFormat,
     RmsNormArgs,
 )
+from quire.kernels.formats.native_format import BLOCK, NativeFormat
 from quire.kernels.operands import PackedWeight
 
-BLOCK = 16  # outputs of a packed weight that lie together
 ARRAY_DTYPES = {np.dtype(DTYPES[name].array): NATIVE_DTYPES[name] for name in ROW_DTYPES}
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.cpu import native, quantized_linear, tensor_ops, torch_matmul
-from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue, NativeFormat
-from quire.kernels.cpu.quantized_linear import BLOCK
+from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue
 from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES
+from quire.kernels.formats.native_format import BLOCK, NativeFormat
 from quire.kernels.operands import LinearWeight, PackedWeight, ResidualState, Rows
 
 
@@ -42,7 +42,7 @@ def pack_floats(weight: Tensor) -> PackedWeight:
     wide = weight.dtype == torch.float32
     out = weight.new_empty(n // BLOCK, *((k, BLOCK) if wide else (k // 2, BLOCK, 2)))
     found = NativeFormat.FLOAT32 if wide else NativeFormat.BFLOAT16
-    tensor_ops.pack_native(source, None, None, out, n=n, k=k, half=half, layout=found)
+    tensor_ops.pack_native({"codes": source}, out, n=n, k=k, half=half, layout=found)
     return PackedWeight(out, n, k, 0, found)
 
 

@@ -8,7 +8,6 @@ from enum import IntEnum
 from typing import ClassVar
 
 from quire.dtypes import DTYPES, NATIVE_DTYPES
-from quire.kernels.operands import Codes
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -18,28 +17,6 @@ FLOAT_BYTES = {NATIVE_DTYPES[name]: DTYPES[name].num_bytes for name in ROW_DTYPE
 
 LINEAR_ARGS = struct.Struct("6P3qf5i")  # packed: a structure of ctypes costs 5 times as much
 QUANTIZE_ARGS = struct.Struct("2P3q4i")
-
-
-class NativeFormat(IntEnum):
-    """Packed layout of a weight: `Format` in quire_cpu.h. The first two are those of `Dtype`."""
-
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    INT8 = 2
-    INT8_HADAMARD = 3  # inputs are Hadamard-rotated
-    INT4 = 4
-    INT4_ZEROS = 5  # with a zero point for each group
-    INT4_HADAMARD = 6  # inputs are Hadamard-rotated
-
-
-# (codes, zeros, hadamard) of a `QuantSpec` → the native format that serves it
-FORMATS: dict[tuple[Codes, bool, bool], NativeFormat] = {
-    ("int8", False, False): NativeFormat.INT8,
-    ("int8", False, True): NativeFormat.INT8_HADAMARD,
-    ("int4", False, False): NativeFormat.INT4,
-    ("int4", True, False): NativeFormat.INT4_ZEROS,
-    ("int4", False, True): NativeFormat.INT4_HADAMARD,
-}
 
 
 class Epilogue(IntEnum):

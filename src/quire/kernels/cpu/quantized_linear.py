@@ -1,7 +1,7 @@
-"""Weights of 8 and 4 bits for the native library: quantized, and packed from canonical rows.
+"""Weights of codes for the native library: quantized, and packed from canonical rows.
 
-Owns which sizes are packed. The layout of packed blocks is described in `native/linear_int.h`; it
-is the same for every instruction set.
+Weight formats know which sizes are packed (`WeightFormat.native_format`). The layout of packed
+blocks is described in `native/linear_int.h`; it is the same for every instruction set.
 """
 
 from __future__ import annotations
@@ -11,36 +11,24 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.cpu import native
-from quire.kernels.cpu.native_structs import FORMATS, QUANTIZE_ARGS, NativeFormat
+from quire.kernels.cpu.native_structs import QUANTIZE_ARGS
 from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES, pack_native
-from quire.kernels.operands import (
-    Int4Weight,
-    LinearWeight,
-    PackedWeight,
-    QuantizedWeight,
-    QuantSpec,
-)
-
-BLOCK = 16  # outputs of a linear operation come in multiples of this
-STEP = 32  # and inputs: so many are rounded and summed at a time
-_WIDE = 32  # outputs of a packed block
-
-
-def native_format(spec: QuantSpec, n: int, k: int) -> NativeFormat | None:
-    """The native format for a weight [n, k] of a spec; None for those that are not served."""
-    if n % BLOCK or k % (spec.group or STEP) or spec.group % STEP:
-        return None
-    return FORMATS.get((spec.codes, spec.zeros, spec.hadamard))
+from quire.kernels.formats.native_format import BLOCK, WIDE
+from quire.kernels.formats.table import format_of
+from quire.kernels.formats.weight_format import WeightFormat
+from quire.kernels.operands import LinearWeight, PackedWeight, QuantizedWeight, QuantSpec
 
 
 def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
     """Twin of `reference.quantize`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
-    found = native_format(spec, n, k)
-    if found is None or weight.dtype not in TENSOR_DTYPES:
+    own = format_of(spec)
+    found = own.native_format(n, k)
+    is_plain = not (spec.zeros or spec.permuted)
+    if not (found and is_plain and own.is_rounded_natively and weight.dtype in TENSOR_DTYPES):
         return pack_rows(reference.quantize(weight, spec))
     source, half = source_of(weight)
-    out = _packed_blocks(spec, n, k)
+    out = _packed_blocks(own, n, k)
     native.compiled().quire_cpu_quantize(
         QUANTIZE_ARGS.pack(
             source.data_ptr(), out.data_ptr(), n, k, half,
@@ -52,24 +40,20 @@ def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
 
 def pack_rows(weight: QuantizedWeight) -> LinearWeight:
     """Twin of `reference.pack` for canonical rows: packed, where sizes allow."""
-    spec, n = weight.spec, len(weight.codes)
-    k = weight.codes.shape[1] * spec.codes_per_byte
-    found = native_format(spec, n, k)
+    own = format_of(weight.spec)
+    n, k = own.size_of(weight)
+    found = own.native_format(n, k)
     if found is None:
         return weight
-    zeros, permutation = None, None
-    if isinstance(weight, Int4Weight):
-        zeros, permutation = weight.zeros, weight.permutation
-    codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
-    zeros = None if zeros is None else zeros.contiguous()
-    out = _packed_blocks(spec, n, k)
-    pack_native(codes, scale, zeros, out, n=n, k=k, group=spec.group, layout=found)
-    return PackedWeight(out, n, k, spec.group, found, permutation)
+    out, group = _packed_blocks(own, n, k), weight.spec.group
+    rows = {name: tensor.contiguous() for name, tensor in weight.row_tensors.items()}
+    pack_native(rows, out, n=n, k=k, group=group, layout=found)
+    return PackedWeight(out, n, k, group, found, weight.tensors.get("permutation"))
 
 
-def _packed_blocks(spec: QuantSpec, n: int, k: int) -> Tensor:
+def _packed_blocks(own: WeightFormat, n: int, k: int) -> Tensor:
     """uint8 [blocks, bytes of a block], uninitialised."""
-    return torch.empty(-(-n // _WIDE), _WIDE * spec.row_bytes(k), dtype=torch.uint8)
+    return torch.empty(-(-n // WIDE), WIDE * own.row_bytes(k), dtype=torch.uint8)
 
 
 def interleaved(weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from quire.array_types import Array
 from quire.dtypes import NATIVE_DTYPES
 from quire.kernels import reference
 from quire.kernels.cpu import native
-from quire.kernels.cpu.native_structs import ROW_DTYPES, NativeFormat, PackArgs, RmsNormArgs
+from quire.kernels.cpu.native_structs import ROW_DTYPES, PackArgs, RmsNormArgs
+from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.torch_dtypes import torch_dtype
 
 TENSOR_DTYPES = {torch_dtype(name): NATIVE_DTYPES[name] for name in ROW_DTYPES}
@@ -39,9 +41,7 @@ def as_array(x: Tensor) -> Array:
 
 
 def pack_native(
-    codes: Tensor,
-    scale: Tensor | None,
-    zeros: Tensor | None,
+    rows: Mapping[str, Tensor],
     out: Tensor,
     *,
     n: int,
@@ -50,10 +50,11 @@ def pack_native(
     half: int = 0,
     group: int = 0,
 ) -> None:
-    """Pack a weight [n, k] into `out`: contiguous codes with scales, or numbers alone.
+    """Pack the rows of a weight [n, k] into `out`: contiguous tensors by their names.
 
     half: n / 2 if the halves of the rows are to be interleaved. group: inputs that share a scale.
     """
-    addresses = (None if each is None else each.data_ptr() for each in (codes, scale, zeros, out))
-    args = PackArgs(*addresses, n, k, half, group, layout, native.num_threads())
+    found = (rows.get(name) for name in ("codes", "scale", "zeros"))
+    addresses = (None if each is None else each.data_ptr() for each in found)
+    args = PackArgs(*addresses, out.data_ptr(), n, k, half, group, layout, native.num_threads())
     native.compiled().quire_cpu_pack(ctypes.byref(args))

@@ -1,22 +1,25 @@
 """Linear operations on a CPU that the native library does not serve, by PyTorch's operations.
 
-They are what float16 checkpoints, FP8 weights and odd sizes get, and all where the library was not
-built. Two of them are faster than the twins in `reference.py`; everything else falls back to those.
-A type that the processor has to emulate is widened to float32 once there are enough rows to pay for
-it: with AVX2 alone, 256 rows by 8192 x 2048 weights take 240 ms in place of 960 in float16, 660 in
-place of 2,400 in bfloat16. FP8 weights are widened in tiles, which bounds the memory for it.
+They are what float16 checkpoints, codes without a native kernel and odd sizes get, and all where
+the library was not built. Two of them are faster than the twins in `reference.py`; everything else
+falls back to those. A type that the processor has to emulate is widened to float32 once there are
+enough rows to pay for it: with AVX2 alone, 256 rows by 8192 x 2048 weights take 240 ms in place of
+960 in float16, 660 in place of 2,400 in bfloat16. Codes are widened in tiles, which bounds the
+memory for it.
 """
 
 from __future__ import annotations
 
 import functools
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, LinearWeight
+from quire.kernels.formats.table import format_of
+from quire.kernels.operands import LinearWeight, QuantizedWeight
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
 _MANY_ROWS = 64  # from here on widening costs less than emulation
@@ -24,33 +27,34 @@ _MANY_ROWS = 64  # from here on widening costs less than emulation
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`."""
-    if isinstance(weight, Fp8Weight):
-        return _linear_fp8(x, weight, bias)
+    if isinstance(weight, QuantizedWeight):
+        return _linear_rows(x, weight, bias)
     if isinstance(weight, Tensor) and is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
         return _widened(x, weight, bias)
     return reference.linear(x, weight, bias)
 
 
-def _linear_fp8(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_fp8`; no processor multiplies FP8, so the codes are widened."""
-    out, x32 = x.new_empty(len(x), len(weight.codes)), x.float()
-    for rows in _tiles(weight.codes):
-        out[:, rows] = F.linear(x32, weight.codes[rows].float()).mul_(weight.scale[rows])
-    return out if bias is None else out.add_(bias)
+def _linear_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """The reference product with codes of any format, widened in tiles → [T, N]."""
+    own, out = format_of(weight.spec), x.new_empty(len(x), len(weight.codes))
+    for rows in _tiles(*own.size_of(weight)):
+        piece = weight.map_rows(itemgetter(rows))
+        out[:, rows] = own.linear(x, piece, None if bias is None else bias[rows])
+    return out
 
 
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K] · weightᵀ + bias in float32, with the weight [N, K] widened in tiles → [T, N]."""
     x32, out = x.float(), x.new_empty(len(x), len(weight))
-    for rows in _tiles(weight):
+    for rows in _tiles(*weight.shape):
         out[:, rows] = F.linear(x32, weight[rows].float())
     return out if bias is None else out.add_(bias)
 
 
-def _tiles(weight: Tensor) -> list[slice]:
-    """Cut rows into tiles of at most _TILE elements."""
-    rows = max(1, _TILE // weight.shape[1])
-    return [slice(start, start + rows) for start in range(0, len(weight), rows)]
+def _tiles(n: int, k: int) -> list[slice]:
+    """Cut n rows into tiles of at most _TILE elements."""
+    rows = max(1, _TILE // k)
+    return [slice(start, start + rows) for start in range(0, n, rows)]
 
 
 @functools.cache

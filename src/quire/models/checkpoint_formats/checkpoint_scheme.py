@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.core.layer_spec import LinearSpec, ModelSpec, Role, layer_module
+from quire.kernels.formats.table import format_of
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
-from quire.quantization.scheme import FORMATS, FormatChoice, scheme_of
-from quire.quantization.weight_format import WeightFormat
+from quire.quantization.scheme import FormatChoice, scheme_of
 
 # types of codes that a device multiplies at speed
 _SERVED = {"cpu": ("int4", "int8"), "cuda": ("fp8",)}
@@ -55,7 +56,7 @@ class CheckpointScheme:
             down = self._spec_of(self._down[module])
             if down is None or down.codes != "fp8":
                 return None
-        return FORMATS[found.codes](found)
+        return format_of(found)
 
     def _spec_of(self, module: str) -> QuantSpec | None:
         linear = self._linears.get(module)

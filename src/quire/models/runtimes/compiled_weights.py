@@ -20,8 +20,9 @@ from quire.core.layer_spec import (
     check_features,
     layer_module,
 )
-from quire.kernels.cpu.array_ops import ARRAY_DTYPES, BLOCK, address
+from quire.kernels.cpu.array_ops import ARRAY_DTYPES, address
 from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
+from quire.kernels.formats.native_format import BLOCK
 from quire.kernels.operands import PackedWeight
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.quantization.stored_weight import restore, tensors_of

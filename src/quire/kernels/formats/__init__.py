@@ -1,0 +1,1 @@
+"""Weight formats: metadata, bytes, packing and reference product of each. No torch at import."""

@@ -1,0 +1,70 @@
+"""Weight formats whose four-bit codes are indices of 16 numbers, times the scale of a group.
+
+A native kernel looks codes up as signed bytes: the numbers are whole multiples of a `unit`, rounded
+to it where they are not (NF4's, by at most half of 1 / 127), which the reference product does, too.
+Activations are rounded to bytes, each 32 with a scale of their own, as with INT4.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from quire.kernels.formats.weight_format import WeightFormat
+from quire.kernels.operands import CodebookWeight, QuantizedWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CodebookFormat(WeightFormat):
+    """Codes [N, K / 2] in uint8, of two the first in the lower four bits; scales [N, K / group].
+
+    numbers: what the codes 0 to 15 stand for. unit: that of the native kernel's bytes.
+    scale_bytes: of a scale.
+    """
+
+    __slots__ = ()
+    codes_per_byte: ClassVar[int] = 2
+    has_groups: ClassVar[bool] = True
+    numbers: ClassVar[tuple[float, ...]]
+    unit: ClassVar[float]
+    scale_bytes: ClassVar[int]
+
+    def row_bytes(self, k: int) -> int:
+        """See `WeightFormat`."""
+        return k // 2 + k // self.spec.group * self.scale_bytes
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> CodebookWeight:
+        """See `WeightFormat`."""
+        codes, scale = tensors["codes"], tensors["scale"]
+        return CodebookWeight(codes, scale, self.spec.codes, self.spec.group)
+
+    def round_rows(self, weight: Tensor) -> CodebookWeight:
+        """See `WeightFormat`."""
+        from quire.kernels.reference_quantized import by_pieces
+
+        return self.rows(dict(zip(("codes", "scale"), by_pieces(weight, self._round), strict=True)))
+
+    @abstractmethod
+    def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scales of some rows of a weight."""
+
+    @abstractmethod
+    def wide_scales(self, scale: Tensor) -> Tensor:
+        """Scales in float32."""
+
+    def dequantize(self, weight: QuantizedWeight) -> Tensor:
+        """See `WeightFormat`."""
+        from quire.kernels.reference_codebook import look_up
+
+        return look_up(weight.codes, self.wide_scales(weight.scale), self.numbers)
+
+    def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """See `WeightFormat`."""
+        from quire.kernels.reference_codebook import linear_bytes, look_up
+
+        units = tuple(float(round(number / self.unit)) for number in self.numbers)
+        scales = self.wide_scales(weight.scale) * self.unit
+        return linear_bytes(x, look_up(weight.codes, scales, units), bias)

@@ -1,0 +1,51 @@
+"""FP8 weights: e4m3 codes with a float32 scale for each output; half the bytes of 16 bits.
+
+Where tensor cores multiply FP8 by FP8, activations are rounded to FP8 on the way, each token with a
+scale of its own; elsewhere codes are widened and activations are not rounded. (Micikevicius et
+al., 2022)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from quire.kernels.formats.weight_format import WeightFormat
+from quire.kernels.operands import Fp8Weight, QuantizedWeight, QuantSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Fp8(WeightFormat):
+    """Weight format FP8: codes [N, K] in e4m3 and a scale [N]."""
+
+    __slots__ = ()
+
+    def row_bytes(self, k: int) -> int:
+        """See `WeightFormat`."""
+        return k + 4
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
+        """See `WeightFormat`."""
+        return Fp8Weight(tensors["codes"], tensors["scale"])
+
+    def round_rows(self, weight: Tensor) -> Fp8Weight:
+        """See `WeightFormat`."""
+        from quire.kernels.reference_fp8 import quantize_fp8
+        from quire.kernels.reference_quantized import by_pieces
+
+        return Fp8Weight(*by_pieces(weight, quantize_fp8))
+
+    def dequantize(self, weight: QuantizedWeight) -> Tensor:
+        """See `WeightFormat`."""
+        return weight.codes.float() * weight.scale[:, None]
+
+    def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """See `WeightFormat`."""
+        from quire.kernels.reference_fp8 import linear_fp8
+
+        return linear_fp8(x, weight.codes, weight.scale, bias)
+
+
+FP8 = Fp8(QuantSpec("fp8"))

@@ -1,0 +1,87 @@
+"""INT4 weights: four bits, and a float16 scale for each group of inputs of an output.
+
+Activations are rounded to bytes while the model runs: each 32 with a scale of their own, or, for
+many tokens, a row with one. In the format that Quire makes, groups are of 32, and the weight is
+Hadamard-rotated by matrices of 32 before it is rounded, and so are the inputs of each layer. Codes
+made elsewhere have groups of any multiple of 32, may have a zero point for each, and are not
+rotated, nor are their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from quire.kernels.formats.native_format import NativeFormat
+from quire.kernels.formats.weight_format import Variants, WeightFormat
+from quire.kernels.operands import Int4Weight, QuantizedWeight, QuantSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Int4(WeightFormat):
+    """Codes [N, K / 2] in uint8, scales [N, K / group] in float16; zero points, permutation."""
+
+    __slots__ = ()
+    codes_per_byte: ClassVar[int] = 2
+    has_groups: ClassVar[bool] = True
+    native_formats: ClassVar[Variants] = {
+        (False, False): NativeFormat.INT4,
+        (True, False): NativeFormat.INT4_ZEROS,
+        (False, True): NativeFormat.INT4_HADAMARD,
+    }
+    is_rounded_natively: ClassVar[bool] = True
+
+    def row_bytes(self, k: int) -> int:
+        """See `WeightFormat`. Where it is rotated, packed codes have another scale in bytes."""
+        spec = self.spec
+        scales = k // spec.group * (3 if spec.zeros else 2)
+        return k // 2 + scales + (4 if spec.hadamard else 0)
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
+        """See `WeightFormat`."""
+        spec = self.spec
+        zeros = tensors["zeros"] if spec.zeros else None
+        permutation = tensors["permutation"] if spec.permuted else None
+        codes, scale = tensors["codes"], tensors["scale"]
+        return Int4Weight(codes, scale, zeros, spec.group, spec.hadamard, permutation)
+
+    def round_rows(self, weight: Tensor) -> Int4Weight:
+        """See `WeightFormat`. Zero points are in the middle, and inputs in their own order."""
+        import torch
+
+        from quire.kernels.reference_quantized import by_pieces, quantize_int4
+
+        spec = self.spec
+
+        def rounded(piece: Tensor) -> tuple[Tensor, Tensor]:
+            found = quantize_int4(piece, spec.group, hadamard=spec.hadamard)
+            return found.codes, found.scale
+
+        codes, scale = by_pieces(weight, rounded)
+        rows = Int4Weight(codes, scale, None, spec.group, spec.hadamard)
+        if spec.zeros:
+            rows = replace(rows, zeros=torch.full_like(codes[:, : scale.shape[1]], 8))
+        if spec.permuted:
+            order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
+            rows = replace(rows, permutation=order)
+        return rows
+
+    def dequantize(self, weight: QuantizedWeight) -> Tensor:
+        """See `WeightFormat`. Inputs are in the weight's order."""
+        from quire.kernels.reference_quantized import dequantize_int4
+
+        assert isinstance(weight, Int4Weight)
+        return dequantize_int4(weight)
+
+    def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """See `WeightFormat`."""
+        from quire.kernels.reference_quantized import linear_int4
+
+        assert isinstance(weight, Int4Weight)
+        return linear_int4(x, weight, bias)
+
+
+INT4 = Int4(QuantSpec("int4", group=32, hadamard=True))

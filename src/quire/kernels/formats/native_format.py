@@ -1,0 +1,21 @@
+"""Packed layouts of the native CPU library. No torch."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+BLOCK = 16  # outputs of a linear operation come in multiples of this
+STEP = 32  # and inputs: so many are rounded and summed at a time
+WIDE = 32  # outputs of a packed block of codes
+
+
+class NativeFormat(IntEnum):
+    """Packed layout of a weight: `Format` in quire_cpu.h. The first two are those of `Dtype`."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT8_HADAMARD = 3  # inputs are Hadamard-rotated
+    INT4 = 4
+    INT4_ZEROS = 5  # with a zero point for each group
+    INT4_HADAMARD = 6  # inputs are Hadamard-rotated

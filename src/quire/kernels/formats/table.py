@@ -1,0 +1,43 @@
+"""The weight formats that there are, found by a spec or by a packed layout. No torch.
+
+To add one, list its class here.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from quire.kernels.formats.fp8 import Fp8
+from quire.kernels.formats.int4 import Int4
+from quire.kernels.formats.int8 import Int8
+from quire.kernels.formats.mxfp4 import Mxfp4
+from quire.kernels.formats.native_format import NativeFormat
+from quire.kernels.formats.nf4 import Nf4
+from quire.kernels.formats.weight_format import WeightFormat
+from quire.kernels.operands import QuantSpec
+
+FORMATS: dict[str, type[WeightFormat]] = {
+    "fp8": Fp8,
+    "int8": Int8,
+    "int4": Int4,
+    "nf4": Nf4,
+    "mxfp4": Mxfp4,
+}
+
+_BY_LAYOUT = {
+    found: (codes, *variant)
+    for codes, each in FORMATS.items()
+    for variant, found in each.native_formats.items()
+}
+
+
+@functools.cache
+def format_of(spec: QuantSpec) -> WeightFormat:
+    """The format of canonical rows. Raises KeyError for codes that are not known."""
+    return FORMATS[spec.codes](spec)
+
+
+def format_of_packed(layout: NativeFormat, group: int) -> WeightFormat:
+    """The format of a packed weight of codes. Raises KeyError for a layout of numbers."""
+    codes, zeros, hadamard = _BY_LAYOUT[layout]
+    return format_of(QuantSpec(codes, group, zeros, hadamard))
