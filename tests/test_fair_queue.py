@@ -158,6 +158,38 @@ def test_quicker_work_goes_first_among_equals() -> None:
     assert began == ["a", "d", "c", "b"]
 
 
+def order_of_one_caller(clock: Clock, expected: list[float], step: float = 0.0) -> list[int]:
+    """Indices of one caller's work in the order in which it began; `step` seconds lie between."""
+    slots, began = FairSlots(1), list[int]()
+
+    async def one(index: int) -> None:
+        await slots.enter("a", expected[index])
+        began.append(index)
+        slots.leave("a", 0.1)
+
+    async def main() -> None:
+        await slots.enter("a")
+        tasks = []
+        for index in range(len(expected)):
+            tasks.append(asyncio.create_task(one(index)))
+            await asyncio.sleep(0)
+            clock.now += step
+        slots.leave("a", 0.1)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    return began
+
+
+def test_a_callers_own_quick_work_goes_before_its_costly_work(clock: Clock) -> None:
+    assert order_of_one_caller(clock, [2.0, 0.5, 2.0, 0.01, 0.01]) == [3, 4, 1, 0, 2]
+
+
+def test_costly_work_waits_for_quicker_work_within_bounds(clock: Clock) -> None:
+    began = order_of_one_caller(clock, [2.0] + 20 * [0.01], step=1.0)
+    assert began.index(0) == pytest.approx(2.0 * fair_queue.PATIENCE, abs=1)
+
+
 def test_memory_of_callers_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "MAX_CALLERS", 50)
     slots = FairSlots(1)

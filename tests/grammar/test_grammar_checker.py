@@ -11,9 +11,15 @@ from contextlib import suppress
 
 import pytest
 
+from quire import fair_queue
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, OverloadedError
-from quire.grammar.grammar_checker import GrammarChecker, InProcessValidator
+from quire.grammar.grammar_checker import (
+    CHECK_SECONDS,
+    TRIAL_SECONDS,
+    GrammarChecker,
+    InProcessValidator,
+)
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.grammar_subprocess import TOO_MUCH, GrammarSubprocess
@@ -114,6 +120,52 @@ def test_slow_grammars_hold_up_neither_known_ones_nor_helpers(compiler: Counting
 
     asyncio.run(crowd())
     checker.close()
+
+
+class TimedValidator:
+    """Takes as many seconds of a clock as the regular expression's digits say."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def find_problem(self, constraint: StructuredOutputs, seconds: float) -> str:
+        needed = float(constraint.text.strip("ab"))
+        self.now += min(needed, seconds)
+        if needed > seconds:
+            raise TimeoutError
+        return ""
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("caller", ["same", "other"])
+def test_a_quick_grammar_waits_for_no_more_than_the_trials_of_costly_ones(
+    monkeypatch: pytest.MonkeyPatch, caller: str
+) -> None:
+    validator = TimedValidator()
+    monkeypatch.setattr(fair_queue, "time", validator)
+    checker, ends = GrammarChecker(validator), dict[str, float]()
+
+    async def one(regex: str, caller: str) -> None:
+        with suppress(InvalidRequestError):
+            await checker.check_async(StructuredOutputs(regex=regex), caller)
+        ends[regex] = validator.now
+
+    async def crowd() -> None:
+        async with asyncio.TaskGroup() as group:
+            for i in range(9):
+                name = caller if caller == "same" else f"{caller}{i}"
+                group.create_task(one(f"{'a' * i}9", name))
+            await asyncio.sleep(0)
+            group.create_task(one("b0.01", "same"))
+
+    asyncio.run(crowd())
+    checker.close()
+    # the first began when nobody waited
+    assert ends["b0.01"] < CHECK_SECONDS + 8 * TRIAL_SECONDS + 0.1
+    assert max(ends.values()) < 9 * (CHECK_SECONDS + TRIAL_SECONDS) + 0.1
 
 
 # the library's own limits do not bound the work for a conjunction of many large patterns

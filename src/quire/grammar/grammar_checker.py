@@ -5,6 +5,7 @@ Owns the cache of results and the order of the callers.
 
 from __future__ import annotations
 
+import math
 import queue
 from functools import partial
 from typing import Protocol
@@ -15,6 +16,7 @@ from quire.fair_queue import FairExecutor
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.grammar_compiler import Compiler, compile_problem
 
+TRIAL_SECONDS = 0.25  # while others wait: what takes longer is compiled after them, anew
 CHECK_SECONDS = 2.0  # most grammars take milliseconds, nearly all within the limits a second
 WAIT_SECONDS = 10.0  # for those of other callers: as many as a few that take the limit
 NUM_VALIDATORS = 2  # in a server; one caller has at most all but one of them
@@ -26,10 +28,10 @@ _ENTRY_BYTES = 512  # of an entry, besides the grammar's text
 class GrammarValidator(Protocol):
     """Finds out whether structured outputs can be compiled."""
 
-    def find_problem(self, structured_outputs: StructuredOutputs) -> str:
+    def find_problem(self, structured_outputs: StructuredOutputs, seconds: float = math.inf) -> str:
         """Why they cannot be compiled; empty if they can.
 
-        Raises TimeoutError or OverloadedError.
+        Raises TimeoutError after so many seconds, or OverloadedError.
         """
 
     def close(self) -> None:
@@ -42,8 +44,12 @@ class InProcessValidator:
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
 
-    def find_problem(self, structured_outputs: StructuredOutputs) -> str:
-        """Why they cannot be compiled; empty if they can."""
+    def find_problem(
+        self,
+        structured_outputs: StructuredOutputs,
+        seconds: float = math.inf,  # noqa: ARG002
+    ) -> str:
+        """Why they cannot be compiled; empty if they can. A time limit has no effect."""
         return compile_problem(structured_outputs, self._compiler)
 
     def close(self) -> None:
@@ -84,25 +90,27 @@ class GrammarChecker:
         Raises OverloadedError if too many others are being compiled. Blocks the caller; on an event
         loop use `check_async`.
         """
-        key = structured_outputs.key
-        problem = self._problems.get(key)
-        if problem is None:
-            problem = self._problem(structured_outputs)
-            self._problems.put(key, problem, _ENTRY_BYTES + len(structured_outputs.text))
-        if problem:
-            raise structured_outputs.invalid_at_line(problem)
+        _raise(structured_outputs, self._problem(structured_outputs, self._seconds))
 
     async def check_async(self, structured_outputs: StructuredOutputs, caller: str = "") -> None:
         """`check` for an event loop: compiles in a thread; a cached result is used at once."""
-        if self._problems.get(structured_outputs.key) is not None:
-            self.check(structured_outputs)
-            return
-        check = partial(self.check, structured_outputs)
-        try:
-            expected = SECONDS_PER_BYTE * len(structured_outputs.text)
-            await self._threads.run(caller, check, self._wait_seconds, expected)
-        except TimeoutError:
-            raise _overloaded(structured_outputs) from None
+        problem = self._problems.get(structured_outputs.key)
+        if problem is None:
+            try:
+                problem = await self._problem_in_turn(structured_outputs, caller)
+            except TimeoutError:
+                raise _overloaded(structured_outputs) from None
+        _raise(structured_outputs, problem)
+
+    async def _problem_in_turn(self, structured_outputs: StructuredOutputs, caller: str) -> str:
+        """Why they cannot be compiled, when it is their turn, and again when the quick are done."""
+        run, wait = self._threads.run, self._wait_seconds
+        expected = SECONDS_PER_BYTE * len(structured_outputs.text)
+        trial = partial(self._try, structured_outputs)
+        if (problem := await run(caller, trial, wait, expected)) is None:
+            work = partial(self._problem, structured_outputs, self._seconds)
+            problem = await run(caller, work, wait, max(expected, self._seconds))
+        return problem
 
     def close(self) -> None:
         """Close the validators, after the compilations in progress; a second call does nothing."""
@@ -111,18 +119,48 @@ class GrammarChecker:
         for _ in range(num_open):
             self._free.get().close()
 
-    def _problem(self, structured_outputs: StructuredOutputs) -> str:
-        """Why they cannot be compiled; empty if they can."""
+    def _try(self, structured_outputs: StructuredOutputs) -> str | None:
+        """Why they cannot be compiled; None if others wait and it is not quick."""
+        seconds = self._seconds
+        if self._threads.is_awaited:
+            seconds = min(TRIAL_SECONDS, seconds)
+        try:
+            return self._problem(structured_outputs, seconds)
+        except TimeoutError:
+            return None
+
+    def _problem(self, structured_outputs: StructuredOutputs, seconds: float) -> str:
+        """Why they cannot be compiled; empty if they can.
+
+        Raises TimeoutError after fewer seconds than a compilation may take.
+        """
+        problem = self._problems.get(structured_outputs.key)
+        if problem is not None:
+            return problem
+        try:
+            problem = self._compile(structured_outputs, seconds)
+        except TimeoutError:
+            if seconds < self._seconds:
+                raise
+            problem = f"it takes more than {seconds:g} s to compile; make it simpler"
+        size = _ENTRY_BYTES + len(structured_outputs.text)
+        self._problems.put(structured_outputs.key, problem, size)
+        return problem
+
+    def _compile(self, structured_outputs: StructuredOutputs, seconds: float) -> str:
         try:
             validator = self._free.get(timeout=self._wait_seconds)
         except queue.Empty:
             raise _overloaded(structured_outputs) from None
         try:
-            return validator.find_problem(structured_outputs)
-        except TimeoutError:
-            return f"it takes more than {self._seconds:g} s to compile; make it simpler"
+            return validator.find_problem(structured_outputs, seconds)
         finally:
             self._free.put(validator)
+
+
+def _raise(structured_outputs: StructuredOutputs, problem: str) -> None:
+    if problem:
+        raise structured_outputs.invalid_at_line(problem)
 
 
 def _overloaded(structured_outputs: StructuredOutputs) -> OverloadedError:

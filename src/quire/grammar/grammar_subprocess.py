@@ -7,6 +7,7 @@ stopped. Owns the child process (grammar_worker.py) and its time limit.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -60,15 +61,16 @@ class GrammarSubprocess:
         """The child's process id; None while there is none."""
         return None if self._child is None else self._child.pid
 
-    def find_problem(self, structured_outputs: StructuredOutputs) -> str:
+    def find_problem(self, structured_outputs: StructuredOutputs, seconds: float = math.inf) -> str:
         """Why they cannot be compiled; empty if they can.
 
-        Raises TimeoutError if that takes too long, OverloadedError if no process can be started.
+        seconds: a limit on processor time below that of all. Raises TimeoutError after it,
+        OverloadedError if no process can be started.
         """
         child = self._child or self._start()
         try:
             _send(child, msgspec.msgpack.encode(structured_outputs))
-            answer = self._answer(child)
+            answer = self._answer(child, min(seconds, self._seconds))
         except (EOFError, BrokenPipeError):
             status = child.wait()
             self.close()
@@ -100,7 +102,7 @@ class GrammarSubprocess:
                 assert pipe is not None
                 pipe.close()
 
-    def _answer(self, child: subprocess.Popen[bytes]) -> bytes:
+    def _answer(self, child: subprocess.Popen[bytes], seconds: float) -> bytes:
         """Wait for the child's reply.
 
         Raises TimeoutError after too much processor time, OverloadedError if the machine gave it
@@ -108,12 +110,12 @@ class GrammarSubprocess:
         """
         started = _worked_seconds(child.pid)
         last = time.monotonic() + BUSY_FACTOR * self._seconds
-        left = self._seconds
+        left = seconds
         while True:
             try:
                 return _receive(child, left)
             except TimeoutError:
-                left = started + self._seconds - _worked_seconds(child.pid)
+                left = started + seconds - _worked_seconds(child.pid)
                 if left <= 0.0:
                     raise
                 if time.monotonic() > last:  # says nothing about the grammar

@@ -26,9 +26,13 @@ _PART_WITHOUT_CLASS = re.compile(_PARTS + ".)", re.DOTALL)
 def num_repeated(text: str) -> int:
     """How many characters and classes counts add to a regular expression; alternatives all count.
 
-    text: also a grammar with expressions in it, as only what is between an expression's own
-    parentheses is repeated. What is wrong in it is not refused here.
+    What is wrong in it is not refused here.
     """
+    return measure(text)[1]
+
+
+def measure(text: str) -> tuple[int, int]:
+    """How many characters and classes it has, and how many its counts add."""
     if _VERBOSE.search(text):  # blanks are no atoms, and may stand before a count
         text = "".join(text.split())
     sums, last, num_atoms = [0], 0, 0  # of each open group; of what a count would repeat
@@ -47,7 +51,7 @@ def num_repeated(text: str) -> int:
                 last = 1
                 num_atoms += 1
                 sums[-1] += 1
-    return sum(sums) - num_atoms
+    return num_atoms, sum(sums) - num_atoms
 
 
 def _parts(text: str) -> Iterator[re.Match[str]]:

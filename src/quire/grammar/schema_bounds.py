@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from quire.grammar.lark_bounds import UnreadableGrammarError, num_written_out
 from quire.grammar.regex_bounds import MAX_REPEATED, num_repeated
 
 MAX_DEPTH = 64  # nested objects and lists
@@ -91,9 +92,14 @@ def check_regex(pattern: str) -> None:
 
 
 def check_grammar(grammar: str) -> None:
-    """Check the regular expressions and the schemas in a Lark grammar. Raises OverBoundsError."""
-    if num_repeated(grammar) > MAX_REPEATED:
-        raise OverBoundsError(_TOO_LONG)
+    """Check the terminals and the schemas in a Lark grammar. Raises OverBoundsError."""
+    try:
+        num_added = num_written_out(grammar)
+    except UnreadableGrammarError as error:
+        raise OverBoundsError(str(error)) from None
+    if num_added > MAX_REPEATED:
+        problem = f"counts and names of terminals add more than {MAX_REPEATED} characters to it"
+        raise OverBoundsError(f"{problem}; lower the counts")
     check_embedded_schemas(grammar)
 
 
