@@ -55,7 +55,7 @@ class FairExecutor:
         Raises TimeoutError, and RuntimeError where no thread can be started.
 
         max_wait: seconds. expected: seconds that it may take; quicker work goes first. Work that
-        has begun is not interrupted by a cancellation.
+        has started is not interrupted by a cancellation.
         """
         async with asyncio.timeout(max_wait):
             await self._slots.enter(caller, expected)
@@ -92,7 +92,7 @@ class _Turn:
 
     rank: float
     expected: float = field(compare=False)
-    begun: asyncio.Future[None] = field(compare=False)
+    started: asyncio.Future[None] = field(compare=False)
 
 
 class FairSlots:
@@ -108,16 +108,16 @@ class FairSlots:
 
     async def enter(self, caller: str, expected: float = 0.0) -> None:
         """Wait until it is the caller's turn; each has to be left."""
-        begun = asyncio.get_running_loop().create_future()
-        turn = _Turn(time.monotonic() + PATIENCE * expected, expected, begun)
+        started = asyncio.get_running_loop().create_future()
+        turn = _Turn(time.monotonic() + PATIENCE * expected, expected, started)
         if caller not in self._waiting and caller not in self._num_running:
             self._used[caller] = max(self._used.get(caller, 0.0), self._least)
         insort(self._waiting.setdefault(caller, []), turn)
         self._start_next()
         try:
-            await begun
+            await started
         except asyncio.CancelledError:
-            if not begun.cancelled():  # it was its turn already
+            if not started.cancelled():  # it was its turn already
                 self.leave(caller, 0.0)
             elif any(turn is other for other in self._waiting.get(caller, ())):
                 self._forget(caller, turn)
@@ -136,12 +136,12 @@ class FairSlots:
             caller = min(ready, key=self._rank)
             turn = self._waiting[caller][0]
             self._forget(caller, turn)
-            if turn.begun.cancelled():
+            if turn.started.cancelled():
                 continue
             self._num_free -= 1
             self._num_running[caller] = self._num_running.get(caller, 0) + 1
             self._least = max(self._least, self._used[caller])
-            turn.begun.set_result(None)
+            turn.started.set_result(None)
 
     def _rank(self, caller: str) -> float:
         """Seconds used, with those of the next work: the lowest is next."""
