@@ -38,6 +38,8 @@ from quire.engine.frontend.prompt_options import (
 )
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
+from quire.server.parsing.choose_parsers import choose_parsers
+from quire.server.parsing.reasoning_parser import with_reasoning_marks
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
@@ -239,7 +241,11 @@ class LLM:
     def _sampling(self, given: Sampling, count: int) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
-        return expand_sampling_params(given, count)
+        found = expand_sampling_params(given, count)
+        if not any(params.thinking_token_budget is not None for params in found):
+            return found
+        reasoning = choose_parsers(self.tokenizer.chat_template_text, ()).reasoning
+        return [with_reasoning_marks(params, reasoning, self.tokenizer) for params in found]
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:

@@ -14,6 +14,7 @@ import torch
 
 from quire import LLM, PoolingParams, RequestOutput, SamplingParams
 from quire.config import EngineConfig
+from quire.core.reasoning_marks import ReasoningMarks
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend import offline_engine
@@ -55,6 +56,27 @@ def test_log_probabilities_of_named_tokens(llm: LLM) -> None:
         assert [score.rank for score in some.values()] == [1, None, None]
         for named, score in some.items():
             assert score.logprob == pytest.approx(all_of_them[named].logprob, abs=1e-5)
+
+
+def test_reasoning_ends_with_its_budget(llm: LLM) -> None:
+    def answers(budget: int | None, end: list[int], **params: Any) -> list[list[int]]:
+        marks = ReasoningMarks(begin=[5], end=end, is_open=True)
+        sampling = SamplingParams(
+            max_tokens=8, thinking_token_budget=budget, reasoning_marks=marks, **params
+        )
+        outputs = llm.generate(["A list is"] * 2, sampling, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    plain = answers(None, [9, 9], temperature=0)[0]
+    for budget in (0, 3):
+        for tokens in answers(budget, [9, 8], temperature=0):
+            assert tokens[: budget + 2] == [*plain[:budget], 9, 8]
+        for tokens in answers(budget, [9, 8], seed=1, allowed_token_ids=[7, 11]):
+            assert tokens[budget : budget + 2] == [9, 8]
+            assert {7, 11} >= {*tokens[:budget], *tokens[budget + 2 :]}
+    assert answers(3, plain[1:2], temperature=0)[0] == plain  # it ended by itself
+    with pytest.raises(InvalidRequestError, match=r"^thinking_token_budget: how this model marks"):
+        llm.generate("A list is", SamplingParams(thinking_token_budget=1), use_tqdm=False)
 
 
 def test_log_probabilities_have_a_limit(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.reference_step import MOST_COUNTED
@@ -80,6 +81,24 @@ def test_steps_in_a_row_are_the_hosts(bad_words: list[list[int]]) -> None:
         assert tokens.tolist() == expected.token_ids
         assert status.tolist() == [DRAWN] * len(some)
         table.append(some.tolist(), expected.token_ids)
+
+
+def test_forced_ends_of_reasoning_go_before_all_bans() -> None:
+    marks = ReasoningMarks(begin=[1], end=[38, 39])
+    params = SamplingParams(temperature=0.0, allowed_token_ids=[3, 9], reasoning_marks=marks)
+    table = Table([params], [])
+    written = int(table.history.num_tokens[0] - table.history.num_prompt_tokens[0])
+    params.thinking_token_budget = written + 2
+    table.state.set_row(0, params, seed=0, eos_token_ids=[], bad_words_ids=[], is_thinking=True)
+    assert table.rows.read_answers(np.array([0]))
+    sampler, row = Sampler(table.state), np.array([0])
+    for step in range(6):
+        logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(step))
+        tokens, _ = table.rows.draw(logits.clone(), row, table.history)
+        (drawn,) = sampler.sample(logits.numpy(), [0], *table.history).token_ids
+        assert tokens.item() == drawn
+        assert drawn in ([3, 9] if step not in (2, 3) else [38 + step - 2])
+        table.append([0], [drawn])
 
 
 def test_a_count_ends_where_its_bits_do() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.sampling_state import Need, SamplingState
 
@@ -19,6 +20,8 @@ EVERYTHING = SamplingParams(
     bad_words=["no"],
     allowed_token_ids=[1, 2],
     logprobs=2,
+    thinking_token_budget=9,
+    reasoning_marks=ReasoningMarks(begin=[1], end=[2]),
 )
 
 

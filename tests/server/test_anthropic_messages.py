@@ -232,7 +232,8 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"messages": [USER, {"role": "assistant", "content": "a"}]}, "messages: the last one"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages["),
         ({"messages": [USER | {"x": 1}]}, "messages[0]: object contains unknown field x"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens: "),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: it goes with"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "thinking.budget_tokens: it goes"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type: "),
         ({"output_config": {"format": {"type": "json"}}}, "output_config.format.type: "),
         ({"tools": [TOOL]}, "tools: "),
@@ -253,6 +254,18 @@ def test_refusals_in_anthropics_shape(app: Starlette, fields: dict[str, Any], wo
     assert found["type"] == "error"
     assert found["error"]["type"] == "invalid_request_error"
     assert found["error"]["message"].startswith(words)
+
+
+def test_a_budget_for_thinking(app: Starlette, engine: FakeEngine) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    reply = ask(app, thinking=thinking)
+    assert "thinking.budget_tokens has no effect" in reply.headers["x-quire-no-effect"]
+    assert engine.calls[-1]["sampling"].thinking_token_budget is None
+    engine.tokenizer.chat_template_text = "</think>"
+    engine.tokenizer.chat_variables = frozenset({"messages", "enable_thinking"})
+    ask(build_app(engine, ServerSettings()), thinking=thinking)
+    assert engine.calls[-1]["sampling"].thinking_token_budget == 2000
+    assert "[enable_thinking=True]" in "".join(map(chr, engine.calls[-1]["ids"]))
 
 
 def test_other_failures_in_anthropics_shape(engine: FakeEngine) -> None:

@@ -52,6 +52,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 1, None], [-1, 2**31, 0.5]),
     "ignore_eos": ([True, False, None], [1, "yes"]),
     "logprob_token_ids": ([None], [[], [0], [-1], [0] * 1025, [0.5], 5]),  # it needs logprobs
+    "thinking_token_budget": ([-1, None], [0, 5, -2, 2**31, 1.0]),  # no marks are known here
     "prompt_logprobs": ([0, 20, None], [-1, -2, 21, 2**64, True]),
     "bad_words": (
         [[], ["a"], ["x" * 256] * 128, None],
@@ -227,7 +228,8 @@ def test_every_accepted_field_is_read() -> None:
 
 def test_every_sampling_sampling_param_is_reachable() -> None:
     fields = set(chat_request.ChatRequest.__struct_fields__)
-    assert set(SamplingParams.__struct_fields__) <= fields | {"detokenize", "kept_token_ids"}
+    set_by_servers = {"detokenize", "kept_token_ids", "reasoning_marks"}
+    assert set(SamplingParams.__struct_fields__) <= fields | set_by_servers
 
 
 def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:

@@ -67,6 +67,11 @@ class RequestLimits:
             self._check_token_ids("logprob_token_ids", sampling.logprob_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
+        if sampling.thinking_token_budget is not None and sampling.reasoning_marks is None:
+            raise invalid_value(
+                "thinking_token_budget",
+                "how this model marks its reasoning is not known; remove it",
+            )
         if sampling.logprobs is not None:
             self.check_logprobs("logprobs", sampling.logprobs)
         if sampling.prompt_logprobs is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.core.param_names import ParamNames
 from quire.core.plain_values import plain_value
+from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.structured_outputs import StructuredOutputs, structured_outputs_from
 from quire.errors import invalid_value
 
@@ -50,7 +51,9 @@ class SamplingParams(
     position instead of the most probable ones; logprobs is then 0.
     allowed_token_ids: only these tokens are drawn; end tokens too have to be among them.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
-    never follow one another in the answer. skip_special_tokens: leave them out of the text,
+    never follow one another in the answer. thinking_token_budget: tokens of reasoning after which
+    its end is forced (-1: no limit), where reasoning_marks, which `LLM` and servers set, say how
+    the model marks it. skip_special_tokens: leave them out of the text,
     but for kept_token_ids. detokenize: whether there is text at all.
     structured_outputs: a schema, expression or grammar that the answer must match.
 
@@ -82,6 +85,8 @@ class SamplingParams(
     logprob_token_ids: list[int] | None = None
     bad_words: list[str] = []
     allowed_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    reasoning_marks: ReasoningMarks | None = None
     skip_special_tokens: bool = True
     kept_token_ids: list[int] = []
     detokenize: bool = True
@@ -94,6 +99,8 @@ class SamplingParams(
             msgspec.structs.force_setattr(self, "structured_outputs", outputs)
         if self.logprob_token_ids is not None:
             msgspec.structs.force_setattr(self, "logprobs", 0)
+        if self.thinking_token_budget == -1:
+            msgspec.structs.force_setattr(self, "thinking_token_budget", None)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
         _check_types(self, given)
         _check_ranges(self, given)
@@ -144,6 +151,7 @@ INT_RANGES: dict[str, tuple[int, int]] = {
     "min_tokens": (0, 2**31 - 1),
     "logprobs": (-1, 2**31 - 1),  # the engine has a limit
     "prompt_logprobs": (-1, 2**31 - 1),
+    "thinking_token_budget": (-1, 2**31 - 1),
 }
 FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -155,7 +163,7 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
 }
 _RANGES: dict[str, tuple[float, float]] = INT_RANGES | FLOAT_RANGES
 _BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget")
 # of fields with a single value: most have their default, and need no further check
 _DEFAULTS = tuple(
     (field.name, field.default)

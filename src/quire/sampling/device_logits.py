@@ -41,6 +41,11 @@ class DeviceLogits:
         """As in `MutableLogits`."""
         self._values[sample].masked_fill_(on_device(banned, self._values), -torch.inf)
 
+    def force(self, sample: int, token_id: int) -> None:
+        """As in `MutableLogits`."""
+        self._values[sample].fill_(-torch.inf)
+        self._values[sample, token_id].fill_(0.0)
+
     def penalise(self, samples: Ints, rows: Ints) -> None:
         """As in `MutableLogits`."""
         self._penalise(self._values, samples, rows)

@@ -73,6 +73,11 @@ class HostLogits:
         """As in `MutableLogits`."""
         np.putmask(self._values[sample], banned, -np.inf)
 
+    def force(self, sample: int, token_id: int) -> None:
+        """As in `MutableLogits`."""
+        self._values[sample] = -np.inf
+        self._values[sample, token_id] = 0.0
+
     def penalise(self, samples: Ints, rows: Ints) -> None:
         """As in `MutableLogits`."""
         needs = self._state.needs[rows]

@@ -1,9 +1,9 @@
 """Logits processors: what sampling params change in the logits before a token is drawn.
 
 Owns their order: logit_bias, the repetition, presence and frequency penalties, min_tokens, bad
-words, allowed tokens, structured outputs. Temperature, top-k, top-p and min-p belong to the draw
-(draw.py). The arithmetic is in host_logits.py and device_logits.py. Rows that use no processor cost
-nothing.
+words, allowed tokens, structured outputs, thinking budgets. Temperature, top-k, top-p and min-p
+belong to the draw (draw.py). The arithmetic is in host_logits.py and device_logits.py. Rows that
+use no processor cost nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class MutableLogits(Protocol):
 
     def ban_flagged(self, sample: int, banned: Flags) -> None:
         """Set the logits of one sample to minus infinity where the flag [P] is set."""
+
+    def force(self, sample: int, token_id: int) -> None:
+        """Set all logits of one sample to minus infinity, and that of this token to 0."""
 
     def penalise(self, samples: Ints, rows: Ints) -> None:
         """Apply the three penalties to samples [U], which are rows [U] of the sampling state."""
@@ -96,6 +99,14 @@ def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
         logits.ban_flagged(sample, grammar.banned(users.history.output(row), logits.size))
 
 
+def _end_thinking(logits: MutableLogits, users: _Users) -> None:
+    """Logits processor of thinking_token_budget: force the end of reasoning that reached it."""
+    for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
+        token_id = users.state.thinking_budgets[row].forced(users.history.output(row))
+        if token_id is not None:
+            logits.force(sample, token_id)
+
+
 _PROCESSORS = (
     (int(Need.LOGIT_BIAS), _add_bias),
     (PENALTIES, _penalise),
@@ -103,4 +114,5 @@ _PROCESSORS = (
     (int(Need.BAD_WORDS), _ban_words),
     (int(Need.ALLOWED_TOKENS), _ban_others),
     (int(Need.GRAMMAR), _apply_grammar),
+    (int(Need.THINKING_BUDGET), _end_thinking),
 )

@@ -15,6 +15,7 @@ from quire.array_types import Flags, Floats, Ints, Logits
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.bad_words import BadWords
 from quire.sampling.structured_mask import GrammarConstraint, Matcher
+from quire.sampling.thinking_budget import ThinkingBudget
 
 
 class Need(enum.IntFlag):
@@ -31,12 +32,13 @@ class Need(enum.IntFlag):
     LOGPROBS = 256
     GRAMMAR = 512
     ALLOWED_TOKENS = 1024
+    THINKING_BUDGET = 2048
 
 
 # plain integers: operations of IntFlag are slow
 PENALTIES = int(Need.REPETITION | Need.PRESENCE)
 READS_OUTPUT_TOKENS = int(
-    Need.BAD_WORDS | Need.GRAMMAR
+    Need.BAD_WORDS | Need.GRAMMAR | Need.THINKING_BUDGET
 )  # the tokens in order, not only their counts
 CHANGES_LOGITS = (
     int(Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.ALLOWED_TOKENS) | PENALTIES | READS_OUTPUT_TOKENS
@@ -96,8 +98,8 @@ class SamplingState:
     """One row per running request. Setting and clearing a row changes nothing else.
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
-    where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, logprob_tokens, grammars:
-    by row, only for rows that use them.
+    where LOGPROBS is set; bias, min_tokens, bad_words, allowed_tokens, logprob_tokens,
+    thinking_budgets, grammars: by row, only for rows that use them.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -110,10 +112,11 @@ class SamplingState:
         self.bad_words: dict[int, BadWords] = {}
         self.allowed_tokens: dict[int, AllowedTokens] = {}
         self.logprob_tokens: dict[int, Ints] = {}
+        self.thinking_budgets: dict[int, ThinkingBudget] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
         self._ragged: tuple[dict[int, Any], ...] = (
             *(self.bias, self.min_tokens, self.bad_words, self.allowed_tokens),
-            *(self.logprob_tokens, self.grammars),
+            *(self.logprob_tokens, self.thinking_budgets, self.grammars),
         )
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
@@ -126,8 +129,12 @@ class SamplingState:
         eos_token_ids: list[int],
         bad_words_ids: list[list[int]],
         matcher: Matcher | None = None,
+        is_thinking: bool = False,
     ) -> None:
-        """Set the row of a request. seed: 64 bits, signed or not. matcher: of its grammar."""
+        """Set the row of a request. seed: 64 bits, signed or not. matcher: of its grammar.
+
+        is_thinking: whether its answer starts inside the reasoning; read with a thinking budget.
+        """
         self.clear_row(row)
         top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
         self._numbers[:, row] = (  # in the order of RowParams
@@ -149,6 +156,9 @@ class SamplingState:
             self.allowed_tokens[row] = AllowedTokens(allowed)
         if sampling.logprob_token_ids is not None:
             self.logprob_tokens[row] = np.array(sampling.logprob_token_ids, np.int64)
+        budget, marks = sampling.thinking_token_budget, sampling.reasoning_marks
+        if budget is not None and marks is not None:
+            self.thinking_budgets[row] = ThinkingBudget(budget, marks, is_open=is_thinking)
         if matcher is not None:
             stops = np.array(sampling.stop_token_ids, np.int64)
             banned_ids = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
@@ -172,6 +182,7 @@ class SamplingState:
             (Need.LOGPROBS, sampling.logprobs is not None),
             (Need.GRAMMAR, row in self.grammars),
             (Need.ALLOWED_TOKENS, row in self.allowed_tokens),
+            (Need.THINKING_BUDGET, row in self.thinking_budgets),
         )
         return sum(need for need, is_asked in asked if is_asked)
 

@@ -164,7 +164,7 @@ BY_RULE = {
     "max_completion_tokens": 2, "max_tokens": 3,
     "messages": 1, "min_tokens": 1, "n": 1, "prompt": 5,
     "response_format": 1, "stop_token_ids": 1, "tool_choice": 1, "tools": 1, "top_logprobs": 3,
-    "truncate_prompt_tokens": 1,
+    "thinking_token_budget": 3, "truncate_prompt_tokens": 1,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from quire.array_types import Flags, Ints, Logits, Tokens
 from quire.core.messages import TokenLogprobs
 from quire.core.request_limits import RequestLimits
-from quire.core.scheduler_output import SampleResult, ScheduledRequest, SchedulerOutput
+from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch, StepOrder
 from quire.engine.core.pooler import Pooler
 from quire.layers.forward_context import Heartbeat, no_heartbeat
@@ -72,6 +72,7 @@ class RunningRequests:
                 eos_token_ids=request.eos_token_ids,
                 bad_words_ids=request.bad_words_ids,
                 matcher=self._matchers.get(request.request_id),
+                is_thinking=_is_thinking(request),
             )
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[request.request_id] = request.sampling.prompt_logprobs
@@ -165,6 +166,14 @@ class RunningRequests:
         return max(
             0, min(entry.num_tokens, int(self.batch.num_prompt_tokens[row]) - 1 - entry.start)
         )
+
+
+def _is_thinking(request: NewRequest) -> bool:
+    """Whether the answer starts inside the reasoning, as far as a budget has to know it."""
+    sampling = request.sampling
+    if sampling.thinking_token_budget is None or sampling.reasoning_marks is None:
+        return False
+    return sampling.reasoning_marks.are_open_after(request.token_ids[: request.num_prompt_tokens])
 
 
 def finite_requests(order: StepOrder, finite: Flags) -> list[bool]:

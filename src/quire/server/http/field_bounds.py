@@ -59,6 +59,7 @@ PromptLength = Annotated[  # -1: the longest that fits
 ]
 MinTokens = Annotated[int, _ints("min_tokens")]
 NumAnswers = Annotated[int, _ints("n")]
+ThinkingTokens = Annotated[int, _ints("thinking_token_budget")]
 TopK = Annotated[int, _ints("top_k")]
 Seed = Annotated[int, _ints("seed")]
 NumLogprobs = Annotated[int, _ints("logprobs")]  # the engine has a limit

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from quire.core.reasoning_marks import ReasoningMarks
+from quire.core.sampling_params import SamplingParams
+from quire.errors import invalid_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,40 @@ REASONING_PARSERS = {
         ReasoningParser("mistral", "[THINK]", "[/THINK]"),
     )
 }
+
+
+class MarkTokenizer(Protocol):
+    """The part of a tokenizer that spells marks."""
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Text to token ids; parse_special: also names of control tokens."""
+
+
+def with_reasoning_marks(
+    sampling: SamplingParams,
+    reasoning: ReasoningParser | None,
+    tokenizer: MarkTokenizer,
+    *,
+    is_open: bool | None = None,
+) -> SamplingParams:
+    """The sampling params with the marks that a thinking budget needs.
+
+    is_open: whether the prompt has begun the reasoning; None: as the prompt's tokens say. Raises
+    InvalidRequestError for a budget where the marks are not known.
+    """
+    if sampling.thinking_token_budget is None or sampling.reasoning_marks is not None:
+        return sampling
+    if reasoning is None:
+        problem = "how this model marks its reasoning is not known; leave it out, or start the "
+        raise invalid_value("thinking_token_budget", f"{problem}server with --reasoning-parser")
+    begin, end = (
+        tokenizer.encode(mark, add_special_tokens=False, parse_special=True)
+        for mark in (reasoning.begin, reasoning.end)
+    )
+    marks = ReasoningMarks(begin=begin, end=end, is_open=is_open)
+    return msgspec.structs.replace(sampling, reasoning_marks=marks)
 
 
 class ReasoningTokenCounter:

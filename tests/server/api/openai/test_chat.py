@@ -7,10 +7,12 @@ import threading
 from typing import Any
 
 import pytest
-from asgi_client import Post
+from asgi_client import Post, call
 from fake_engine import LIMITS, FakeEngine
 
 from quire.server.api.common import chat_request
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
 
 
 def rendered(engine: FakeEngine) -> str:
@@ -165,6 +167,26 @@ def test_log_probabilities_of_named_tokens(chat: Post, engine: FakeEngine) -> No
     (position,) = reply["choices"][0]["logprobs"]["content"]
     assert len(position["top_logprobs"]) == 3  # whatever their number, top_logprobs cuts nothing
     assert engine.calls[-1]["sampling"].logprob_token_ids == [73, 74]
+
+
+def test_a_budget_for_thinking_goes_with_the_models_marks(chat: Post, engine: FakeEngine) -> None:
+    error = chat(thinking_token_budget=5).error
+    assert error["param"] == "thinking_token_budget"
+    assert "--reasoning-parser" in error["message"]
+    assert chat(thinking_token_budget=-1).status == 200  # asks for nothing
+    engine.tokenizer.chat_template_text = "</think>"
+    app = build_app(engine, ServerSettings())
+    message = {"role": "user", "content": "hi"}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [message], "thinking_token_budget": 5}),
+        ("/v1/completions", {"prompt": "a<think>", "thinking_budget_tokens": 5}),
+        ("/v1/responses", {"input": "hi", "reasoning": {"max_tokens": 5}}),
+    ):
+        assert call(app, path, body).status == 200
+        sampling, ids = engine.calls[-1]["sampling"], engine.calls[-1]["ids"]
+        assert sampling.thinking_token_budget == 5
+        assert "".join(map(chr, sampling.reasoning_marks.end)) == "</think>"
+        assert sampling.reasoning_marks.are_open_after(ids) == (path == "/v1/completions")
 
 
 def test_token_ids_and_prompt_logprobs(chat: Post) -> None:

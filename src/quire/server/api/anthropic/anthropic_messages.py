@@ -38,6 +38,7 @@ from quire.server.api.anthropic.messages_request import (
 )
 from quire.server.api.anthropic.messages_to_chat import to_chat
 from quire.server.api.common import conversation, route_rules
+from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
 from quire.server.api.common.micro_batch import Stages
@@ -46,7 +47,7 @@ from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.http.http_errors import AnthropicError, ErrorReply
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
-from quire.server.model_registry import ModelRegistry
+from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
@@ -62,6 +63,7 @@ _NAMES = FieldNames(
         ".function": "",
         "stop": "stop_sequences",
         "chat_template_kwargs": "thinking",
+        "thinking_token_budget": "thinking.budget_tokens",
         "reasoning_effort": "output_config.effort",
         "response_format.json_schema": "output_config.format",
         "response_format": "output_config.format",
@@ -73,7 +75,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
     request = messages_request.parse(data)
     model = models.find(request.model)
-    chat = to_chat(request, model.engine.tokenizer.chat_variables)
+    chat = _chat_of(request, model)
     yield
     chat_job = yield from conversation.prepare(
         chat, model, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
@@ -85,8 +87,13 @@ def count_tokens(data: bytes, models: ModelRegistry) -> TokenCountReply:
     """The reply of /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = messages_request.parse_count(data)
     model = models.find(request.model)
-    chat = to_chat(request, model.engine.tokenizer.chat_variables)
+    chat = _chat_of(request, model)
     return TokenCountReply(len(conversation.encode(chat, model, names=_NAMES)))
+
+
+def _chat_of(request: CountRequest, model: RegisteredModel) -> ChatRequest:
+    marks_reasoning = model.parsers.reasoning is not None
+    return to_chat(request, model.engine.tokenizer.chat_variables, marks_reasoning=marks_reasoning)
 
 
 class MessagesFormatter:

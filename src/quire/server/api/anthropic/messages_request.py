@@ -110,12 +110,27 @@ TOOL_CHOICE_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 class Thinking(Strict):
     """Whether the model reasons, if its chat template has such a variable.
 
-    budget_tokens: always refused. display: omitted leaves the reasoning out.
+    budget_tokens: with the type enabled; tokens of reasoning after which its end is forced, where
+    the model marks its reasoning. display: omitted leaves the reasoning out.
     """
 
-    type: Annotated[str, field_bounds.one_of("adaptive", "disabled")]
-    budget_tokens: Annotated[int | None, msgspec.Meta(extra_json_schema={"type": "null"})] = None
+    type: Annotated[str, field_bounds.one_of("enabled", "adaptive", "disabled")]
+    budget_tokens: field_bounds.TokenCount | None = None
     display: Literal["summarized", "omitted"] | None = None
+
+
+THINKING_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+    {
+        "required": ["budget_tokens"],
+        "properties": {"type": {"const": "enabled"}, "budget_tokens": {"type": "integer"}},
+    },
+    {
+        "properties": {
+            "type": {"enum": ["adaptive", "disabled"]},
+            "budget_tokens": {"type": "null"},
+        }
+    },
+)
 
 
 class OutputFormat(Strict):
@@ -189,12 +204,15 @@ def parse_count(data: bytes) -> CountRequest:
     return read_body(data, _count_decoder, MESSAGES_REFUSED)[0]
 
 
-_TOOL_CHOICE_RULES = StructRules(struct=MessagesToolChoice, variants=TOOL_CHOICE_VARIANTS)
+_PROMPT_RULES = (
+    StructRules(struct=MessagesToolChoice, variants=TOOL_CHOICE_VARIANTS),
+    StructRules(struct=Thinking, variants=THINKING_VARIANTS),
+)
 MESSAGES_RULES = (
     StructRules(struct=MessagesRequest, neutral=neutral_values(MessagesRequest, MESSAGES_REFUSED)),
-    _TOOL_CHOICE_RULES,
+    *_PROMPT_RULES,
 )
 COUNT_RULES = (
     StructRules(struct=CountRequest, neutral=neutral_values(CountRequest, MESSAGES_REFUSED)),
-    _TOOL_CHOICE_RULES,
+    *_PROMPT_RULES,
 )

@@ -33,10 +33,13 @@ from quire.server.api.common.tool_definitions import (
 )
 
 
-def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
+def to_chat(
+    request: CountRequest, variables: frozenset[str], *, marks_reasoning: bool
+) -> ChatRequest:
     """The ChatRequest with the same conversation. variables: of the chat template.
 
-    Raises InvalidRequestError.
+    marks_reasoning: whether it is known how the model marks its reasoning. Raises
+    InvalidRequestError.
     """
     if request.messages[-1].role == "assistant":
         problem = "the last one is the assistant's, which cannot be continued; end with the user's"
@@ -52,6 +55,7 @@ def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
         chat.parallel_tool_calls = False
     if request.thinking is not None:
         _add_thinking(chat, request.thinking, variables)
+        _add_budget(chat, request.thinking, marks_reasoning=marks_reasoning)
     if request.output_config is not None:
         chat.reasoning_effort = request.output_config.effort
         chat.response_format = _response_format(request.output_config.format)
@@ -61,16 +65,22 @@ def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
 
 
 def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[str]) -> None:
-    if thinking.type == "enabled" or thinking.budget_tokens is not None:
-        problem = "a token budget is not supported; leave it out, and set the type adaptive"
-        raise invalid_value("thinking.budget_tokens", problem)
-    if thinking.type not in ("adaptive", "disabled"):
-        problem = f"must be adaptive or disabled, not {thinking.type[:64]!r}"
+    if thinking.type not in ("enabled", "adaptive", "disabled"):
+        problem = f"must be enabled, adaptive or disabled, not {thinking.type[:64]!r}"
         raise invalid_value("thinking.type", problem)
+    if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
+        raise invalid_value("thinking.budget_tokens", "it goes with the type enabled, and only so")
     if thinking.type == "disabled" or thinking.display == "omitted":
         chat.include_reasoning = False
-    if thinking.type == "disabled" and "enable_thinking" in variables:
-        chat.chat_template_kwargs = {"enable_thinking": False}
+    if thinking.type != "adaptive" and "enable_thinking" in variables:
+        chat.chat_template_kwargs = {"enable_thinking": thinking.type == "enabled"}
+
+
+def _add_budget(chat: ChatRequest, thinking: Thinking, *, marks_reasoning: bool) -> None:
+    if marks_reasoning:
+        chat.thinking_token_budget = thinking.budget_tokens
+    elif thinking.budget_tokens is not None:
+        chat.note_no_effect("thinking.budget_tokens has no effect: the model marks no reasoning")
 
 
 def _response_format(output_format: OutputFormat | None) -> ResponseFormat | None:

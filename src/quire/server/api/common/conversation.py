@@ -36,7 +36,7 @@ from quire.server.parsing.output_parser import (
     PlainParser,
     stop_after_calls,
 )
-from quire.server.parsing.reasoning_parser import ReasoningTokenCounter
+from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
 from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, tools_of_lines
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
@@ -114,6 +114,9 @@ def prepare(
         check_num_logprobs(sampling, [token_ids], engine.info.limits, "top_logprobs")
         yield
         config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
+        sampling = with_reasoning_marks(
+            sampling, config.reasoning, engine.tokenizer, is_open=config.in_reasoning
+        )
         if not config.is_plain:
             sampling = _with_marks(sampling, config, engine.tokenizer)
         if use.allowed or sampling.structured_outputs is not None:

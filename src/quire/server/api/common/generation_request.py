@@ -48,6 +48,7 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     seconds after which the request is aborted. truncate_prompt_tokens: keep so many of the
     prompt's last tokens; -1: as many as fit. add_special_tokens: those of tokenizer.json.
     logprob_token_ids: report the log-probabilities of these tokens in place of the most probable.
+    thinking_token_budget: tokens of reasoning after which its end is forced; -1: no limit.
     """
 
     model: str | None = None
@@ -71,6 +72,7 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     logprob_token_ids: field_bounds.LogprobTokenIds | None = None
     bad_words: field_bounds.BadWords | None = None
     allowed_token_ids: field_bounds.AllowedTokenIds | None = None
+    thinking_token_budget: field_bounds.ThinkingTokens | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

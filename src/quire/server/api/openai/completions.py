@@ -32,6 +32,7 @@ from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
+from quire.server.parsing.reasoning_parser import with_reasoning_marks
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -77,6 +78,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     has_no_limit = request.max_tokens is None
     take_defaults(request, model.engine.info.sampling_defaults)
     sampling = completions_request.sampling(request)
+    sampling = with_reasoning_marks(sampling, model.parsers.reasoning, model.engine.tokenizer)
     prompts = completions_request.prompts(request)
     limits = model.engine.info.limits
     encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)

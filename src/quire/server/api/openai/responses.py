@@ -35,6 +35,7 @@ _NAMES = FieldNames(
         "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning.effort",
+        "thinking_token_budget": "reasoning.max_tokens",
         "response_format.json_schema": "text.format",
         "response_format": "text.format",
     }

@@ -98,10 +98,12 @@ class ResponsesToolChoice(Strict):
 class Reasoning(Strict):
     """effort: how much to reason, if the chat template has such a variable.
 
+    max_tokens: tokens of reasoning after which its end is forced.
     summary, generate_summary: without effect; the reasoning itself is returned.
     """
 
     effort: ShortText | None = None
+    max_tokens: field_bounds.ThinkingTokens | None = None
     summary: ShortText | None = None
     generate_summary: ShortText | None = None
 

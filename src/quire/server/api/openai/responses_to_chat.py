@@ -44,6 +44,9 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
+        thinking_token_budget=request.reasoning.max_tokens
+        if request.reasoning is not None
+        else None,
         user=request.user,
         response_format=_response_format(request.text.format if request.text is not None else None),
     )
