@@ -29,7 +29,7 @@ LEVELS = {
     "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,
     "scheduler": 4, "grammar": 4, "layers": 4, "bench": 4,
     "models": 5,
-    "engine": 6,
+    "engine": 6, "compress": 6,
     "server": 7,
     "llm_options": 7, "llm": 8, "cli": 9, "__init__": 10, "__main__": 10,
 }  # fmt: skip

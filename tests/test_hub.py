@@ -38,7 +38,7 @@ def test_what_can_only_be_a_folder_is_not_asked_from_the_hub(name: str) -> None:
 
 
 def test_bundled_names_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub, "_BUNDLED_FOLDER", tmp_path)
+    monkeypatch.setattr(hub, "BUNDLED_FOLDER", tmp_path)
     with pytest.raises(CheckpointError, match="not in this installation"):
         hub.resolve_model("quire-tiny")
     (tmp_path / "quire-tiny").mkdir()

@@ -15,7 +15,7 @@ from quire.errors import CheckpointError
 from quire.model_folder import check_model_file, check_model_folder
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
-_BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _PATTERNS = [
     "config.json",
@@ -71,7 +71,7 @@ def _refuse_revision(name: str, revision: str | None, why: str) -> None:
 
 
 def _bundled(name: str) -> Path:
-    folder = _BUNDLED_FOLDER / name
+    folder = BUNDLED_FOLDER / name
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"the bundled model {name} is not in this installation ({folder}); install quire again "

@@ -46,6 +46,10 @@ SERVE = """
     --gpu-hour-cost --dry-run --gpu-memory-gib --json
 """
 
+VERIFY = """
+    --calibration --samples --seq-len --tasks --quality-limits --device --json
+"""
+
 # Every option of every command. Changing this list is changing what users have in their scripts.
 SURFACE = {
     "serve": SERVE + ENGINE,
@@ -53,6 +57,12 @@ SURFACE = {
     "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
+    "quantize": """
+        --method --out --group-size --symmetric --no-symmetric --format --ignore --act-order
+        --damping --smoothing --steps --seed --verify --no-verify
+    """
+    + VERIFY,
+    "verify": VERIFY,
     "cache": "--prepared-weights",
     "completion": "",
     "demo": "--url --api-key --concurrency --json",
@@ -88,7 +98,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--bogus"], "unknown option '--bogus'"),
         (
             ["xyzzy"],
-            "use one of serve, chat, generate, run-batch, profile, cache, comp",
+            "use one of serve, chat, generate, run-batch, profile, quantize, ",
         ),
         (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),

@@ -20,6 +20,8 @@ COMMANDS = {
     "generate": "answer a file or a list of prompts, without a server",
     "run-batch": "answer a file of requests in OpenAI's batch form",
     "profile": "profile one step of a model: bytes, FLOPs, time, the roofline",
+    "quantize": "quantize a model's weights into a new checkpoint, and measure what they lose",
+    "verify": "measure what a quantized model loses against its base",
     "cache": "list or remove prepared weights",
     "completion": "print a script for completion in a shell",
     "demo": "see the bundled model at work: answers, latency, throughput",

@@ -1,0 +1,61 @@
+"""A quality report in the terminal: a table of figures, and a bar for each decoder layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_BAR = 40  # columns of the longest bar
+
+
+def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a report's figures, then the loss of each layer, then whether it passed."""
+    console = console or Console()
+    table = Table(
+        "figure", "value", "95 %", title=f"{report['quantized']} against {report['base']}"
+    )
+    for row in _rows(report):
+        table.add_row(*row)
+    console.print(table)
+    for line in layer_bars(report["layers"]):
+        console.print(line, highlight=False)
+    for failure in report["failures"]:
+        console.print(f"FAILED: {failure}", style="red", highlight=False)
+    console.print("passed" if report["passed"] else "The quality gate refuses these weights.")
+
+
+def layer_bars(layers: list[Mapping[str, float]]) -> Iterator[str]:
+    """One line for each layer: 1 - cosine of the hidden states after it."""
+    losses = [1.0 - layer["mean"] for layer in layers]
+    most = max(*losses, 1e-9)
+    for index, loss in enumerate(losses):
+        yield f"layer {index:>3}  {'█' * round(_BAR * loss / most):<{_BAR}} 1 - cosine {loss:.2e}"
+
+
+def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if "perplexity" in report:
+        perplexity = report["perplexity"]
+        yield "perplexity, base", f"{perplexity['base']:.4f}", ""
+        yield "perplexity, quantized", f"{perplexity['quantized']:.4f}", ""
+        yield "change", f"{perplexity['change']:+.2%}", _between(perplexity["change_95"], "+.2%")
+        yield "KL divergence", f"{report['kl_divergence']['mean']:.4f}", ""
+        yield "KL divergence, p99", f"{report['kl_divergence']['p99']:.3f}", ""
+        same = report["same_top_1"]
+        yield "same top-1", f"{same['share']:.1%}", _between(same["share_95"], ".1%")
+    cosine, pooled = report["hidden_cosine"], report["pooled_cosine"]
+    yield "hidden cosine, mean", f"{cosine['mean']:.5f}", ""
+    yield "hidden cosine, p1", f"{cosine['p1']:.5f}", ""
+    yield "pooled cosine, least", f"{pooled['least']:.5f}", ""
+    if "tasks" in report:
+        tasks = report["tasks"]
+        found = f"{tasks['right_quantized']} / {tasks['count']}"
+        yield "right answers", found, f"base: {tasks['right_base']}"
+    sizes = report["bytes"]
+    yield "bytes", f"{sizes['quantized']:,}", f"base: {sizes['base']:,}"
+
+
+def _between(bounds: list[float], kind: str) -> str:
+    return f"{bounds[0]:{kind}} to {bounds[1]:{kind}}"

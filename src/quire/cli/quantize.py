@@ -1,0 +1,101 @@
+"""`quire quantize`: a 16-bit model in, a quantized checkpoint with its quality report out."""
+
+from __future__ import annotations
+
+from argparse import BooleanOptionalAction
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.cli.options import CommandParser, chosen, human_int
+from quire.cli.verification import (
+    add_verification_options,
+    device_of,
+    folder_of,
+    limits_of,
+    progress,
+    show_report,
+    tokenizer_of,
+)
+from quire.compress.recipe import FORMATS, METHODS, Recipe
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.compress.text_samples import TextSamples
+
+EXAMPLES = (
+    "quire quantize quire-tiny --method rtn --out tiny-int4",
+    "quire quantize Qwen/Qwen3-0.6B --method rtn --group-size 32 --out qwen3-int4",
+    "quire quantize ./my-model --method fp8 --calibration chats.jsonl --out my-model-fp8",
+)
+_SETTINGS = (
+    "method", "group_size", "symmetric", "format", "act_order", "damping", "smoothing", "steps",
+    "seed",
+)  # fmt: skip
+
+
+def make_parser() -> CommandParser:
+    """The parser of the options of `quire quantize`."""
+    parser = CommandParser(
+        "quantize", "Quantize a model's weights, and measure what they lose.", EXAMPLES,
+        words="MODEL --method METHOD --out DIR ",
+    )  # fmt: skip
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, or name on the hub")
+    parser.add_argument("--method", choices=METHODS, help="how weights are rounded (needed)")
+    parser.add_argument("--out", metavar="DIR", help="folder of the new checkpoint (needed)")
+    parser.add_argument(
+        "--group-size", type=int, metavar="N",
+        help="inputs that share a scale, with 4 bits; -1 for all (default: 128)",
+    )  # fmt: skip
+    _add_flag(parser, "symmetric", "without zero points (default: as the method has it)")
+    parser.add_argument("--format", choices=FORMATS, help="of the files (default: the method's)")
+    parser.add_argument(
+        "--ignore", action="append", metavar="PATTERN",
+        help="modules that stay as they are, such as '*.down_proj'; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--act-order", choices=("off", "static", "group"),
+        help="GPTQ rounds inputs with large activations first: with groups as they are, or with "
+        "groups in that order, too (default: static)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--damping", type=float, metavar="X", help="of GPTQ's Hessian (default: 0.01)"
+    )
+    parser.add_argument(
+        "--smoothing", type=float, metavar="X", help="strength of SmoothQuant (default: 0.5)"
+    )
+    parser.add_argument(
+        "--steps", type=human_int, metavar="N", help="of learned rounding (default: 200)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of learned rounding (default: 0)")
+    _add_flag(parser, "verify", "measure the loss at the end (default: on)")
+    add_verification_options(parser)
+    return parser
+
+
+def _add_flag(parser: CommandParser, name: str, text: str) -> None:
+    parser.add_argument(f"--{name}", action=BooleanOptionalAction, help=text)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Quantize, then verify. Returns 1 if the result does not pass the quality gate."""
+    args = make_parser().parse(argv)
+    for name in ("model", "method", "out"):
+        if name not in args:
+            option = name if name == "model" else f"--{name}"
+            raise ConfigError(f"{option} is missing; see quire quantize --help")
+    recipe = Recipe(**chosen(args, _SETTINGS), ignore=tuple(vars(args).get("ignore", ())))
+    limits, base, out = limits_of(args), folder_of(args.model), Path(args.out).expanduser()
+    device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
+    from quire.compress.quantize_model import Quantization
+
+    with progress() as notify:
+        Quantization(base, out, recipe, samples, device).run(notify)
+    print(f"{out}: {recipe.method}, calibrated on {_text(samples)}")
+    if not vars(args).get("verify", True):
+        return 0
+    return show_report(args, base, out, tokenizer, samples, limits, device)
+
+
+def _text(samples: TextSamples) -> str:
+    return f"{sum(map(len, samples.calibration)):,} tokens of {samples.source}"

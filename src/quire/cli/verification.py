@@ -1,0 +1,135 @@
+"""Options and steps that `quire quantize` and `quire verify` have in common."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.cli.options import CommandParser, human_int
+from quire.errors import ConfigError
+from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.compress.text_samples import TextSamples
+    from quire.compress.verify_model import Notify
+    from quire.tokenizer.tokenizer import Tokenizer
+
+DEVICES = ("auto", "cpu", "cuda")
+_SAMPLES, _SEQ_LEN = 128, 512
+
+
+def add_verification_options(parser: CommandParser) -> None:
+    """Add the options of text, gate and device."""
+    parser.add_argument(
+        "--calibration", metavar="FILE",
+        help='text, or JSON lines with "text" or "messages"; one window in five is left for '
+        "verification (default: text that comes with Quire)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=human_int, metavar="N",
+        help=f"windows of text for calibration; a quarter as many verify (default: {_SAMPLES})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seq-len", type=human_int, metavar="N",
+        help=f"tokens of each window (default: {_SEQ_LEN})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tasks", metavar="FILE",
+        help='JSON objects with "messages" and "expected", whose right answers are counted',
+    )  # fmt: skip
+    default = ",".join(f"{name}={limit}" for name, limit in QualityLimits().record().items())
+    parser.add_argument(
+        "--quality-limits", metavar="LIMITS",
+        help=f"what the result may lose before the gate refuses it (default: {default})",
+    )  # fmt: skip
+    parser.add_argument("--device", choices=DEVICES, help="where it runs (default: auto)")
+    parser.add_argument("--json", action="store_true", default=False, help="print JSON")
+
+
+def limits_of(args: Namespace) -> QualityLimits:
+    """The limits of the gate. Raises ConfigError."""
+    text = vars(args).get("quality_limits")
+    return QualityLimits() if text is None else QualityLimits.parse(text, "quality_limits")
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a model's files. Raises CheckpointError."""
+    from quire.hub import resolve_model
+
+    return resolve_model(model)
+
+
+def device_of(args: Namespace) -> torch.device:
+    """Where the layers run. Raises ConfigError for a GPU that is not there."""
+    import torch
+
+    wanted = vars(args).get("device", "auto")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but PyTorch finds no GPU; use --device cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
+    """The base model's tokenizer, and the windows of text that it makes. Raises ConfigError."""
+    from quire.compress.text_samples import read_samples
+    from quire.tokenizer.tokenizer import Tokenizer
+
+    given, tokenizer = vars(args), Tokenizer.from_folder(base)
+    path = None if "calibration" not in given else Path(given["calibration"]).expanduser()
+    count, seq_len = given.get("samples", _SAMPLES), given.get("seq_len", _SEQ_LEN)
+    for name, value, least in (("samples", count, 1), ("seq_len", seq_len, 8)):
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, not {value}")
+    return tokenizer, read_samples(tokenizer, path, count, seq_len)
+
+
+def show_report(
+    args: Namespace,
+    base: Path,
+    quantized: Path,
+    tokenizer: Tokenizer,
+    samples: TextSamples,
+    limits: QualityLimits,
+    device: torch.device,
+) -> int:
+    """Measure, store and print the report. Returns 1 if the gate refuses the weights."""
+    from quire.compress.quality_check import check_quality, tasks_for
+
+    tasks_file = None if "tasks" not in args else Path(args.tasks).expanduser()
+    tasks = tasks_for(tokenizer, base, tasks_file)
+    with progress() as notify:
+        report = check_quality(base, quantized, samples, tasks, limits, device, notify)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        from quire.cli.quality_table import print_report
+
+        print_report(report)
+        print(f"stored in {quantized / QUALITY_FILE}")
+    return 0 if report["passed"] else 1
+
+
+@contextmanager
+def progress() -> Iterator[Notify]:
+    """A progress bar of layers on a terminal; a line for each layer elsewhere is too much."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda what, done, total: bars.update(
+            task, description=f"{what} layers", completed=done, total=total
+        )

@@ -1,0 +1,44 @@
+"""`quire verify`: what a quantized model loses against its base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.cli.options import CommandParser
+from quire.cli.verification import (
+    add_verification_options,
+    device_of,
+    folder_of,
+    limits_of,
+    show_report,
+    tokenizer_of,
+)
+from quire.errors import ConfigError
+
+EXAMPLES = (
+    "quire verify quire-tiny ./tiny-awq",
+    "quire verify ./my-model ./my-model-gptq --quality-limits perplexity=0.01,cosine=0.99",
+)
+
+
+def make_parser() -> CommandParser:
+    """The parser of the options of `quire verify`."""
+    parser = CommandParser(
+        "verify", "Measure what a quantized model loses against its base.", EXAMPLES,
+        words="BASE QUANTIZED ",
+    )  # fmt: skip
+    parser.add_argument("base", nargs="?", metavar="BASE", help="the 16-bit model")
+    parser.add_argument("quantized", nargs="?", metavar="QUANTIZED", help="its quantized copy")
+    add_verification_options(parser)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Measure, store the report with the quantized weights, and print it."""
+    args = make_parser().parse(argv)
+    for name in ("base", "quantized"):
+        if name not in args:
+            raise ConfigError(f"{name} is missing; see quire verify --help")
+    limits, (base, quantized) = limits_of(args), map(folder_of, (args.base, args.quantized))
+    device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
+    return show_report(args, base, quantized, tokenizer, samples, limits, device)

@@ -1,0 +1,1 @@
+"""Making quantized checkpoints, and measuring what their weights lose."""

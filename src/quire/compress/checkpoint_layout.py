@@ -1,0 +1,149 @@
+"""How a quantized checkpoint stores its weights, and what its config.json says of it. No torch.
+
+Owns the `quantization_config` that transformers, vLLM and llm-compressor read, and which weights
+each packing can hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from quire.models.checkpoint_formats.awq import AwqLinear
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoint_formats.compressed_tensors import PackedLinear
+from quire.models.checkpoint_formats.gptq import GptqLinear
+from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
+from quire.models.checkpoint_formats.stored_int8 import Int8Linear
+from quire.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.compress.quantized_rows import CodedRows
+
+Packing = Literal["awq", "gptq", "pack-quantized", "int-quantized", "float-quantized"]
+ActOrder = Literal["off", "static", "group"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayout:
+    """A packing with its settings. group: inputs that share a scale; -1 for all of them.
+
+    act_order: "group" where groups follow the order of activations, so that g_idx is stored.
+    scale_dtype: of stored scales.
+    """
+
+    packing: Packing
+    bits: int
+    group: int
+    symmetric: bool
+    act_order: ActOrder
+    scale_dtype: str
+
+    @property
+    def stored_linear(self) -> StoredLinear:
+        """How the readers know a weight that is stored so."""
+        group, symmetric = self.group, self.symmetric
+        if self.packing == "awq":
+            return AwqLinear(self.packing, group)
+        if self.packing == "gptq":
+            ordered = self.act_order == "group"
+            return GptqLinear(self.packing, self.bits, group, symmetric, ordered, True)
+        if self.packing == "pack-quantized":
+            return PackedLinear(self.packing, self.bits, group, symmetric, False)
+        if self.packing == "int-quantized":
+            return Int8Linear(self.packing, rounds=True)
+        return Fp8Linear(self.packing, "weight_scale")
+
+    def tensors(self, rows: CodedRows) -> dict[str, Tensor]:
+        """The tensors of a module's weight, by their names in it."""
+        from quire.compress import packing
+        from quire.compress.quantized_rows import FloatCodes
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        if isinstance(rows, FloatCodes):
+            return packing.fp8_tensors(rows, torch_dtype(self.scale_dtype))
+        pack = {
+            "awq": packing.awq_tensors,
+            "gptq": packing.gptq_tensors,
+            "pack-quantized": packing.packed_tensors,
+            "int-quantized": packing.int8_tensors,
+        }[self.packing]
+        return pack(rows)
+
+    def config(self, ignored: Sequence[str]) -> dict[str, Any]:
+        """The `quantization_config`. ignored: modules that are not quantized, the head included."""
+        if self.packing == "awq":
+            return self._awq(ignored)
+        return self._gptq(ignored) if self.packing == "gptq" else self._compressed(ignored)
+
+    def _awq(self, ignored: Sequence[str]) -> dict[str, Any]:
+        return {
+            "quant_method": "awq",
+            "bits": self.bits,
+            "group_size": self.group,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": list(ignored),
+        }
+
+    def _gptq(self, ignored: Sequence[str]) -> dict[str, Any]:
+        rules: dict[str, Any] = {
+            f"-:^{re.escape(module)}$": {} for module in ignored if module != "lm_head"
+        }
+        return {
+            "quant_method": "gptq",
+            "bits": self.bits,
+            "group_size": self.group,
+            "sym": self.symmetric,
+            "desc_act": self.act_order == "group",
+            "static_groups": self.act_order == "static",
+            "true_sequential": True,
+            "lm_head": False,
+            "checkpoint_format": "gptq",
+            "meta": {"quantizer": [f"quire:{__version__}"]},
+            **({"dynamic": rules} if rules else {}),
+        }
+
+    def _compressed(self, ignored: Sequence[str]) -> dict[str, Any]:
+        group = {
+            "targets": ["Linear"],
+            "weights": self._weights(),
+            "input_activations": self._activations(),
+            "output_activations": None,
+            "format": self.packing,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": self.packing,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": list(ignored),
+            "kv_cache_scheme": None,
+        }
+
+    def _weights(self) -> dict[str, Any]:
+        by_group = self.group != -1
+        found = {
+            "num_bits": self.bits,
+            "type": "float" if self.packing == "float-quantized" else "int",
+            "symmetric": self.symmetric,
+            "strategy": "group" if by_group else "channel",
+            "dynamic": False,
+            "observer": "minmax",
+        }
+        if by_group:
+            found["group_size"] = self.group
+        if self.act_order == "group":
+            found["actorder"] = "group"
+        return found
+
+    def _activations(self) -> dict[str, Any] | None:
+        if self.packing == "pack-quantized":
+            return None
+        kind = "float" if self.packing == "float-quantized" else "int"
+        settings = {"num_bits": 8, "type": kind, "symmetric": True}
+        return {**settings, "strategy": "token", "dynamic": True, "observer": None}

@@ -1,0 +1,88 @@
+"""The numbers that integer codes can stand for: a scale and a zero point for each group of inputs.
+
+Codes are unsigned: (code - zero) · scale. Scales are numbers that the checkpoint's data type and
+float16 both hold, so that every reader has the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.kernels.torch_dtypes import torch_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScales:
+    """scale float32 [N, G] and zero float32 [N, G] of a weight's groups of inputs."""
+
+    scale: Tensor
+    zero: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerGrid:
+    """group: inputs that share a scale; -1 for all. symmetric: zero is half of the codes' range.
+
+    dtype: of scales, by name.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool
+    dtype: str
+
+    @property
+    def most(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric codes."""
+        return 1 << self.bits - 1
+
+    def group_size(self, k: int) -> int:
+        """Inputs that share a scale, of k."""
+        return k if self.group == -1 else self.group
+
+    def groups(self, weight: Tensor) -> Tensor:
+        """weight [N, K] → [N, G, group]."""
+        return torch.unflatten(weight, 1, (-1, self.group_size(weight.shape[1])))
+
+    def scales(self, low: Tensor, high: Tensor) -> GroupScales:
+        """Scales for groups whose numbers lie between low <= 0 and high >= 0, each [N, G]."""
+        width = torch.maximum(-low, high) * 2 if self.symmetric else high - low
+        scale = self._storable(width / self.most)
+        if self.symmetric:
+            return GroupScales(scale, torch.full_like(scale, self.middle))
+        return GroupScales(scale, (-low / scale).round().clamp(0, self.most))
+
+    def scales_of(self, weight: Tensor) -> GroupScales:
+        """Scales of a weight [N, K] by the smallest and the largest number of each group."""
+        low, high = limits(self.groups(weight))
+        return self.scales(low, high)
+
+    def codes(self, weight: Tensor, scales: GroupScales) -> Tensor:
+        """The nearest codes of a weight [N, K]: float32 [N, K] with whole numbers."""
+        scale, zero = scales.scale[:, :, None], scales.zero[:, :, None]
+        found = (self.groups(weight) / scale).round() + zero
+        return found.clamp(0, self.most).flatten(1)
+
+    def numbers(self, codes: Tensor, scales: GroupScales) -> Tensor:
+        """What codes [N, K] stand for."""
+        scale, zero = scales.scale[:, :, None], scales.zero[:, :, None]
+        return ((self.groups(codes) - zero) * scale).flatten(1)
+
+    def _storable(self, scale: Tensor) -> Tensor:
+        scale = torch.where(scale > 0.0, scale, torch.ones_like(scale))
+        if self.bits == 4:
+            scale = scale.clamp(2.0**-20, 65504.0).half()
+        return scale.to(torch_dtype(self.dtype)).float()
+
+
+def limits(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Of groups [N, G, g] the smallest number, at most 0, and the largest, at least 0: [N, G]."""
+    return groups.amin(2).clamp(max=0.0), groups.amax(2).clamp(min=0.0)

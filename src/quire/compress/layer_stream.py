@@ -1,0 +1,67 @@
+"""Hidden states of samples on their way through the decoder layers, one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.compress.model_parts import ModelParts, linears_of, set_linear
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.operands import LinearWeight
+from quire.kvcache.kv_storage import allocate_kv
+from quire.layers.forward_context import ForwardContext
+from quire.models.families.llama import LlamaDecoderLayer
+
+_BLOCK = 16  # tokens of a KV block
+
+# the name of a linear layer within its decoder layer, and its input [T, K]
+Observer = Callable[[str, Tensor], None]
+
+
+class LayerRunner:
+    """Runs one decoder layer on samples. index: of the layer."""
+
+    def __init__(self, parts: ModelParts, index: int, length: int) -> None:
+        self._parts, self._index = parts, index
+        self._rotary = parts.rotary(index, length)
+
+    def __call__(self, layer: LlamaDecoderLayer, hidden: Tensor) -> Tensor:
+        """Hidden states [T, H] of a sample before the layer → after it."""
+        device, count = hidden.device, len(hidden)
+        blocks = -(-count // _BLOCK)
+        spec = self._parts.spec.layers[self._index].kv
+        kv = allocate_kv([spec], blocks, _BLOCK, torch.float32, device)
+        table = np.arange(blocks, dtype=np.int32)[None]
+        layout = BatchLayout.build([count], [count], table, _BLOCK, device)
+        rope = self._rotary(torch.arange(count, device=device))
+        first = layer.pre_attention_norm
+        # the norm after the layer is the next one's, which is not here: any will do
+        found = layer.forward(first.begin(hidden), first, rope, ForwardContext(layout, kv))
+        return found.residual
+
+
+@contextmanager
+def observed(layer: LlamaDecoderLayer, observer: Observer) -> Iterator[None]:
+    """Within it, an observer gets the input of each linear layer before that runs."""
+    before = {name: linear.method.kernels.linear for name, linear in linears_of(layer).items()}
+    for name, linear in linears_of(layer).items():
+        set_linear(linear, _observing(name, before[name], observer))
+    try:
+        yield
+    finally:
+        for name, linear in linears_of(layer).items():
+            set_linear(linear, before[name])
+
+
+def _observing(
+    name: str, run: Callable[[Tensor, LinearWeight, Tensor | None], Tensor], observer: Observer
+) -> Callable[[Tensor, LinearWeight, Tensor | None], Tensor]:
+    def operation(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        observer(name, x)
+        return run(x, weight, bias)
+
+    return operation

@@ -1,0 +1,198 @@
+"""A checkpoint's parts, one at a time: embedding, decoder layers, final norm and head in float32.
+
+Owns that no more than one decoder layer has to be in memory. Quantized weights become the numbers
+that they stand for, and their activations are rounded as the checkpoint's format says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.core.layer_spec import LayerSpec, LinearSpec, layer_module
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import LinearWeight
+from quire.kernels.reference_quantized import round_int8
+from quire.kernels.torch_dtypes import torch_dtype
+from quire.layers.linear_layers import LinearBase
+from quire.layers.norm import RMSNorm
+from quire.layers.parameter import LayerOptions, Weight
+from quire.layers.rope import RotaryEmbedding
+from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.config.model_config import ModelConfig
+from quire.models.families.llama import LlamaDecoderLayer
+from quire.models.loading.checkpoint_source import read_tensors
+from quire.models.loading.expected_tensors import ExpectedTensor, expected_tensors
+from quire.models.loading.quantized_source import QuantizedSource, quantized_sources
+
+_PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
+
+Rounding = Callable[[Tensor], Tensor]  # of activations [T, K]
+
+
+class ModelParts:
+    """The parts of a folder's model as modules in float32 on a device. Raises CheckpointError.
+
+    checkpoint: opened elsewhere, such as the finished part of one; None to open the folder's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        checkpoint: Checkpoint | None = None,
+        config: ModelConfig | None = None,
+    ) -> None:
+        self.config = config or ModelConfig.from_folder(folder)
+        self.spec, self.device = self.config.spec, device
+        self.checkpoint = checkpoint or Checkpoint.open(folder)
+        names = self.checkpoint.entries
+        self.prefix = "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
+        self.options = LayerOptions(torch.float32, device, kernels_for("meta"))
+        sources = quantized_sources(self.config, None, self.prefix)
+        self._quantized = {source.weight: source for source in sources}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in the files."""
+        return sum(entry.num_bytes for entry in self.checkpoint.entries.values())
+
+    def stored_name(self, name: str) -> str:
+        """A tensor's name in this checkpoint's files."""
+        return name.removeprefix(self.prefix)
+
+    def layer(self, index: int) -> LlamaDecoderLayer:
+        """A decoder layer with its weights; attention's keys and values are in `ctx.kv[0]`."""
+        module = layer_module(index)
+        options = replace(self.options, module=module)
+        layer = LlamaDecoderLayer(self.spec.layers[index], 0, options)
+        self._fill(layer, f"{module}.")
+        for linear in linears_of(layer).values():
+            linear.process_after_load()
+            rounding = self.activation_rounding(f"{module}.{linear.spec.module}", linear.spec)
+            set_linear(linear, partial(_rounded_linear, rounding))
+        return layer
+
+    def activation_rounding(self, module: str, linear: LinearSpec) -> Rounding | None:
+        """How a linear layer's activations are rounded; None for not at all."""
+        stored = self.config.checkpoint_format
+        spec = None if stored is None else common_spec(parts_of(stored, module, linear), linear.k)
+        return None if spec is None else _ROUNDINGS.get(spec.codes)
+
+    def rotary(self, index: int, length: int) -> RotaryEmbedding:
+        """The rotary embedding of a layer, for sequences of so many tokens."""
+        return RotaryEmbedding(self.spec.layers[index].attention.rope, length, self.options)
+
+    def embed(self, samples: Iterable[list[int]]) -> list[Tensor]:
+        """The embeddings of each sample's token ids: float32 [T, H]."""
+        spec = self.spec.embedding
+        table = self.tensor(f"{spec.module}.weight")
+        scale = torch.tensor(spec.scale, dtype=torch_dtype(self.config.dtype)).item()
+        ids = (torch.tensor(sample, device=table.device) for sample in samples)
+        return [F.embedding(each, table).float() * scale for each in ids]
+
+    def head(self) -> Callable[[Tensor], Tensor] | None:
+        """From a final state [T, H] to logits [T, V]; None for a model without a head."""
+        spec = self.spec
+        if spec.head is None:
+            return None
+        name = spec.embedding.module if spec.is_head_tied else spec.head.module
+        weight = self.tensor(f"{name}.weight").float()
+        bias = self.tensor(f"{name}.bias").float() if spec.head.bias else None
+
+        def logits(states: Tensor) -> Tensor:
+            found = F.linear(states, weight, bias)
+            cap = spec.logit_soft_cap
+            return found if cap is None else reference.soft_capped(found, cap)
+
+        return logits
+
+    def final_norm(self) -> RMSNorm:
+        """The norm after the last layer."""
+        norm = RMSNorm(self.spec.final_norm, self.options)
+        norm.weight.load(self.tensor(f"{self.spec.final_norm.module}.weight"), None)
+        return norm
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight by its name, in the files' data type unless it is quantized."""
+        found = self._quantized.get(self.stored_name(name))
+        names = {self.stored_name(name)} if found is None else self._names_of(found)
+        tensors = self._read(names)
+        if found is None:
+            return tensors[self.stored_name(name)]
+        loaded = found.load(tensors, torch.float32)
+        assert isinstance(loaded, Tensor)
+        return loaded
+
+    def tensor_names(self, prefix: str) -> list[ExpectedTensor]:
+        """The unquantized tensors of a model whose parameters' names begin so."""
+        return [t for t in expected_tensors(self.spec) if t.parameter.startswith(prefix)]
+
+    def _fill(self, module: nn.Module, prefix: str) -> None:
+        parameters = dict(module.named_parameters())
+        for expected in self.tensor_names(prefix):
+            param = parameters[expected.parameter.removeprefix(prefix)]
+            assert isinstance(param, Weight)
+            param.load(self.tensor(expected.name), expected.part)
+
+    def _names_of(self, source: QuantizedSource) -> set[str]:
+        return set(source.tensors(self.checkpoint.entries.keys()))
+
+    def _read(self, names: set[str]) -> dict[str, Tensor]:
+        read = read_tensors(self.checkpoint, names, self.device)
+        return {entry.name: tensor for entry, tensor in read}
+
+
+def linears_of(layer: LlamaDecoderLayer) -> dict[str, LinearBase]:
+    """Linear layers of a decoder layer by their names in it, in the order in which they run."""
+    modules = dict(layer.named_modules())
+    found = [layer.self_attn.qkv_proj, layer.self_attn.o_proj]
+    ordered = [*found, layer.mlp.gate_up_proj, layer.mlp.down_proj]
+    assert all(modules[linear.spec.module] is linear for linear in ordered)
+    return {linear.spec.module: linear for linear in ordered}
+
+
+def stored_norm(spec: LayerSpec, layer: LlamaDecoderLayer, module: str, base: Tensor) -> Tensor:
+    """The weight of one of a decoder layer's norms, as checkpoints have it.
+
+    base: what the base model has, which is returned where the norm was not changed.
+    """
+    norm = layer.get_submodule(module)
+    assert isinstance(norm, RMSNorm)
+    added = float(next(each.adds_one for each in spec.norms if each.module == module))
+    weight = norm.weight.detach()
+    return base if torch.equal(weight, base.float() + added) else (weight - added).to(base.dtype)
+
+
+def set_linear(
+    linear: LinearBase, operation: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
+) -> None:
+    """Let a linear layer call this operation with its input, its weight and its bias."""
+    linear.method.kernels = replace(linear.method.kernels, linear=operation)
+
+
+def _rounded_linear(
+    rounding: Rounding | None, x: Tensor, weight: LinearWeight, bias: Tensor | None
+) -> Tensor:
+    return reference.linear(x if rounding is None else rounding(x), weight, bias)
+
+
+def _rounded_int8(x: Tensor) -> Tensor:
+    codes, scale = round_int8(x)
+    return codes.float() * scale
+
+
+def _rounded_fp8(x: Tensor) -> Tensor:
+    codes, scale = reference.quantize_rows(x)
+    return codes.float() * scale
+
+
+_ROUNDINGS: dict[str, Rounding] = {"int8": _rounded_int8, "fp8": _rounded_fp8}

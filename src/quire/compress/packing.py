@@ -1,0 +1,75 @@
+"""Codes in words of checkpoint files: the inverse of what `models/checkpoint_formats/` reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.compress.quantized_rows import FloatCodes, IntegerCodes
+from quire.kernels.torch_dtypes import torch_dtype
+from quire.models.checkpoint_formats.awq import ORDER
+
+_WORD = 32  # bits
+
+
+def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Codes [N, K] in int32 words [N, K · bits / 32]; order: of codes in a word, lowest first."""
+    shared = _WORD // bits
+    parts = torch.unflatten(codes.to(torch.int32), 1, (-1, shared))
+    found = torch.zeros_like(parts[..., 0])
+    for slot, item in enumerate(order or range(shared)):
+        found |= parts[..., item] << (slot * bits)
+    return found
+
+
+def awq_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
+    """The tensors of a weight in AWQ's GEMM packing (Lin et al., 2024; AutoAWQ's `gemm`)."""
+    zero = rows.scales.zero.t()
+    return {
+        "qweight": words(rows.codes.t(), 4, ORDER),
+        "qzeros": words(zero, 4, ORDER),
+        "scales": _stored_scale(rows).t().contiguous(),
+    }
+
+
+def gptq_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
+    """The tensors of a weight in GPTQ's packing, version 1: zero points are stored less 1."""
+    grid, (_, k) = rows.grid, rows.codes.shape
+    zero = (rows.scales.zero.t().int() - 1) & grid.most
+    in_order = torch.arange(k, dtype=torch.int32, device=zero.device) // grid.group_size(k)
+    return {
+        "qweight": words(rows.codes, grid.bits).t().contiguous(),
+        "qzeros": words(zero, grid.bits),
+        "scales": _stored_scale(rows).t().contiguous(),
+        "g_idx": in_order if rows.group_of is None else rows.group_of,
+    }
+
+
+def packed_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
+    """The tensors of a weight in compressed-tensors' `pack-quantized`."""
+    grid, codes = rows.grid, rows.codes
+    found = {
+        "weight_packed": words(codes, grid.bits),
+        "weight_scale": _stored_scale(rows),
+        "weight_shape": torch.tensor(codes.shape),
+    }
+    if not grid.symmetric:
+        found["weight_zero_point"] = words(rows.scales.zero.t(), grid.bits).t().contiguous()
+    if rows.group_of is not None:
+        found["weight_g_idx"] = rows.group_of
+    return found
+
+
+def int8_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
+    """The tensors of a weight in compressed-tensors' `int-quantized`: signed bytes."""
+    codes = (rows.codes ^ rows.grid.middle).view(torch.int8)
+    return {"weight": codes, "weight_scale": _stored_scale(rows)}
+
+
+def fp8_tensors(rows: FloatCodes, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a weight in compressed-tensors' `float-quantized`."""
+    return {"weight": rows.codes, "weight_scale": rows.scale.to(dtype)}
+
+
+def _stored_scale(rows: IntegerCodes) -> Tensor:
+    return rows.scales.scale.to(torch_dtype(rows.grid.dtype))

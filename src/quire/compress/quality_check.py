@@ -1,0 +1,59 @@
+"""Measures a quantized folder against its base, and stores the report beside its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.compress.model_parts import ModelParts
+from quire.compress.quality_plot import write_svg
+from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
+from quire.compress.text_samples import TextSamples
+from quire.compress.verify_model import Notify, compare_models
+from quire.hub import BUNDLED
+from quire.models.config.quality_report import QualityLimits, write_report
+from quire.tokenizer.tokenizer import Tokenizer
+
+PLOT_FILE = "quire_quality.svg"
+
+
+def check_quality(
+    base: Path,
+    quantized: Path,
+    samples: TextSamples,
+    tasks: list[Task],
+    limits: QualityLimits,
+    device: torch.device,
+    notify: Notify,
+) -> dict[str, Any]:
+    """The report, which is also written to the quantized folder with a picture of its layers.
+
+    samples: the windows for verification are used. Raises CheckpointError and ConfigError.
+    """
+    parts = [ModelParts(folder, device) for folder in (base, quantized)]
+    figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
+    failures = limits.failures(figures)
+    stored = parts[1].config.checkpoint_format
+    report = {
+        "base": base.name,
+        "quantized": quantized.name,
+        "format": None if stored is None else stored.name,
+        "text": samples.source,
+        "limits": limits.record(),
+        "passed": not failures,
+        "failures": failures,
+        **figures,
+    }
+    write_report(quantized, report)
+    cosines = [layer["mean"] for layer in figures["layers"]]
+    write_svg(quantized / PLOT_FILE, f"{quantized.name}: 1 - cosine after each layer", cosines)
+    return report
+
+
+def tasks_for(tokenizer: Tokenizer, base: Path, path: Path | None) -> list[Task]:
+    """The questions of a file; for a bundled model without one, those that come with it."""
+    if path is None and base.name in BUNDLED:
+        path = BUNDLED_TASKS
+    return [] if path is None else read_tasks(tokenizer, path)

@@ -1,0 +1,196 @@
+"""From a model's folder to a folder with its weights quantized, one decoder layer at a time.
+
+In memory at any time: the hidden states of the calibration text, and one decoder layer twice.
+(Layer by layer as in Frantar et al., 2023, section 4)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.compress.checkpoint_layout import CheckpointLayout
+from quire.compress.layer_rounding import Coded, round_to_nearest, weight_of
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.model_parts import ModelParts, linears_of, stored_norm
+from quire.compress.recipe import Recipe
+from quire.compress.shard_files import ShardFiles, recipe_record
+from quire.compress.text_samples import TextSamples
+from quire.core.layer_spec import LinearSpec, layer_module
+from quire.errors import CheckpointError, ConfigError
+from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
+from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.families.llama import LlamaDecoderLayer
+
+logger = logging.getLogger(__name__)
+
+Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
+
+
+class Quantization:
+    """One run: base is the folder of the 16-bit model, out that of the quantized one.
+
+    Raises CheckpointError and ConfigError.
+    """
+
+    def __init__(
+        self, base: Path, out: Path, recipe: Recipe, samples: TextSamples, device: torch.device
+    ) -> None:
+        self.base, self.out, self.recipe, self.samples = base, out, recipe, samples
+        self.device, self.parts = device, ModelParts(base, device)
+        config = self.parts.config
+        if config.checkpoint_format is not None:
+            raise CheckpointError(
+                f"{base} is quantized already ({config.checkpoint_format.name}); take the 16-bit "
+                "checkpoint"
+            )
+        self.layout: CheckpointLayout = recipe.layout(config.dtype)
+        self.files = ShardFiles(out, len(config.spec.layers))
+        self.ignored = self._ignored()
+
+    @torch.no_grad()
+    def run(self, notify: Notify) -> None:
+        """Quantize all layers, but for those that an earlier run has finished."""
+        spec, calibration = self.parts.spec, self.samples.calibration
+        self.files.open(recipe_record(self.recipe, self.base, self.samples.digest))
+        torch.manual_seed(self.recipe.seed)
+        hidden = self.parts.embed(calibration)
+        exact = list(hidden) if self.recipe.steps_of_method.rounding == "signround" else None
+        for index in range(len(spec.layers)):
+            notify("quantizing", index, len(spec.layers))
+            hidden, exact = self._layer(index, hidden, exact)
+        notify("quantizing", len(spec.layers), len(spec.layers))
+        self._write_rest()
+        self.files.finish(self.base, {"quantization_config": self._config()})
+
+    def _layer(
+        self,
+        index: int,
+        hidden: list[Tensor],
+        exact: list[Tensor] | None,
+    ) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Quantize and write a layer, unless it is written; the hidden states after it."""
+        run = LayerRunner(self.parts, index, max(map(len, hidden)))
+        is_written = self.files.path(index).is_file()
+        layer = None if is_written and exact is None else self.parts.layer(index)
+        if exact is not None and layer is not None:
+            exact = [run(layer, states) for states in exact]
+        if not is_written:
+            assert layer is not None
+            chosen = self._chosen(index)
+            coded = round_to_nearest(layer, self.layout, chosen)
+            self.files.write(index, self._tensors(index, layer, coded))
+        stored = self._stored(index)
+        return [run(stored, states) for states in hidden], exact
+
+    def _stored(self, index: int) -> LlamaDecoderLayer:
+        """A layer as its file has it, so that a run that is taken up goes on from equal numbers."""
+        source = ConfigFile(self.out / "config.json", {"quantization_config": self._config()})
+        config = replace(self.parts.config, checkpoint_format=read_checkpoint_format(source))
+        checkpoint = self.files.checkpoint(index)
+        return ModelParts(self.out, self.device, checkpoint, config).layer(index)
+
+    def _config(self) -> dict[str, object]:
+        return self.layout.config(self.ignored)
+
+    def _chosen(self, index: int) -> set[str]:
+        """Linear layers of a layer that are quantized."""
+        ignored = set(self.ignored)
+        return {
+            linear.module
+            for linear in self.parts.spec.layers[index].linears
+            if not ignored.intersection(self._modules(index, linear))
+        }
+
+    def _modules(self, index: int, linear: LinearSpec) -> list[str]:
+        """A linear layer's modules in the checkpoint."""
+        name = layer_module(index)
+        return [self.parts.stored_name(f"{name}.{module}") for module, _ in linear.sources()]
+
+    def _ignored(self) -> list[str]:
+        """Modules that are not quantized: those asked for, those that do not fit, the head.
+
+        Parts of a fused weight are ignored together, as engines that fuse them need it.
+        """
+        found, used = list[str](), set[str]()
+        for index, layer in enumerate(self.parts.spec.layers):
+            for linear in layer.linears:
+                modules = self._modules(index, linear)
+                matching = {p for p in self.recipe.ignore for m in modules if fnmatchcase(m, p)}
+                used |= matching
+                if matching or self._problem(modules, linear):
+                    found += modules
+        unused = [pattern for pattern in self.recipe.ignore if pattern not in used]
+        if unused and unused != ["lm_head"]:
+            raise ConfigError(f"ignore: no linear layer is named {unused[0]!r}; correct the name")
+        return found if self.parts.spec.head is None else [*found, self.parts.spec.head.module]
+
+    def _problem(self, modules: list[str], linear: LinearSpec) -> str | None:
+        rows = [part.rows for part in linear.parts] or [linear.n]
+        problems = (self.layout.stored_linear.problem(n, linear.k) for n in rows)
+        problem = next((found for found in problems if found is not None), None)
+        if problem is not None:
+            logger.warning("%s stays as it is: %s", ", ".join(modules), problem)
+        return problem
+
+    def _tensors(self, index: int, layer: LlamaDecoderLayer, coded: Coded) -> dict[str, Tensor]:
+        """A layer's tensors by their names in the checkpoint."""
+        prefix, linears = f"{layer_module(index)}.", linears_of(layer)
+        found: dict[str, Tensor] = {}
+        for expected in self.parts.tensor_names(prefix):
+            module, _, leaf = expected.parameter.removeprefix(prefix).rpartition(".")
+            name = self.parts.stored_name(expected.name)
+            if leaf == "weight" and module in coded:
+                start, end = rows_of(linears[module].spec, expected.part)
+                stored = self.layout.tensors(coded[module].rows(start, end))
+                owner = name.removesuffix(".weight")
+                found |= {f"{owner}.{own}": tensor for own, tensor in stored.items()}
+            else:
+                found[name] = self._plain(index, layer, module, leaf, expected.part, name)
+        return found
+
+    def _plain(
+        self,
+        index: int,
+        layer: LlamaDecoderLayer,
+        module: str,
+        leaf: str,
+        part: str | None,
+        name: str,
+    ) -> Tensor:
+        """A tensor that is not quantized, in the base model's data type."""
+        base, linears = self.parts.tensor(name), linears_of(layer)
+        if module in linears:
+            linear = linears[module]
+            start, end = rows_of(linear.spec, part)
+            whole = weight_of(linear) if leaf == "weight" else linear.bias
+            assert whole is not None
+            return whole[start:end].to(base.dtype)
+        return stored_norm(self.parts.spec.layers[index], layer, module, base)
+
+    def _write_rest(self) -> None:
+        """The embedding, the last norm and the head, as the base model has them."""
+        layers = len(self.parts.spec.layers)
+        inside = {
+            t.name for i in range(layers) for t in self.parts.tensor_names(f"{layer_module(i)}.")
+        }
+        rest = [t.name for t in self.parts.tensor_names("") if t.name not in inside]
+        self.files.write(
+            layers, {self.parts.stored_name(name): self.parts.tensor(name) for name in rest}
+        )
+
+
+def rows_of(linear: LinearSpec, part: str | None) -> tuple[int, int]:
+    """The first output of a part of a fused weight, and the one after its last."""
+    start = 0
+    for known in linear.parts if part is not None else ():
+        if known.name == part:
+            return start, start + known.rows
+        start += known.rows
+    return 0, linear.n

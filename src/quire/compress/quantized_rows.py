@@ -1,0 +1,70 @@
+"""A quantized weight before it is packed: codes in rows of outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.compress.integer_grid import GroupScales, IntegerGrid
+from quire.kernels.reference import FP8, quantize_fp8
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerCodes:
+    """Codes [N, K] in uint8 on a grid. order: the group of each input where they are not in order.
+
+    With an order, column i of the codes is still input i.
+    """
+
+    grid: IntegerGrid
+    codes: Tensor
+    scales: GroupScales
+    group_of: Tensor | None = None  # int32 [K]
+
+    def rows(self, start: int, end: int) -> IntegerCodes:
+        """Some of its outputs."""
+        own = slice(start, end)
+        scales = GroupScales(self.scales.scale[own], self.scales.zero[own])
+        return replace(self, codes=self.codes[own], scales=scales)
+
+    def numbers(self) -> Tensor:
+        """What the codes stand for: float32 [N, K]."""
+        if self.group_of is None:
+            return self.grid.numbers(self.codes.float(), self.scales)
+        group = self.group_of.long()
+        scale, zero = self.scales.scale[:, group], self.scales.zero[:, group]
+        return (self.codes.float() - zero) * scale
+
+
+@dataclass(frozen=True, slots=True)
+class FloatCodes:
+    """Codes [N, K] in e4m3, and a float32 scale for each output [N, 1]."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def rows(self, start: int, end: int) -> FloatCodes:
+        """Some of its outputs."""
+        return FloatCodes(self.codes[start:end], self.scale[start:end])
+
+    def numbers(self) -> Tensor:
+        """What the codes stand for: float32 [N, K]."""
+        return self.codes.float() * self.scale
+
+
+CodedRows = IntegerCodes | FloatCodes
+
+
+def nearest(weight: Tensor, grid: IntegerGrid, scales: GroupScales | None = None) -> IntegerCodes:
+    """A weight [N, K] rounded to the nearest codes. scales: None for those of its extremes."""
+    scales = scales or grid.scales_of(weight)
+    return IntegerCodes(grid, grid.codes(weight, scales).to(torch.uint8), scales)
+
+
+def nearest_fp8(weight: Tensor, dtype: torch.dtype) -> FloatCodes:
+    """A weight [N, K] in e4m3 with a scale for each output, in a data type of the checkpoint's."""
+    scale = quantize_fp8(weight)[1].to(dtype).float()[:, None]
+    codes = (weight / scale).clamp(-448.0, 448.0).to(FP8)
+    return FloatCodes(codes, scale)

@@ -1,0 +1,103 @@
+"""What `quire quantize` is asked for: methods, and the settings of one run. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from quire.compress.checkpoint_layout import ActOrder, CheckpointLayout, Packing
+from quire.errors import ConfigError
+
+Scaling = Literal["none", "awq", "smoothquant"]
+RoundingMethod = Literal["nearest", "gptq", "signround"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """scaling: what moves scales between weights and activations first. rounding: how codes are
+    chosen. packing: what the checkpoint is stored as, unless another one is asked for."""
+
+    scaling: Scaling
+    rounding: RoundingMethod
+    packing: Packing
+    symmetric: bool = True
+
+    @property
+    def is_eight_bit(self) -> bool:
+        """Whether weights and activations have eight bits."""
+        return self.packing in ("int-quantized", "float-quantized")
+
+
+METHODS = {
+    "rtn": Method("none", "nearest", "pack-quantized"),
+    "int8": Method("none", "nearest", "int-quantized"),
+    "fp8": Method("none", "nearest", "float-quantized"),
+}
+FORMATS: dict[str, Packing] = {
+    "awq": "awq", "gptq": "gptq", "compressed-tensors": "pack-quantized",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """The settings of one run, by which a stopped one is known again.
+
+    symmetric: None for the method's own. format: of `FORMATS`; None for the method's own. damping:
+    share of the Hessian's mean diagonal that GPTQ adds to it. smoothing: SmoothQuant's alpha.
+    """
+
+    method: str
+    group_size: int = 128
+    symmetric: bool | None = None
+    format: str | None = None
+    ignore: tuple[str, ...] = ()
+    act_order: ActOrder = "static"
+    damping: float = 0.01
+    smoothing: float = 0.5
+    steps: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for settings that do not go together."""
+        method = self.steps_of_method
+        if self.format is not None and method.is_eight_bit:
+            raise ConfigError(f"format cannot be chosen with method {self.method}; leave it out")
+        packing = self.packing
+        if packing == "awq" and self.symmetric:
+            raise ConfigError("symmetric codes are not in AWQ's format; use --format gptq")
+        if packing == "awq" and self.act_order == "group":
+            raise ConfigError("act_order group is not in AWQ's format; use --format gptq")
+        if method.is_eight_bit and self.symmetric is False:
+            raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
+        if self.group_size != -1 and self.group_size < 1:
+            raise ConfigError(f"group_size must be -1 or at least 1, not {self.group_size}")
+
+    @property
+    def steps_of_method(self) -> Method:
+        """Its method. Raises ConfigError for an unknown one."""
+        if self.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise ConfigError(f"method must be one of {known}, not {self.method!r}")
+        return METHODS[self.method]
+
+    @property
+    def packing(self) -> Packing:
+        """How weights are stored."""
+        return METHODS[self.method].packing if self.format is None else FORMATS[self.format]
+
+    def layout(self, dtype: str) -> CheckpointLayout:
+        """The layout of its checkpoints. dtype: of the model."""
+        method, packing = METHODS[self.method], self.packing
+        bits, group = (8, -1) if method.is_eight_bit else (4, self.group_size)
+        symmetric = self.symmetric
+        if symmetric is None:
+            symmetric = method.symmetric and packing != "awq"
+        act_order: ActOrder = "off"
+        if method.rounding == "gptq":
+            act_order = "off" if group == -1 and self.act_order == "group" else self.act_order
+        scale_dtype = "float16" if dtype == "float32" and bits == 4 else dtype
+        return CheckpointLayout(packing, bits, group, symmetric, act_order, scale_dtype)
+
+    def record(self) -> dict[str, Any]:
+        """Its settings as JSON has them."""
+        return {**asdict(self), "ignore": list(self.ignore)}

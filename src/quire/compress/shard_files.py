@@ -1,0 +1,103 @@
+"""The files of a checkpoint that is being made: one for each decoder layer, and one for the rest.
+
+A layer's file appears under its name only once it is whole, so that a stopped run is taken up
+after the last of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire.compress.recipe import Recipe
+from quire.errors import ConfigError
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.safetensors_header import read_header
+from quire.models.config.quality_report import QUALITY_FILE
+
+RECIPE = "quire_quantize.json"
+INDEX = "model.safetensors.index.json"
+_OWN = ("config.json", RECIPE, QUALITY_FILE)  # which are written anew
+_OTHER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
+
+
+class ShardFiles:
+    """The output folder of a run. layers: of the model."""
+
+    def __init__(self, folder: Path, layers: int) -> None:
+        self.folder, self._layers = folder, layers
+
+    def open(self, record: dict[str, Any]) -> None:
+        """Make the folder, or take up a run with the same record. Raises ConfigError."""
+        path = self.folder / RECIPE
+        if path.is_file():
+            if json.loads(path.read_text()) != record:
+                raise ConfigError(
+                    f"out: {self.folder} has a run with another model, text or settings; name "
+                    "another folder, or remove this one"
+                )
+            return
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ConfigError(f"out: {self.folder} is not empty; name another folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write_json(path, record)
+
+    def path(self, index: int) -> Path:
+        """The file of a layer; that of the rest comes after the last layer's."""
+        return self.folder / f"model-{index + 1:05d}-of-{self._layers + 1:05d}.safetensors"
+
+    def write(self, index: int, tensors: dict[str, Tensor]) -> None:
+        """Write a layer's tensors, or those of the rest."""
+        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        metadata = {"format": "pt"}
+        _write_whole(self.path(index), lambda part: save_file(stored, part, metadata))
+
+    def checkpoint(self, index: int) -> Checkpoint:
+        """The tensors of one file."""
+        entries = {entry.name: entry for entry in read_header(self.path(index))}
+        return Checkpoint(self.folder, entries)
+
+    def finish(self, base: Path, changes: dict[str, Any]) -> None:
+        """Copy the base model's other files, change its config.json, and write the index."""
+        for path in other_files(base):
+            shutil.copyfile(path, self.folder / path.name)
+        config = json.loads((base / "config.json").read_text()) | changes
+        entries = [e for index in range(self._layers + 1) for e in read_header(self.path(index))]
+        index = {
+            "metadata": {"total_size": sum(entry.num_bytes for entry in entries)},
+            "weight_map": {entry.name: entry.file.name for entry in entries},
+        }
+        for name, values in (("config.json", config), (INDEX, index)):
+            _write_json(self.folder / name, values)
+
+
+def other_files(folder: Path) -> Iterable[Path]:
+    """Files beside the weights: tokenizer, templates, generation settings, licence."""
+    for path in sorted(folder.iterdir()):
+        is_weight = path.suffix in _OTHER or path.name.endswith(".index.json")
+        if path.is_file() and not is_weight and path.name not in _OWN:
+            yield path
+
+
+def recipe_record(recipe: Recipe, base: Path, digest: str) -> dict[str, Any]:
+    """What a run is known by: its settings, the model's files, and the text for calibration."""
+    files = {path.name: path.stat().st_size for path in sorted(base.glob("*.safetensors"))}
+    return {"recipe": recipe.record(), "base": base.name, "files": files, "calibration": digest}
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    part = path.with_name(f".{path.name}.tmp")
+    write(part)
+    os.replace(part, path)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    text = json.dumps(values, indent=2) + "\n"
+    _write_whole(path, lambda part: part.write_text(text))

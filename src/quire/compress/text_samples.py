@@ -1,0 +1,112 @@
+"""Token windows of a text, for calibration and, separate from those, for verification. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.hub import BUNDLED_FOLDER
+from quire.tokenizer.tokenizer import Tokenizer
+
+DEFAULT_TEXT = BUNDLED_FOLDER / "calibration.jsonl"
+_HELD_OUT = 5  # one of so many windows is left for verification
+_MOST_CHARACTERS = 64 << 20  # of a file that are read
+
+Windows = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSamples:
+    """Windows of token ids, none in both lists. source: the file that they are from."""
+
+    calibration: Windows
+    verification: Windows
+    source: str
+
+    @property
+    def digest(self) -> str:
+        """A checksum of the windows for calibration."""
+        return hashlib.sha256(json.dumps(self.calibration).encode()).hexdigest()
+
+
+def read_samples(tokenizer: Tokenizer, path: Path | None, count: int, seq_len: int) -> TextSamples:
+    """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
+
+    path: a text file, or JSON lines with "text" or "messages"; None for the text that comes with
+    Quire. One window in five is for verification. Raises ConfigError.
+    """
+    source = path or DEFAULT_TEXT
+    windows = list(_windows(tokenizer, _read(source), source, seq_len))
+    verification = windows[_HELD_OUT - 1 :: _HELD_OUT]
+    calibration = [w for index, w in enumerate(windows) if index % _HELD_OUT != _HELD_OUT - 1]
+    if not verification:
+        raise ConfigError(
+            f"calibration: {source} has {len(windows)} windows of {seq_len} tokens, but {_HELD_OUT}"
+            " are needed at least; use a longer text, or a smaller --seq-len"
+        )
+    held_out = _evenly(verification, max(1, count // (_HELD_OUT - 1)))
+    return TextSamples(_evenly(calibration, count), held_out, source.name)
+
+
+def _evenly(windows: Windows, count: int) -> Windows:
+    """At most `count` windows, at even distances."""
+    count = min(count, len(windows))
+    return [windows[index * len(windows) // count] for index in range(count)]
+
+
+def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Iterator[list[int]]:
+    """All whole windows of a text, each with the tokens that begin a text."""
+    first = tokenizer.bos_token_id
+    begin = [first] if first is not None and tokenizer.encode("a")[0] == first else []
+    waiting: list[int] = []
+    for ids in _documents(tokenizer, text, source):
+        waiting += ids
+        size = seq_len - len(begin)
+        while len(waiting) >= size:
+            yield begin + waiting[:size]
+            waiting = waiting[size:]
+
+
+def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:
+    """Token ids of each document: of a line of JSON, or of the whole text."""
+    if source.suffix != ".jsonl":
+        yield tokenizer.encode(text, add_special_tokens=False)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield _line_ids(tokenizer, line, f"{source}, line {number}")
+
+
+def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
+    try:
+        values: Any = json.loads(line)
+    except ValueError:
+        values = None
+    messages = values.get("messages") if isinstance(values, dict) else None
+    if isinstance(messages, list) and messages:
+        if tokenizer.has_chat_template:
+            return tokenizer.encode_chat(messages, add_generation_prompt=False)
+        text = "\n".join(str(message["content"]) for message in messages)
+        return tokenizer.encode(text, add_special_tokens=False)
+    if not isinstance(values, dict) or not isinstance(values.get("text"), str):
+        raise ConfigError(
+            f'calibration: {where} must be a JSON object with a string "text" or a list "messages"'
+        )
+    return tokenizer.encode(values["text"], add_special_tokens=False)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(_MOST_CHARACTERS)
+    except UnicodeDecodeError:
+        raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
+    except OSError as error:
+        raise ConfigError(
+            f"calibration: {path} cannot be read ({error.strerror}); name a text file"
+        ) from error

@@ -1,0 +1,87 @@
+"""Runs a base model and its quantized copy side by side, layer by layer, and measures the loss.
+
+In memory at any time: the hidden states of the text in both, and one decoder layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.model_parts import ModelParts
+from quire.compress.quality_metrics import AnswerMetrics, likeness, pooled_likeness
+from quire.compress.task_answers import Task, count_right
+from quire.compress.text_samples import Windows
+from quire.errors import ConfigError
+
+Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
+
+
+@torch.no_grad()
+def compare_models(
+    base: ModelParts, quantized: ModelParts, windows: Windows, tasks: list[Task], notify: Notify
+) -> dict[str, Any]:
+    """The figures of a quality report. tasks: questions with right answers, perhaps none.
+
+    Raises ConfigError for models of different structure.
+    """
+    if base.spec != quantized.spec:
+        raise ConfigError(
+            "base and quantized have different layers; name a model and its quantized copy"
+        )
+    samples = [*windows, *(task.ids for task in tasks)]
+    states = [parts.embed(samples) for parts in (base, quantized)]
+    layers, length = [], max(map(len, samples))
+    for index in range(len(base.spec.layers)):
+        notify("verifying", index, len(base.spec.layers))
+        states = [
+            _after_layer(parts, index, own, length)
+            for parts, own in zip((base, quantized), states, strict=True)
+        ]
+        layers.append(likeness(*(own[: len(windows)] for own in states)))
+    notify("verifying", len(base.spec.layers), len(base.spec.layers))
+    return {"layers": layers, **_finals(base, quantized, samples, states, tasks)}
+
+
+def _after_layer(parts: ModelParts, index: int, states: list[Tensor], length: int) -> list[Tensor]:
+    layer, run = parts.layer(index), LayerRunner(parts, index, length)
+    return [run(layer, own) for own in states]
+
+
+def _finals(
+    base: ModelParts,
+    quantized: ModelParts,
+    samples: Windows,
+    states: list[list[Tensor]],
+    tasks: list[Task],
+) -> dict[str, Any]:
+    """Figures of the states after the last norm, and of logits where the model has a head."""
+    count = len(samples) - len(tasks)
+    finals = [
+        [parts.final_norm()(each) for each in own]
+        for parts, own in zip((base, quantized), states, strict=True)
+    ]
+    windows = [own[:count] for own in finals]
+    found = {
+        "tokens": sum(map(len, samples[:count])),
+        "hidden_cosine": likeness(*windows),
+        "pooled_cosine": pooled_likeness(*windows),
+        "bytes": {"base": base.num_bytes, "quantized": quantized.num_bytes},
+    }
+    heads = base.head(), quantized.head()
+    if heads[0] is None or heads[1] is None:
+        return found
+    metrics = AnswerMetrics()
+    for ids, *pair in zip(samples[:count], *windows, strict=True):
+        metrics.add(ids, *(head(own) for head, own in zip(heads, pair, strict=True) if head))
+    right = [
+        count_right(tasks, [own.argmax(-1) for own in map(head, each[count:])])
+        for head, each in zip(heads, finals, strict=True)
+        if head is not None
+    ]
+    answers = {"count": len(tasks), "right_base": right[0], "right_quantized": right[1]}
+    return {**found, **metrics.report(), **({"tasks": answers} if tasks else {})}

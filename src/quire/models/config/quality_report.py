@@ -1,0 +1,100 @@
+"""The quality report that is stored beside quantized weights, and the limits that it is held to.
+
+No torch. `quire quantize` and `quire verify` write it; serving reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from quire.errors import CheckpointError, ConfigError
+from quire.models.checkpoints.config_file import ConfigFile
+
+QUALITY_FILE = "quire_quality.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QualityLimits:
+    """What a quantized model may lose.
+
+    perplexity: the most that it may rise, as a share. cosine: the least mean cosine of the last
+    hidden states. same_top_1: the least share of tokens with the same most likely successor.
+    """
+
+    perplexity: float = 0.05
+    cosine: float = 0.97
+    same_top_1: float = 0.85
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> QualityLimits:
+        """Limits from text such as "perplexity=0.01,cosine=0.99". Raises ConfigError."""
+        known, values = [field.name for field in fields(cls)], dict[str, float]()
+        for item in text.split(","):
+            name, _, number = item.partition("=")
+            try:
+                if name not in known:
+                    raise ValueError
+                values[name] = float(number)
+            except ValueError:
+                raise ConfigError(
+                    f"{option} must be limits such as perplexity=0.01,cosine=0.99 of "
+                    f"{', '.join(known)}, not {text!r}"
+                ) from None
+        return cls(**values)
+
+    def failures(self, report: Mapping[str, Any]) -> list[str]:
+        """In which figures of a report the model loses more. Figures that it lacks are no loss."""
+        change = report.get("perplexity", {}).get("change")
+        cosine = report.get("hidden_cosine", {}).get("mean")
+        same = report.get("same_top_1", {}).get("share")
+        found = []
+        if change is not None and not change <= self.perplexity:
+            found.append(f"perplexity rises by {change:.2%}, more than {self.perplexity:.2%}")
+        if cosine is not None and not cosine >= self.cosine:
+            found.append(f"the hidden states' cosine is {cosine:.4f}, less than {self.cosine}")
+        if same is not None and not same >= self.same_top_1:
+            found.append(
+                f"{same:.1%} of first choices are the same, less than {self.same_top_1:.1%}"
+            )
+        return found
+
+    def record(self) -> dict[str, float]:
+        """The limits as JSON has them."""
+        return asdict(self)
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
+    """Store a report beside the weights of a folder, with their files' sizes."""
+    path = folder / QUALITY_FILE
+    values = {"version": VERSION, "files": weight_files(folder), **report}
+    path.write_text(json.dumps(values, indent=1) + "\n")
+    return path
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """The report of a folder's weights; None where there is none. Raises CheckpointError."""
+    path = folder / QUALITY_FILE
+    if not path.is_file():
+        return None
+    report = ConfigFile.read(path)
+    failures = report.texts("failures")
+    if report.integer("version") != VERSION or report.boolean("passed", False) == bool(failures):
+        raise CheckpointError(
+            f"{path} is not a report of this version of Quire; run quire verify again"
+        )
+    if report.get("files") != weight_files(folder):
+        raise CheckpointError(
+            f"{path} is not of these weights, whose files have other sizes; run quire verify "
+            "again, or remove it"
+        )
+    return report.values
+
+
+def weight_files(folder: Path) -> dict[str, int]:
+    """Sizes of a folder's weight files, by name."""
+    return {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}

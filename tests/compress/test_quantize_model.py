@@ -1,0 +1,179 @@
+"""`quire quantize` on tiny models: files that read back equal, whole runs and runs taken up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import FAMILIES, SAMPLES, quantize, write_model
+
+from quire.compress.layer_rounding import grid_of, weight_of
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.model_parts import ModelParts, linears_of
+from quire.compress.quantized_rows import nearest
+from quire.compress.recipe import Recipe
+from quire.compress.verify_model import compare_models
+from quire.config import ModelSettings
+from quire.errors import CheckpointError, ConfigError
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.config.model_config import ModelConfig
+from quire.models.loading.loader import load_unsaved
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "base"
+    write_model(folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The numbers that the linear layers of a folder's model multiply by."""
+    parts = ModelParts(folder, CPU)
+    return {
+        f"{index}.{name}": weight_of(linear)
+        for index in range(len(parts.spec.layers))
+        for name, linear in linears_of(parts.layer(index)).items()
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_parts_one_by_one_are_the_whole_model(tmp_path: Path, family: str) -> None:
+    model = write_model(tmp_path, family, torch.float32)
+    parts, ids = ModelParts(tmp_path, CPU), SAMPLES.verification[0]
+    hidden = parts.embed([ids])[0]
+    for index in range(len(parts.spec.layers)):
+        hidden = LayerRunner(parts, index, len(ids))(parts.layer(index), hidden)
+    head = parts.head()
+    assert head is not None
+    ours, theirs = head(parts.final_norm()(hidden)), model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-3)
+
+
+FORMATS = [
+    ("rtn", {"format": "awq"}),
+    ("rtn", {"format": "gptq"}),
+    ("rtn", {"format": "gptq", "symmetric": False}),
+    ("rtn", {}),
+    ("rtn", {"symmetric": False}),
+    ("rtn", {"group_size": -1}),
+    ("int8", {}),
+    ("fp8", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "changes"), FORMATS)
+def test_files_read_back_equal(base: Path, tmp_path: Path, method: str, changes: dict) -> None:
+    """What the readers make of a file is what the codes stood for when it was written."""
+    recipe = Recipe(method=method, **{"group_size": 32} | changes)
+    quantize(base, tmp_path / "out", recipe)
+    layout = recipe.layout("bfloat16")
+    read = weights(tmp_path / "out")
+    for name, weight in weights(base).items():
+        if method == "fp8":
+            assert (read[name] - weight).abs().max() <= weight.abs().max() * 2**-4
+        else:
+            torch.testing.assert_close(read[name], nearest(weight, grid_of(layout)).numbers())
+    settings = ModelSettings(model=str(tmp_path / "out"), prepared_weights="none")
+    config = ModelConfig.from_folder(tmp_path / "out")
+    load_unsaved(settings, config, tmp_path / "out", CPU, torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modules_are_found_by_structure(tmp_path: Path, family: str) -> None:
+    write_model(tmp_path / "base", family)
+    quantize(tmp_path / "base", tmp_path / "out", Recipe(method="rtn", group_size=32))
+    stored = Checkpoint.open(tmp_path / "out").entries
+    plain = Checkpoint.open(tmp_path / "base").entries
+    packed = {name.removesuffix("_packed") for name in stored if name.endswith("_packed")}
+    assert packed == {name for name in plain if name.endswith("_proj.weight")}
+    for name in plain.keys() - packed:
+        assert stored[name].shape == plain[name].shape
+
+
+def test_a_run_taken_up_makes_equal_bytes(base: Path, tmp_path: Path) -> None:
+    def stop_at_1(_: str, done: int, __: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    recipe = Recipe(method="rtn", group_size=32)
+    with pytest.raises(KeyboardInterrupt):
+        quantize(base, tmp_path / "stopped", recipe, stop_at_1)
+    assert len(list((tmp_path / "stopped").glob("*.safetensors"))) == 1
+    first = next((tmp_path / "stopped").glob("*.safetensors")).stat().st_mtime_ns
+    for folder in ("stopped", "whole"):
+        quantize(base, tmp_path / folder, recipe)
+    stopped, whole = (
+        {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        for folder in ("stopped", "whole")
+    )
+    assert stopped == whole
+    assert first in [p.stat().st_mtime_ns for p in (tmp_path / "stopped").glob("*.safetensors")]
+
+
+def test_a_run_with_other_settings_is_refused(base: Path, tmp_path: Path) -> None:
+    quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=32))
+    with pytest.raises(ConfigError, match="another model, text or settings"):
+        quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=64))
+    with pytest.raises(ConfigError, match="not empty"):
+        quantize(base, base, Recipe(method="rtn"))
+    with pytest.raises(CheckpointError, match="quantized already"):
+        quantize(tmp_path / "out", tmp_path / "again", Recipe(method="rtn"))
+
+
+def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_path: Path) -> None:
+    quantize(base, tmp_path, Recipe(method="rtn", group_size=32, ignore=("*.1.*.k_proj",)))
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    names = [f"model.layers.1.self_attn.{part}_proj" for part in "qkv"]
+    assert config["ignore"] == [*names, "lm_head"]
+    ours, plain = weights(tmp_path), weights(base)
+    assert torch.equal(ours["1.self_attn.qkv_proj"], plain["1.self_attn.qkv_proj"])
+    assert not torch.equal(ours["0.self_attn.qkv_proj"], plain["0.self_attn.qkv_proj"])
+    with pytest.raises(ConfigError, match="no linear layer is named"):
+        quantize(base, tmp_path / "x", Recipe(method="rtn", ignore=("*.w_proj",)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "rtn", "format": "awq", "symmetric": True},
+        {"method": "int8", "format": "gptq"},
+        {"method": "int8", "symmetric": False},
+        {"method": "rtn", "group_size": 0},
+        {"method": "nearest"},
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict) -> None:
+    with pytest.raises(ConfigError):
+        Recipe(**settings)
+
+
+def test_a_model_loses_nothing_against_itself(base: Path) -> None:
+    same = [ModelParts(base, CPU) for _ in range(2)]
+    report = compare_models(*same, SAMPLES.verification, [], lambda *_: None)
+    assert report["kl_divergence"]["p99"] < 1e-6
+    assert report["same_top_1"]["share"] == 1.0
+    assert report["perplexity"]["change_95"] == [0.0, 0.0]
+    assert all(layer["mean"] == pytest.approx(1.0, abs=1e-6) for layer in report["layers"])
+
+
+def test_fewer_bits_lose_more(base: Path, tmp_path: Path) -> None:
+    found = {}
+    for method in ("rtn", "fp8", "int8"):
+        quantize(base, tmp_path / method, Recipe(method=method, group_size=32))
+        pair = ModelParts(base, CPU), ModelParts(tmp_path / method, CPU)
+        report = compare_models(*pair, SAMPLES.verification, [], lambda *_: None)
+        found[method] = report["kl_divergence"]["mean"]
+        assert report["bytes"]["quantized"] < report["bytes"]["base"]
+    assert found["rtn"] > found["fp8"] > 0
+    assert found["rtn"] > found["int8"] > 0
