@@ -22,8 +22,8 @@ SOURCE = ROOT / "src" / "quire"
 # A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
 LEVELS = {
     "version": -3, "array_types": -3, "dtypes": -3, "errors": -2, "processes": -2, "options": -1,
-    "compat": 0, "background": 0, "line_writer": -1, "logs": 0, "model_folder": 0, "config": 0.5,
-    "fair_queue": 0.5,
+    "compat": 0, "background": 0, "line_writer": -1, "logs": 0, "model_folder": -1, "config": 0.5,
+    "fair_queue": 0.5, "gguf": 0,
     "hub": 1, "kernels": 1,
     "core": 2,
     "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,

@@ -21,7 +21,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 400
     ("files", "text"),
     [
         ({}, "is empty; download the model into it"),
-        ({"a.gguf": "GGUF", "README.md": "x"}, "has GGUF files, which are not read; use"),
+        ({"a.gguf": "GGUF", "README.md": "x"}, r"a\.gguf is damaged at byte 4: "),
+        ({"a.gguf": "", "b.gguf": ""}, r"has 2 GGUF files; name one of them: a\.gguf, b\.gguf"),
         ({"adapter_config.json": "{}", "adapter_model.safetensors": "x"}, "is a LoRA adapter, .*"
          "merge it .*, and name the merged folder"),
         ({"model_index.json": "{}"}, "is an image model"),
@@ -41,8 +42,8 @@ def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("model.gguf", "", "is a GGUF file, which is not read; use the folder or the hub name"),
-        ("model.bin", "GGUF...", "is a GGUF file"),
+        ("model.gguf", "", "is no GGUF file; download it again"),
+        ("model.bin", "GGUF...", "is damaged at byte 4: "),
         ("model.safetensors", "", "is one file of a model; use its folder, /"),
         ("notes.txt", "", "is a file; use the folder of a model, or a hub name"),
     ],

@@ -53,12 +53,13 @@ class ModelSettings:
         "data type of weights and KV cache, unless they have one of their own; auto takes the "
         "checkpoint's, or float32 for a small model on a CPU without 16-bit instructions",
     )
-    quantization: Literal["none", "fp8", "int8", "int4", "nf4", "mxfp4"] = setting(
+    quantization: Literal["none", "fp8", "int8", "int4", "nf4", "mxfp4", "dequantized"] = setting(
         "none",
         "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
         "bits, with a scale for each output, also of the head; int4: 4 bits, with a scale for "
         "each 32 numbers, and the head in int8; nf4: 4-bit quantiles, with a scale for "
-        "each 64; mxfp4: 4-bit floats, with an exponent for each 32; all but fp8 run on CPUs",
+        "each 64; mxfp4: 4-bit floats, with an exponent for each 32; all but fp8 run on "
+        "CPUs; dequantized: the weights of a quantized checkpoint as numbers in dtype",
     )
     max_model_len: int | None = setting(
         None, "longest prompt + answer in tokens; default: the model's own limit", within=COUNT
@@ -247,7 +248,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(
-            not self.device.batch_invariant or self.model.quantization in ("none", "fp8"),
+            not self.device.batch_invariant
+            or self.model.quantization in ("none", "fp8", "dequantized"),
             f"batch_invariant has no kernels for quantization {self.model.quantization!r}; "
             "leave one of the two out",
         )

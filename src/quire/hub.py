@@ -1,6 +1,7 @@
 """From a model's name to a folder on this machine. No torch, and no look at what is in the folder.
 
-A name is, in this order: the name of a bundled model, a local folder, a repository on the hub.
+A name is, in this order: the name of a bundled model, a local folder or GGUF file, a repository on
+the hub.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.errors import CheckpointError
-from quire.model_folder import check_model_file, check_model_folder
+from quire.model_folder import check_model_file, check_model_folder, gguf_file, is_gguf
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
@@ -47,8 +48,12 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if name.strip() and folder.is_dir():
         _refuse_revision(name, revision, "is a local folder")
         check_model_folder(folder)
-        return folder
+        gguf = gguf_file(folder)
+        return folder if gguf is None else _of_gguf(gguf)
     if folder.is_file():
+        if is_gguf(folder):
+            _refuse_revision(name, revision, "is a local file")
+            return _of_gguf(folder)
         check_model_file(folder)
     if near := difflib.get_close_matches(name, BUNDLED, n=1, cutoff=0.8):
         raise CheckpointError(f"there is no model {name!r}; did you mean {near[0]!r}?")
@@ -63,6 +68,13 @@ def tokenizer_folder(config: EngineConfig) -> Path:
     if model.tokenizer is not None:
         return resolve_model(model.tokenizer)
     return resolve_model(model.model, model.revision)
+
+
+def _of_gguf(file: Path) -> Path:
+    """The folder with config files made of a GGUF file's metadata."""
+    from quire.gguf.gguf_folder import gguf_folder  # most models need none
+
+    return gguf_folder(file)
 
 
 def _refuse_revision(name: str, revision: str | None, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What a file or folder is that was named as a model and is none: GGUF, an adapter, a pointer.
+"""What a file or folder is that was named as a model: GGUF, or none, as an adapter or a pointer.
 
 Looks at names and first bytes only. Folders that look like a model's are checked where they are
 read.
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from quire.errors import CheckpointError
 
-_SAFETENSORS = (
-    "use the folder or the hub name of the model in safetensors, with --quantization int8 or int4 "
-    "on a CPU for small weights"
-)
+GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
+NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
 _LOOKED_AT = 64  # files of a folder
+_LISTED = 8  # names in a message
+_PROJECTOR = "mmproj"  # begins the names of files for images, which are no language models
 
 
 def check_model_folder(folder: Path) -> None:
@@ -28,15 +28,13 @@ def check_model_folder(folder: Path) -> None:
         raise CheckpointError(f"{folder} is empty; download the model into it, or use a hub name")
     for file in files:
         _check_pointer(file)
-    if (folder / "config.json").exists():
+    if (folder / "config.json").exists() or gguf_file(folder) is not None:
         return
     if "adapter_config.json" in names:
         raise CheckpointError(
             f"{folder} is a LoRA adapter, without the weights of its model; merge it (peft: "
             "PeftModel.merge_and_unload, then save_pretrained), and name the merged folder"
         )
-    if any(name.endswith(".gguf") for name in names):
-        raise CheckpointError(f"{folder} has GGUF files, which are not read; {_SAFETENSORS}")
     if "model_index.json" in names:
         raise CheckpointError(f"{folder} is an image model (diffusers); name a language model")
     if "params.json" in names:
@@ -46,10 +44,28 @@ def check_model_folder(folder: Path) -> None:
         )
 
 
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file that is a folder's model; None where it has others, or none.
+
+    Raises CheckpointError for several, of which one has to be named.
+    """
+    names = sorted(file.name for file in folder.iterdir())
+    found = [name for name in names if name.endswith(".gguf") and not name.startswith(_PROJECTOR)]
+    if not found or any(name.endswith(".safetensors") for name in names):
+        return None
+    if len(found) > 1:
+        shown = ", ".join(found[:_LISTED]) + (" ..." if len(found) > _LISTED else "")
+        raise CheckpointError(f"{folder} has {len(found)} GGUF files; name one of them: {shown}")
+    return folder / found[0]
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether a file is one of GGUF, by its name or its first bytes."""
+    return file.suffix == ".gguf" or _begins_with(file, b"GGUF")
+
+
 def check_model_file(file: Path) -> None:
-    """Raise CheckpointError for a file that was named as a model."""
-    if file.suffix == ".gguf" or _begins_with(file, b"GGUF"):
-        raise CheckpointError(f"{file} is a GGUF file, which is not read; {_SAFETENSORS}")
+    """Raise CheckpointError for a file that was named as a model, and is none."""
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{file} is one file of a model; use its folder, {file.parent}")
     raise CheckpointError(f"{file} is a file; use the folder of a model, or a hub name")

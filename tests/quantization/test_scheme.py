@@ -30,7 +30,7 @@ def test_the_setting_names_the_schemes_that_there_are() -> None:
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
-        match="must be one of none, fp8, int8, int4, nf4, mxfp4, not 'fp7'",
+        match="must be one of none, fp8, int8, int4, nf4, mxfp4, dequantized, not 'fp7'",
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):

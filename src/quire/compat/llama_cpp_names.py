@@ -7,8 +7,8 @@ from quire.compat.foreign_name import ANY, DEFAULT, ForeignName, alias, no_effec
 _L, _O, _LO = "llama.cpp", "Ollama", "llama.cpp, Ollama"
 _ROPE = "RoPE is that of config.json"
 _EDIT = "change config.json in a copy of the model's folder"
-_NO_GGUF = "models are read from safetensors"
-_FOLDER = "use the folder or the hub name of the model in safetensors"
+_NO_DOWNLOAD = "single files are not downloaded"
+_DOWNLOAD = "download the GGUF file (hf download REPO FILE), and name it as the model"
 _ONE_DEVICE = "a model runs on one device"
 _DRAFT = "a step samples one token of each request"
 _NO_ADAPTER = "the weights are those of the model's folder"
@@ -74,9 +74,9 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     only("rope_scale", _L, (1,), _ROPE, _EDIT),
     only("rope_freq_base", _LO, (0,), _ROPE, _EDIT),
     only("rope_freq_scale", _LO, (1,), _ROPE, _EDIT),
-    only("model_url", _L, (), _NO_GGUF, _FOLDER, "-mu"),
-    only("hf_file", _L, (), _NO_GGUF, _FOLDER, "-hff"),
-    only("docker_repo", _L, (), _NO_GGUF, _FOLDER, "-dr"),
+    only("model_url", _L, (), _NO_DOWNLOAD, _DOWNLOAD, "-mu"),
+    only("hf_file", _L, (), _NO_DOWNLOAD, _DOWNLOAD, "-hff"),
+    only("docker_repo", _L, (), _NO_DOWNLOAD, _DOWNLOAD, "-dr"),
     only("mmproj", _L, (), "models read text alone", "leave it out", "-mm"),
     only("lora", _L, (), _NO_ADAPTER, _MERGE),
     only("lora_scaled", _L, (), _NO_ADAPTER, _MERGE),

@@ -8,13 +8,13 @@ from typing import Any
 from quire.compat.foreign_name import DEFAULT, same_value
 from quire.errors import ConfigError
 
-_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer")
+_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf")
 _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
           "granite", "hunyuan_a13b")  # fmt: skip
 
 # of vLLM's `quantization`: what the checkpoint itself is
-_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
+_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf")
 
 OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",

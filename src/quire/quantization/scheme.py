@@ -63,6 +63,7 @@ SCHEMES = {
         Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}, devices=("cpu",)),
         Scheme("nf4", {"layer": (NF4, INT8), "head": (INT8,)}, devices=("cpu",)),
         Scheme("mxfp4", {"layer": (MXFP4, INT8), "head": (INT8,)}, devices=("cpu",)),
+        Scheme("dequantized", {}),
     )
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, is_failure
+from quire.model_folder import NO_TOKENIZER
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,7 +30,9 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 def check_folder(folder: Path) -> Path:
     """The folder itself, if it has a tokenizer, which is not read. Raises CheckpointError."""
-    path = folder / "tokenizer.json"
+    path, reason = folder / "tokenizer.json", folder / NO_TOKENIZER
+    if reason.is_file():
+        raise CheckpointError(_read_text(reason))
     if not path.is_file():
         raise CheckpointError(f"{path}: it does not exist; {_how_to_get_one(folder)}")
     return folder

@@ -17,7 +17,7 @@ from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
-from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
 
 # The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
@@ -73,7 +73,7 @@ def weights_by_format(
     if config.model.load_format == "dummy" or model_config.checkpoint_format is not None:
         num_weights = spec.num_parameters
     else:
-        num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
+        num_weights = sum(entry.num_items for entry in open_checkpoint(folder).entries.values())
     dtype = choose_dtype(config, model_config)
     item = DTYPES[dtype].num_bytes
     scheme = choose_formats(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.startup.device_policy import device_type, torch_reason
+from quire.errors import CheckpointError
 from quire.hub import BUNDLED, resolve_model
 from quire.models.checkpoints.large_pages import read_in_large_pages
 from quire.models.prepared.prepared_files import newest_file, step_bytes
@@ -29,8 +30,7 @@ def start_prefetch(config: EngineConfig) -> None:
             target=_initialise_driver, args=(driver,), name="quire-driver", daemon=True
         ).start()
         threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True).start()
-    folder = Path(config.model.model)
-    if config.model.load_format == "auto" and folder.is_dir():
+    if config.model.load_format == "auto" and _local_folder(config) is not None:
         threading.Thread(
             target=read_ahead, args=(config,), name="quire-read-ahead", daemon=True
         ).start()
@@ -92,15 +92,29 @@ def read_ahead(config: EngineConfig) -> list[Path]:
 
 def files_to_read(config: EngineConfig) -> list[Path]:
     """The prepared weights that a start on a CPU will map, or the checkpoint's files."""
-    folder = Path(config.model.model)
+    folder = _local_folder(config)
+    if folder is None:
+        return []
     prepared = None if device_type(config) == "cuda" else newest_file(config.model, folder)
-    return sorted(folder.glob("*.safetensors")) if prepared is None else [prepared]
+    if prepared is not None:
+        return [prepared]
+    return sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))
 
 
 def expects_torch(config: EngineConfig) -> bool:
     """Whether a start most likely needs PyTorch; only load_prepared (compiled_start.py) knows."""
     if torch_reason(config) is not None:
         return True
+    folder = _local_folder(config)
+    return folder is not None and newest_file(config.model, folder) is None
+
+
+def _local_folder(config: EngineConfig) -> Path | None:
+    """The model's folder, if it can be known without asking the hub."""
     name = config.model.model
-    folder = resolve_model(name) if name in BUNDLED else Path(name)
-    return folder.is_dir() and newest_file(config.model, folder) is None
+    if name not in BUNDLED and not Path(name).exists():
+        return None
+    try:
+        return resolve_model(name)
+    except CheckpointError:
+        return None  # who loads it will say so

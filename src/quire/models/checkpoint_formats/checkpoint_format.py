@@ -83,9 +83,21 @@ class CheckpointFormat(ABC):
 
     name: str
 
+    @property
+    def otherwise(self) -> str:
+        """The scheme of quantized weights whose codes are not kept, on devices that have it.
+
+        "none": they become numbers of the model's data type.
+        """
+        return "none"
+
     @abstractmethod
     def stored_linear(self, module: str) -> StoredLinear | None:
         """How a linear layer's weight is stored; None where it is not quantized."""
+
+    def stored_table(self, module: str) -> StoredLinear | None:  # noqa: ARG002
+        """How an embedding is stored; None where it is not quantized."""
+        return None
 
 
 def names_module(pattern: str, module: str) -> bool:

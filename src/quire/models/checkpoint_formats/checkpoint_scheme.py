@@ -38,6 +38,10 @@ class CheckpointScheme:
     def __init__(self, checkpoint: CheckpointFormat, spec: ModelSpec, device: str) -> None:
         self.name = checkpoint.name
         self._checkpoint, self._served = checkpoint, _SERVED.get(device, ())
+        otherwise = scheme_of(checkpoint.otherwise)
+        has_it = otherwise is not None and device in otherwise.devices
+        self._otherwise = otherwise if has_it else None
+        self._quantized = _quantized_modules(checkpoint, spec)
         self._linears = dict(stored_weights(spec))
         # what multiplies gate and up in FP8 rounds activations for down, which has to be so, too
         self._down = {
@@ -47,11 +51,13 @@ class CheckpointScheme:
             for index, layer in enumerate(spec.layers)
         }
 
-    def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:  # noqa: ARG002
+    def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
         """See `Scheme.format_for`."""
         found = self._spec_of(module)
         if found is None or found.codes not in self._served:
-            return None
+            if self._otherwise is None or module not in self._quantized:
+                return None
+            return self._otherwise.format_for(module, role, n, k)
         if found.codes == "fp8" and module in self._down:
             down = self._spec_of(self._down[module])
             if down is None or down.codes != "fp8":
@@ -76,6 +82,17 @@ def choose_formats(
     if found is not None or checkpoint is None:
         return found
     return CheckpointScheme(checkpoint, spec, device)
+
+
+def _quantized_modules(checkpoint: CheckpointFormat, spec: ModelSpec) -> set[str]:
+    """Linear layers whose weight is quantized, or a part of it, or the embedding that it is."""
+    found = {
+        module
+        for module, linear in stored_weights(spec)
+        if any(part.stored is not None for part in parts_of(checkpoint, module, linear))
+    }
+    is_tied = spec.is_head_tied and checkpoint.stored_table(spec.embedding.module) is not None
+    return found | ({spec.head.module} if spec.head is not None and is_tied else set())
 
 
 def stored_weights(spec: ModelSpec) -> list[tuple[str, LinearSpec]]:

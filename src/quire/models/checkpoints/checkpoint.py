@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """The tensors of a checkpoint's safetensors files, each listed once."""
+    """The tensors of a checkpoint's safetensors files, each listed once.
+
+    is_as_stored: whether tensors are the bytes of the files, without a change.
+    """
+
+    is_as_stored = True
 
     def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
         self.folder = folder

@@ -107,7 +107,7 @@ class CheckpointSource:
         for settings, count in (+numbers).items():
             assert stored is not None
             logger.info(
-                "%d weights of %s (%s) have no kernel here as codes: they are loaded as numbers",
+                "%d weights of %s (%s) are not kept as codes: they are loaded as numbers",
                 count, stored.name, settings,
             )  # fmt: skip
 
@@ -133,9 +133,10 @@ class CheckpointSource:
 def read_tensors(
     checkpoint: Checkpoint, names: set[str], device: torch.device
 ) -> Iterator[tuple[TensorEntry, Tensor]]:
-    """Mapped files for a CPU; a GPU gets what several threads read ahead."""
-    if device.type == "cpu":
-        yield from checkpoint.tensors(names)
+    """Mapped files for a CPU; a GPU gets what several threads read ahead, if nothing is changed."""
+    if device.type == "cpu" or not checkpoint.is_as_stored:
+        for entry, tensor in checkpoint.tensors(names):
+            yield entry, tensor.to(device)
         return
     with DeviceReader(device) as reader:
         yield from reader.tensors(checkpoint.in_file_order(names))

@@ -25,7 +25,7 @@ from quire.kernels.operands import LoadedWeight
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, keep_at_hand
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
-from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.checkpoint_source import CheckpointSource, Targets
@@ -93,7 +93,7 @@ def load_unsaved(
         model = build(device, kernels)
         fill_with_dummies(model, config.seed)
     else:
-        source = CheckpointSource(Checkpoint.open(path), model_config, scheme)
+        source = CheckpointSource(open_checkpoint(path), model_config, scheme)
         plan = build(torch.device("meta"), kernels_for("meta"))
         source.check(source.named(weight_targets(plan)))
         model = build(device, kernels)

@@ -87,6 +87,11 @@ def quantized_sources(
     checkpoint, found = model_config.checkpoint_format, list[QuantizedSource]()
     if checkpoint is None:
         return found
+    table = model_config.spec.embedding
+    if (stored := checkpoint.stored_table(table.module)) is not None:
+        name, sizes = table.module.removeprefix(prefix), (table.vocab_size, table.hidden_size)
+        _check_sizes(table.module, stored, *sizes)
+        found.append(QuantizedSource(name, table.module, stored, *sizes, keeps_codes=False))
     for module, linear in stored_weights(model_config.spec):
         parts = parts_of(checkpoint, module, linear)
         wanted = scheme.format_for(module, linear.role, linear.n, linear.k) if scheme else None
@@ -97,13 +102,18 @@ def quantized_sources(
                 continue
             name = part.module.removeprefix(prefix)
             source = QuantizedSource(name, module, part.stored, part.n, linear.k, keeps_codes)
-            if problem := part.stored.problem(part.n, linear.k):
-                raise CheckpointError(
-                    f"{part.module}: {problem}; correct {part.stored.source} in config.json "
-                    f"({part.stored.settings}), or take another checkpoint"
-                )
+            _check_sizes(part.module, part.stored, part.n, linear.k)
             found.append(source)
     return found
+
+
+def _check_sizes(module: str, stored: StoredLinear, n: int, k: int) -> None:
+    """Raise CheckpointError for a weight [n, k] that cannot be stored so."""
+    if problem := stored.problem(n, k):
+        raise CheckpointError(
+            f"{module}: {problem}; correct {stored.source} in config.json "
+            f"({stored.settings}), or take another checkpoint"
+        )
 
 
 def check_orders(checkpoint: Checkpoint, sources: Iterable[QuantizedSource]) -> None:

@@ -26,7 +26,7 @@ from quire.version import __version__
 LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how weights are rounded
 # an entry of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
-SOURCE = "source"  # the checkpoint's folder
+SOURCE = "source"  # the checkpoint's folder, or GGUF file
 _SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
@@ -71,7 +71,7 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
     files = [
         (file.name, file.stat().st_size, file.stat().st_mtime_ns)
         for file in sorted(path.iterdir())
-        if file.suffix in (_SUFFIX, ".json")
+        if file.suffix in (_SUFFIX, ".json", ".gguf")
     ]
     return digest_of((__version__, str(path.resolve()), files, config.quantization))
 

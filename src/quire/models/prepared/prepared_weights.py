@@ -32,6 +32,7 @@ from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
+from quire.model_folder import GGUF_LINK
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
     FORMATS,
@@ -74,11 +75,15 @@ def prepared_weights(
             is_emulated(dtype),
         )
     file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
-    return None if file is None else PreparedWeights(file, source=str(path))
+    source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
+    return None if file is None else PreparedWeights(file, source=str(source))
 
 
 class PreparedWeights:
-    """One file of prepared weights, whether it exists or not. source: the checkpoint's folder."""
+    """One file of prepared weights, whether it exists or not.
+
+    source: the checkpoint's folder, or GGUF file.
+    """
 
     def __init__(self, file: Path, source: str = "") -> None:
         self.file = file

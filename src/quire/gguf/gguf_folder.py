@@ -1,0 +1,103 @@
+"""A GGUF file as the folder of a model: config files made of its metadata, and a link to the file.
+
+Made once for a file and kept in the cache, so that all that reads a model's folder reads this one.
+The weights stay in the file. A file that has changed gets another folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from quire.errors import CheckpointError
+from quire.gguf.gguf_config import model_settings
+from quire.gguf.gguf_header import read_gguf_header
+from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
+from quire.gguf.vocabulary_list import VocabularyList
+from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
+from quire.version import __version__
+
+_LAYOUT = 1  # to be raised when other files are made of the same metadata
+_MOST_FOLDERS = 32  # that are kept, of those that were used last
+
+
+def gguf_folder(file: Path) -> Path:
+    """The folder of a GGUF file, made if need be. Raises CheckpointError."""
+    folder = _cache() / _name(file)
+    if (folder / GGUF_LINK).exists():
+        with suppress(OSError):  # of another user, or on a disk that is read only
+            os.utime(folder)
+        return folder
+    content = folder_content(file)
+    try:
+        _write(folder, file.resolve(), content)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written ({error.strerror}), where config files made of {file} are "
+            "stored; set XDG_CACHE_HOME to a folder that can"
+        ) from error
+    return folder
+
+
+def folder_content(file: Path) -> dict[str, str]:
+    """The texts of the folder's files by name. Raises CheckpointError."""
+    header = read_gguf_header(file)
+    words = VocabularyList.read(header.metadata)
+    found: dict[str, Any] = {"config.json": model_settings(header, words.end_ids())}
+    try:
+        found |= tokenizer_files(header.metadata, words)
+    except UnreadTokenizerError as error:
+        return _texts(found) | {NO_TOKENIZER: str(error)}
+    return _texts(found)
+
+
+def _texts(objects: Mapping[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(each, ensure_ascii=False) for name, each in objects.items()}
+
+
+def _cache() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "quire" / "gguf"
+
+
+def _name(file: Path) -> str:
+    """The folder's name, by which file it is and when it was written."""
+    try:
+        check_regular(file)
+        status = file.stat()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
+    key = (__version__, _LAYOUT, str(file.resolve()), status.st_size, status.st_mtime_ns)
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+
+
+def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
+    """Make the folder in one step, as others may do so at the same time. Raises OSError."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".tmp"))
+    try:
+        for name, text in content.items():
+            (draft / name).write_text(text, encoding="utf-8")
+        (draft / GGUF_LINK).symlink_to(file)
+        if not folder.exists():
+            draft.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another was quicker
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    _remove_oldest(folder.parent)
+
+
+def _remove_oldest(cache: Path) -> None:
+    with suppress(OSError):  # another may remove one, too
+        folders = sorted(cache.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+        for folder in folders[_MOST_FOLDERS:]:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,67 @@
+"""The vocabulary of a GGUF file: its tokens by id, with their kinds and scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.gguf.metadata import Metadata
+
+TOKENS = "tokenizer.ggml.tokens"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# control tokens that end an answer, whatever a file says: as llama.cpp finds them
+_ENDS = (
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
+    "<|end_of_text|>", "<EOT>", "</s>", "<|return|>", "<|call|>",
+)  # fmt: skip
+_END_KEYS = ("eos", "eot", "eom")
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyList:
+    """Tokens in order of their ids, and the kind of each (NORMAL, CONTROL ...)."""
+
+    metadata: Metadata
+    tokens: list[str]
+    kinds: list[int]
+
+    @classmethod
+    def read(cls, metadata: Metadata) -> VocabularyList:
+        """The tokens; none where a file has none. Raises CheckpointError for damaged lists."""
+        tokens = metadata.texts(TOKENS) if metadata.get(TOKENS) is not None else []
+        key = "tokenizer.ggml.token_type"
+        if metadata.get(key) is None:
+            return cls(metadata, tokens, [NORMAL] * len(tokens))
+        kinds = [int(kind) for kind in metadata.numbers(key, len(tokens))]
+        return cls(metadata, tokens, kinds)
+
+    def named_id(self, name: str) -> int | None:
+        """The id of a token with a role, such as "bos"; None where the file names none."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if self.metadata.get(key) in (None, 0xFFFFFFFF):
+            return None
+        return self.metadata.integer(key, low=0, high=len(self.tokens) - 1)
+
+    def named(self, name: str) -> str | None:
+        """The text of that token."""
+        found = self.named_id(name)
+        return None if found is None else self.tokens[found]
+
+    def end_ids(self) -> list[int]:
+        """Ids that end an answer: those that the file names, and control tokens by their text."""
+        named = [found for name in _END_KEYS if (found := self.named_id(name)) is not None]
+        by_text = {token: i for i, token in enumerate(self.tokens) if self.kinds[i] == CONTROL}
+        return list(dict.fromkeys(named + [by_text[text] for text in _ENDS if text in by_text]))
+
+    def added(self) -> list[dict[str, object]]:
+        """`added_tokens` of tokenizer.json: what is found in a text before anything is merged."""
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        return [
+            {"id": i, "content": self.tokens[i], **plain, "special": kind != USER_DEFINED}
+            for i, kind in enumerate(self.kinds)
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and self.tokens[i]
+        ]
+
+    def ids(self) -> dict[str, int]:
+        """Token → id; of equal tokens the first."""
+        return {token: i for i, token in reversed(list(enumerate(self.tokens)))}

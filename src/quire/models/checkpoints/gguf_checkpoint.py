@@ -1,0 +1,88 @@
+"""The tensors of a GGUF file, under the names and in the order that a model knows.
+
+Quantized tensors are rows of blocks, uint8 [N, bytes of a row]; what they mean is known to
+models/checkpoint_formats. Undone here is what was changed when the file was made: the order of
+queries' and keys' rows, and the 1 that was added to norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import CheckpointError
+from quire.gguf.gguf_config import ARCHITECTURE, read_architecture
+from quire.gguf.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from quire.gguf.tensor_names import ROPE_FACTORS, model_name
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.safetensors_header import TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEADS = {".q_proj.": "attention.head_count", ".k_proj.": "attention.head_count_kv"}
+
+
+class GgufCheckpoint(Checkpoint):
+    """The tensors of one GGUF file. folder: that with its config files, for messages."""
+
+    is_as_stored = False
+
+    def __init__(self, folder: Path, header: GgufHeader) -> None:
+        self._header, self._metadata = header, header.metadata
+        self._architecture = read_architecture(header.metadata)
+        self._prefix = header.metadata.text(ARCHITECTURE)
+        found = [
+            self._entry(header, tensor)
+            for tensor in header.tensors.values()
+            if tensor.name not in ROPE_FACTORS
+        ]
+        super().__init__(folder, {entry.name: entry for entry in found})
+
+    @classmethod
+    def open_file(cls, folder: Path, file: Path) -> GgufCheckpoint:
+        """Read and check a file's header. Raises CheckpointError."""
+        return cls(folder, read_gguf_header(file))
+
+    def tensors(self, names: set[str]) -> Iterator[tuple[TensorEntry, Tensor]]:
+        """See `Checkpoint`; those that were changed are copies."""
+        for entry, tensor in super().tensors(names):
+            yield entry, self._restored(entry, tensor)
+
+    def _entry(self, header: GgufHeader, tensor: GgufTensor) -> TensorEntry:
+        """A tensor by the model's name, or its own if the model has none, which is then refused."""
+        name = model_name(tensor.name, self._architecture) or tensor.name
+        kind, shape, dtype = tensor.kind, tensor.shape, tensor.kind.name
+        if kind.is_quantized:
+            if len(shape) != 2:
+                raise CheckpointError(
+                    f"{header.path}: {tensor.name} is no matrix, but quantized ({kind.name}); "
+                    "convert the model again"
+                )
+            shape, dtype = (shape[0], kind.row_bytes(shape[1])), "U8"
+        return TensorEntry(name, header.path, dtype, shape, tensor.offset, tensor.num_bytes)
+
+    def _restored(self, entry: TensorEntry, tensor: Tensor) -> Tensor:
+        if self._architecture.adds_one and entry.name.endswith("norm.weight"):
+            return tensor.float() - 1.0
+        for part, key in _HEADS.items():
+            if self._architecture.interleaves_rope and part in entry.name:
+                return _in_halves(tensor, self._num_heads(key, entry))
+        return tensor
+
+    def _num_heads(self, key: str, entry: TensorEntry) -> int:
+        own, usual = f"{self._prefix}.{key}", f"{self._prefix}.attention.head_count"
+        num_heads = self._metadata.integer(own, self._metadata.integer(usual))
+        if entry.shape[0] % (2 * num_heads):
+            raise entry.wrong(f"{entry.shape[0]} rows are not those of {num_heads} heads")
+        return num_heads
+
+
+def _in_halves(tensor: Tensor, num_heads: int) -> Tensor:
+    """Rows [heads, D / 2, 2] to [heads, 2, D / 2]: RoPE turns each dimension with one of the other
+    half, not with its neighbour."""
+    import torch
+
+    rows: Tensor = torch.unflatten(tensor, 0, (num_heads, -1, 2))
+    return rows.transpose(1, 2).flatten(0, 2)

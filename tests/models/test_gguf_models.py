@@ -1,0 +1,190 @@
+"""Models from GGUF files: the logits of transformers, and the tokens of dequantized weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from checkpoints import write_checkpoint as write_family
+from gguf_files import header_bytes, metadata_of, write_checkpoint, write_gguf
+from harness import PagedModel, load_folder
+from safetensors.torch import save_file
+
+import quire
+from quire import LLM, SamplingParams, hub
+from quire.errors import CheckpointError
+from quire.gguf.block_types import BLOCK_TYPES
+from quire.models.checkpoints.open_checkpoint import open_checkpoint
+from quire.models.config.model_config import ModelConfig
+from quire.models.loading.checkpoint_source import CheckpointSource
+
+BUNDLED = Path(quire.__file__).parent / "bundled" / "quire-tiny"
+PROMPT = torch.randint(3, 500, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+FAMILIES = [
+    "llama", "llama_llama3", "llama_linear", "llama_biased", "llama_tied_mha", "llama_d96",
+    "mistral_no_window", "qwen2", "qwen2_tied", "qwen3", "phi3", "phi3_partial", "phi3_longrope",
+    "gemma2_d256",
+]  # fmt: skip
+WIDE = {
+    "vocab_size": 300,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    """Rows of queries and keys, norms, biases, factors of RoPE, windows, soft caps."""
+    oracle = write_family(name, tmp_path / "hf")
+    file = tmp_path / "model.gguf"
+    write_checkpoint(tmp_path / "hf", file, "F32")
+    model, model_config = load_folder(hub.resolve_model(str(file)), prepared_weights="none")
+    ours = PagedModel(model, model_config).prefill(PROMPT)
+    with torch.inference_mode():
+        theirs = oracle(torch.tensor([PROMPT])).logits[0]
+    assert (ours - theirs).norm() / theirs.norm() < 1e-5
+
+
+def write_wide(family: str, folder: Path) -> None:
+    config = getattr(transformers, f"{family}Config")(**WIDE)
+    torch.manual_seed(0)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+
+
+def dequantize_into(folder: Path, gguf_folder: Path, original: Path) -> None:
+    """A checkpoint in safetensors with the numbers of a GGUF file."""
+    config = ModelConfig.from_folder(gguf_folder)
+    source = CheckpointSource(open_checkpoint(gguf_folder), config, None)
+    source._names = set(source._checkpoint.entries)
+    weights = source.weights(torch.device("cpu"), torch.float32)
+    folder.mkdir()
+    numbers = {name: weight.float().contiguous() for name, weight, _ in weights}  # type: ignore[union-attr]
+    save_file(numbers, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text((original / "config.json").read_text())
+
+
+def greedy(model: Path, **settings: Any) -> list[list[int]]:
+    llm = LLM(str(model), dtype="float32", skip_tokenizer_init=True, prepared_weights="none",
+              **settings)  # fmt: skip
+    prompts = [{"prompt_token_ids": [i % 300 for i in PROMPT[i : i + 12]]} for i in (0, 12)]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_tokens_are_those_of_the_dequantized_weights(family: str, tmp_path: Path) -> None:
+    """For each type of blocks."""
+    write_wide(family, tmp_path / "hf")
+    for kind in (each.name for each in BLOCK_TYPES.values()):
+        file = tmp_path / f"{kind}.gguf"
+        write_checkpoint(tmp_path / "hf", file, kind)
+        plain = tmp_path / kind
+        dequantize_into(plain, hub.resolve_model(str(file)), tmp_path / "hf")
+        assert greedy(file, quantization="dequantized") == greedy(plain), kind
+
+
+def test_the_bundled_model_answers_the_same_from_a_gguf_file(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_checkpoint(BUNDLED, file, "F16")
+    queries = ["red runing shoes", "megenta microphone", "hello, who are you?"]
+    chats = [[{"role": "user", "content": query}] for query in queries]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    answers = []
+    for model in (str(BUNDLED), str(file), str(tmp_path)):  # the last: the folder that holds it
+        outputs = LLM(model, dtype="float32").chat(chats, params, use_tqdm=False)
+        answers.append([output.outputs[0].text for output in outputs])
+    assert answers[0][0] == "red running shoes"
+    assert answers[1] == answers[2] == answers[0]
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    config = json.loads((BUNDLED / "config.json").read_text())
+    return metadata_of(BUNDLED, config) | {key.replace("__", "."): v for key, v in changes.items()}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        (llama(general__architecture="mamba"), "architecture is 'mamba', which is not supported"),
+        (llama(llama__expert_count=8), "expert_count is not 0; take a model without experts"),
+        (llama(llama__feed_forward_length=[1, 2]), "feed_forward_length differs between layers"),
+        (llama(llama__attention__value_length=8), "value_length is 8, not 32 as of keys"),
+        (llama(llama__context_length="long"), "context_length is 'long', no integer"),
+        (llama(llama__rope__scaling__type="mystery"), "type is 'mystery' here, which is not"),
+        ({}, "general.architecture is missing"),
+    ],
+)
+def test_models_that_are_not_supported_are_refused(
+    metadata: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.gguf"
+    table = {"token_embd.weight": ("F16", (64, 256))}
+    file.write_bytes(header_bytes(metadata, table) + bytes(64 * 512))
+    with pytest.raises(CheckpointError, match=f"a.gguf: .*{text}"):
+        hub.resolve_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("blk.0.attn_mystery.weight", "left over: blk.0.attn_mystery.weight"),
+        ("blk.0.ffn_up.weight", r"mlp.up_proj.weight at byte \d+: its shape is \[256, 2\]"),
+    ],
+    ids=["unknown", "shape"],
+)
+def test_tensors_that_do_not_fit_are_named(name: str, text: str, tmp_path: Path) -> None:
+    write_checkpoint(BUNDLED, tmp_path / "whole.gguf", "F16")
+    file, zeros = tmp_path / "a.gguf", np.zeros((256, 2), np.float32)
+    folder = hub.resolve_model(str(tmp_path / "whole.gguf"))
+    found = open_checkpoint(folder)._header.tensors  # type: ignore[attr-defined]
+    tensors = {each.name: ("F16", np.zeros(each.shape, np.float32)) for each in found.values()}
+    write_gguf(file, llama(), tensors | {name: ("F16", zeros)})
+    with pytest.raises(CheckpointError, match=text):
+        load_folder(hub.resolve_model(str(file)), prepared_weights="none")
+
+
+def test_a_tokenizer_that_is_not_read_may_be_replaced(tmp_path: Path) -> None:
+    write_checkpoint(BUNDLED, tmp_path / "whole.gguf", "F16")
+    content = (tmp_path / "whole.gguf").read_bytes()
+    file = tmp_path / "a.gguf"
+    file.write_bytes(content.replace(b"smollm", b"mystic"))
+    with pytest.raises(CheckpointError, match=r"pre is 'mystic', .*; name .* with --tokenizer"):
+        LLM(str(file))
+    assert LLM(str(file), tokenizer=str(BUNDLED)).generate(
+        "red", SamplingParams(max_tokens=1), use_tqdm=False
+    )
+
+
+def test_folders_with_several_files_name_them(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf", "mmproj-c.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF files; name one of them: a.gguf, b.g"):
+        hub.resolve_model(str(tmp_path))
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(BUNDLED, tmp_path / "a.gguf", "F16")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(CheckpointError, match=r"cannot be written .*set XDG_CACHE_HOME"):
+        hub.resolve_model(str(tmp_path / "a.gguf"))
