@@ -81,7 +81,7 @@ def check_device(name: str, device: str) -> None:
     """Raise ConfigError if a setting's scheme has no kernels for a type of device."""
     scheme = scheme_of(name)
     if scheme is not None and device not in scheme.devices:
-        others = [s.name for s in SCHEMES.values() if device in s.devices]
+        others = [s.name for s in SCHEMES.values() if device in s.devices and s.formats]
         raise ConfigError(
             f"quantization is {name!r}, which runs on {' and '.join(scheme.devices)} alone, but "
             f"device is {device!r}; use quantization {' or '.join(others)}, or device='cpu'"
