@@ -10,13 +10,13 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
 from quire.server.api.openai import chat, completions, embeddings, responses, scores, tokenize
 from quire.server.api.openai.models_route import ModelsRoutes
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.application import Application
 from quire.server.http.cors import with_cors
 from quire.server.http.envelope import OPEN_PATHS, Envelope
@@ -48,7 +48,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
 
 
 def build_app(
-    engine: EngineProtocol, settings: ServerSettings, metrics_folder: Path | None = None
+    engine: AsyncEngine, settings: ServerSettings, metrics_folder: Path | None = None
 ) -> Starlette:
     """Make the ASGI application for one model; see build_server."""
     return build_server(ModelLoader(ModelRegistry.of(engine, settings)), settings, metrics_folder)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import (
     ControlMessage,
     LoadModel,
@@ -22,7 +23,6 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.errors import ModelNotLoadedError, OverloadedError
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.model_registry import ModelEntry, ModelRegistry
 
 POLL_SECONDS = 0.02  # between checks whether a model's last request has ended
@@ -92,7 +92,7 @@ class ModelLoader:
 
     # ------------------------------------------------------------------ from the parent process
 
-    def attach(self, name: str, engine: EngineProtocol) -> None:
+    def attach(self, name: str, engine: AsyncEngine) -> None:
         """Connect a model that was loaded for the first time to its engine."""
         self.models.attach(name, engine)
         self._wake(self.models.entry(name).condition)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
 from quire.server.settings import ServerSettings
 
@@ -24,7 +24,7 @@ class RegisteredModel:
     """A loaded model. parsers: for its tool calls and reasoning."""
 
     name: str
-    engine: EngineProtocol
+    engine: AsyncEngine
     parsers: ModelParsers
     admission: Admission
 
@@ -77,7 +77,7 @@ class ModelRegistry:
         make_counters: Callable[[int], list[InFlightCounter]] = local_counters,
     ) -> None:
         self._settings = settings
-        self._on_engine: list[Callable[[EngineProtocol], None]] = []
+        self._on_engine: list[Callable[[AsyncEngine], None]] = []
         capacities = [self._capacity(condition) for condition in conditions]
         num_counters = 1 if len(conditions) == 1 else 1 + len(conditions)
         first, *others = make_counters(num_counters)
@@ -95,7 +95,7 @@ class ModelRegistry:
         self._loaded: dict[str | None, RegisteredModel] = {}
 
     @classmethod
-    def of(cls, engine: EngineProtocol, settings: ServerSettings) -> ModelRegistry:
+    def of(cls, engine: AsyncEngine, settings: ServerSettings) -> ModelRegistry:
         """A registry of one model that is loaded and stays."""
         info = engine.info
         seqs = info.limits.max_num_seqs
@@ -140,7 +140,7 @@ class ModelRegistry:
 
     # ------------------------------------------------------------------ loading and unloading
 
-    def attach(self, name: str, engine: EngineProtocol) -> None:
+    def attach(self, name: str, engine: AsyncEngine) -> None:
         """Connect a model that was loaded for the first time to its engine, for good."""
         entry = self._entries[name]
         tokenizer = engine.tokenizer
@@ -167,7 +167,7 @@ class ModelRegistry:
             else:
                 self._loaded.pop(name, None)
 
-    def on_engine(self, callback: Callable[[EngineProtocol], None]) -> None:
+    def on_engine(self, callback: Callable[[AsyncEngine], None]) -> None:
         """Call back for each engine: those known now, and later ones."""
         self._on_engine.append(callback)
         for entry in self._entries.values():

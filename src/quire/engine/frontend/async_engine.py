@@ -25,7 +25,6 @@ from quire.engine.frontend.input_processor import (
     Options,
     PreparedRequest,
     PrepareOptions,
-    StopWhen,
 )
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import RequestTracker
@@ -102,30 +101,18 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         stream: bool = True,
-        stop_when: StopWhen | None = None,
-        prompt_field: str = "prompt",
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
         Closing the iterator aborts the request. request_id: a label for logs; the engine's own id
-        is unique. stream: if False, an engine process may send everything at the end. stop_when:
-        ends answers by their text. prompt_field: the caller's field that errors about the prompt
-        name.
+        is unique. stream: if False, an engine process may send everything at the end.
         Raises InvalidRequestError before the first item (later only if logits processors ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.
         """
         arrival = time.monotonic()
-        prepared = await self._prepare(
-            prompt,
-            sampling,
-            request_id,
-            stream=stream,
-            stop_when=stop_when,
-            prompt_field=prompt_field,
-            **options,
-        )
+        prepared = await self._prepare(prompt, sampling, request_id, stream=stream, **options)
         try:
             outputs = self._tracker.send(prepared, arrival)
             finished = False
@@ -142,21 +129,11 @@ class AsyncEngine:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        stop_when: StopWhen | None = None,
-        prompt_field: str = "prompt",
         **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
         """The complete answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()
-        prepared = await self._prepare(
-            prompt,
-            sampling,
-            request_id,
-            stream=False,
-            stop_when=stop_when,
-            prompt_field=prompt_field,
-            **options,
-        )
+        prepared = await self._prepare(prompt, sampling, request_id, stream=False, **options)
         try:
             return await self._tracker.send(prepared, arrival, final_only=True).take()
         finally:

@@ -52,19 +52,20 @@ class Options(TypedDict, total=False):
 class GenerateOptions(Options, total=False):
     """How a prompt is continued. cut_to_context: lower max_tokens to what the context has left.
 
-    caller: whom the compilation of a grammar is counted for.
+    caller: whom the compilation of a grammar is counted for. stop_when: ends answers by their text.
+    prompt_field: the caller's field that errors about the prompt name.
     """
 
     cut_to_context: bool
     caller: str
+    stop_when: StopWhen | None
+    prompt_field: str
 
 
 class PrepareOptions(GenerateOptions, total=False):
     """All options of `InputProcessor.prepare`."""
 
     stream: bool
-    stop_when: StopWhen | None
-    prompt_field: str
 
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it

@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.admission.drain import Drain
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
@@ -74,7 +74,7 @@ class Health:
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None
 
-    def _engines(self) -> list[EngineProtocol]:
+    def _engines(self) -> list[AsyncEngine]:
         return [model.engine for model in self._models.loaded()]
 
 

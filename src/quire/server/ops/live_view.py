@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from quire.core.histogram import Histogram
 from quire.core.messages import EngineView, StepSummary
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import Metrics
@@ -130,7 +130,7 @@ class LiveView:
 
 
 def live_state(
-    engine: EngineProtocol, requests: RequestMetrics, view: EngineView | None, now: float
+    engine: AsyncEngine, requests: RequestMetrics, view: EngineView | None, now: float
 ) -> LiveState:
     """The state, from statistics and view. now: seconds of the monotonic clock."""
     stats = engine.stats
@@ -170,7 +170,7 @@ def block_cells(states: bytes) -> tuple[int, bytes]:
     return per_cell, bytes(max(states[i : i + per_cell]) for i in range(0, len(states), per_cell))
 
 
-def _blocks(engine: EngineProtocol, view: EngineView | None) -> LiveBlocks:
+def _blocks(engine: AsyncEngine, view: EngineView | None) -> LiveBlocks:
     stats, info = engine.stats, engine.info
     per_cell, cells = block_cells(b"" if view is None else view.block_states)
     return LiveBlocks(

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.logs import num_dropped_lines
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.request_record import RequestRecord
 from quire.server.ops.metric_snapshots import (
     MAX_EPOCHS,
@@ -82,12 +82,12 @@ class Metrics:
         self.templates: list[tuple[re.Pattern[str], str]] = []
         self._folder = None if folder is None else SnapshotFolder(folder)
         self._started = time.time()
-        self._engines: dict[str, EngineProtocol] = {}
+        self._engines: dict[str, AsyncEngine] = {}
         self._stats: dict[str, dict[int, EngineStats]] = {}
         self._http_requests: Counter[tuple[str, str, int]] = Counter()
         self._errors: Counter[str] = Counter()
 
-    def add_engine(self, engine: EngineProtocol) -> None:
+    def add_engine(self, engine: AsyncEngine) -> None:
         """Include the metrics of an engine."""
         name = engine.info.model_name
         self._engines[name] = engine
@@ -144,7 +144,7 @@ class Metrics:
         others = [] if self._folder is None else self._folder.read_others()
         return Total.of([*others, self.snapshot()])
 
-    def _figures(self, name: str, engine: EngineProtocol) -> EngineFigures:
+    def _figures(self, name: str, engine: AsyncEngine) -> EngineFigures:
         info, stats = engine.info, engine.stats
         self._stats[name][stats.epoch] = stats
         return EngineFigures(

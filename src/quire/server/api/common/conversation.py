@@ -26,7 +26,6 @@ from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
-from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.model_registry import RegisteredModel
 from quire.server.parsing.choose_parsers import ModelParsers
 from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
@@ -38,6 +37,7 @@ from quire.server.parsing.output_parser import (
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
 from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, tools_of_lines
+from quire.tokenizer.tokenizer import Tokenizer
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
 
@@ -158,7 +158,7 @@ def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
     return use
 
 
-def _check_tools_fit(use: ToolUse, parsers: ModelParsers, tokenizer: TokenizerProtocol) -> None:
+def _check_tools_fit(use: ToolUse, parsers: ModelParsers, tokenizer: Tokenizer) -> None:
     """Refuse tools that the template would not show, or whose calls could not be parsed."""
     if not use.shown:
         return
@@ -183,7 +183,7 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str
     )
 
 
-def _template_variables(request: ChatRequest, tokenizer: TokenizerProtocol) -> dict[str, Any]:
+def _template_variables(request: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
     """The request's template variables, with reasoning_effort under the template's own name.
 
     Those that the template does not read have no effect.
@@ -211,7 +211,7 @@ def _parser_config(
     use: ToolUse,
     parsers: ModelParsers,
     token_ids: list[int],
-    tokenizer: TokenizerProtocol,
+    tokenizer: Tokenizer,
 ) -> ParserConfig:
     reasoning = parsers.reasoning
     return ParserConfig(
@@ -224,14 +224,14 @@ def _parser_config(
     )
 
 
-def _ends_with(token_ids: list[int], mark: str, tokenizer: TokenizerProtocol) -> bool:
+def _ends_with(token_ids: list[int], mark: str, tokenizer: Tokenizer) -> bool:
     """Whether the prompt ends with a mark, apart from white space."""
     tail = b"".join(map(tokenizer.token_bytes, token_ids[-_NUM_TAIL_TOKENS:]))
     return tail.rstrip().endswith(mark.encode())
 
 
 def _with_marks(
-    sampling: SamplingParams, config: ParserConfig, tokenizer: TokenizerProtocol
+    sampling: SamplingParams, config: ParserConfig, tokenizer: Tokenizer
 ) -> SamplingParams:
     """Keep the control tokens that the parser looks for in the detokenized text."""
     ids = [i for mark in config.marks if (i := tokenizer.control_token_id(mark)) is not None]
@@ -239,7 +239,7 @@ def _with_marks(
 
 
 def _with_grammar(
-    sampling: SamplingParams, use: ToolUse, config: ParserConfig, tokenizer: TokenizerProtocol
+    sampling: SamplingParams, use: ToolUse, config: ParserConfig, tokenizer: Tokenizer
 ) -> SamplingParams:
     """Add a grammar that enforces calls and strict arguments around reasoning and text."""
     outputs = sampling.structured_outputs
@@ -262,7 +262,7 @@ def _with_grammar(
 
 
 def _counter_maker(
-    config: ParserConfig, tokenizer: TokenizerProtocol
+    config: ParserConfig, tokenizer: Tokenizer
 ) -> Callable[[], ReasoningTokenCounter] | None:
     if config.reasoning is None:
         return None

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import StopWhen
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.input_processor import Options, StopWhen
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
@@ -19,7 +20,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts and sampling parameters, ready to run.
 
     reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
-    probabilities are returned, without sampled tokens. stop_when: see GenerateProtocol.
+    probabilities are returned, without sampled tokens. stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
     end with the context where max_tokens would not. no_effect: a sentence for each field of the
     request that has none.
@@ -45,6 +46,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock
+
+
+class AdmittedJob(msgspec.Struct, frozen=True):
+    """A job and the engine that runs it. options: of each of its prompts; caller: see `caller_of`.
+
+    The options' cache_salt is that of the request's tenant: what it caches, only it can find.
+    """
+
+    job: Job
+    engine: AsyncEngine
+    options: Options
+    caller: str
 
 
 def make_job(

@@ -8,41 +8,34 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from quire.core.request_output import RequestOutput
-from quire.server.api.common.generation_job import Job
+from quire.engine.frontend.input_processor import GenerateOptions
+from quire.server.api.common.generation_job import AdmittedJob
 from quire.server.api.common.usage import UsageCounter
-from quire.server.engine_protocol import GenerateProtocol
 
 T = TypeVar("T")
 
 
-def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+def run(admitted: AdmittedJob) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Run all prompts at once; yields (prompt index, new output) in the order of arrival.
 
     Closing the generator aborts whatever still runs.
     """
-    return merged([_start(job, index, engine) for index in range(len(job.prompts))])
+    return merged([_start(admitted, index) for index in range(len(admitted.job.prompts))])
 
 
-async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
+async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one complete output per prompt, in order."""
+    job = admitted.job
     if len(job.prompts) == 1:
-        item = await engine.complete(
-            job.prompts[0],
-            job.sampling,
-            request_id=f"{job.reply_id}-0",
-            encoding=job.encoding,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            cut_to_context=job.cut_to_context,
-            stop_when=job.stop_when,
-            prompt_field=job.prompt_field,
+        item = await admitted.engine.complete(
+            *(job.prompts[0], job.sampling), request_id=f"{job.reply_id}-0", **_options(admitted)
         )
         if job.prompt_alone:
             _clear_answers(item)
         usage.add(0, item)
         return [item]
     complete: dict[int, RequestOutput] = {}
-    async with aclosing(run(job, engine)) as outputs:
+    async with aclosing(run(admitted)) as outputs:
         async for index, item in outputs:
             usage.add(index, item)
             if index in complete:
@@ -52,20 +45,26 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
     return [complete[index] for index in sorted(complete)]
 
 
-def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
-    outputs = engine.generate(
-        job.prompts[index],
-        job.sampling,
+def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, None]:
+    job = admitted.job
+    outputs = admitted.engine.generate(
+        *(job.prompts[index], job.sampling),
         request_id=f"{job.reply_id}-{index}",
-        encoding=job.encoding,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-        cut_to_context=job.cut_to_context,
         stream=job.stream,
-        stop_when=job.stop_when,
-        prompt_field=job.prompt_field,
+        **_options(admitted),
     )
     return _without_answers(outputs) if job.prompt_alone else outputs
+
+
+def _options(admitted: AdmittedJob) -> GenerateOptions:
+    job = admitted.job
+    return {
+        **admitted.options,
+        "caller": admitted.caller,
+        "cut_to_context": job.cut_to_context,
+        "stop_when": job.stop_when,
+        "prompt_field": job.prompt_field,
+    }
 
 
 async def _without_answers(

@@ -13,8 +13,8 @@ import msgspec
 
 from quire.core.request_output import Logprob, PositionLogprobs
 from quire.core.sampling_params import SamplingParams
-from quire.server.engine_protocol import TokenizerProtocol
 from quire.tokenizer.detokenizer import Detokenizer
+from quire.tokenizer.tokenizer import Tokenizer
 
 ALL = -1
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
@@ -67,7 +67,7 @@ class TextOffsets:
 
     def __init__(
         self,
-        tokenizer: TokenizerProtocol,
+        tokenizer: Tokenizer,
         before: Sequence[int],
         *,
         skip_special_tokens: bool,
@@ -95,7 +95,7 @@ def completion_logprobs(
     token_ids: Sequence[int],
     count: int,
     offsets: list[int],
-    tokenizer: TokenizerProtocol,
+    tokenizer: Tokenizer,
     *,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
@@ -123,7 +123,7 @@ def chat_logprobs(
     positions: Sequence[PositionLogprobs],
     token_ids: Sequence[int],
     count: int,
-    tokenizer: TokenizerProtocol,
+    tokenizer: Tokenizer,
     *,
     as_ids: bool = False,
 ) -> ChatLogprobs:
@@ -180,7 +180,7 @@ def _id_text(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
-def _spelled(token_id: int, tokenizer: TokenizerProtocol) -> str:
+def _spelled(token_id: int, tokenizer: Tokenizer) -> str:
     """A token's text, or OpenAI's `bytes:\\xNN` for a part of a character."""
     data = tokenizer.token_bytes(token_id)
     try:

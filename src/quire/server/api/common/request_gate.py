@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TypeVar, Unpack
 
 from starlette.types import Scope
 
-from quire.core.pooling_params import PoolingParams
-from quire.core.request_output import RequestOutput
-from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import GenerateOptions, Options, StopWhen
+from quire.engine.frontend.input_processor import Options
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
-from quire.server.api.common.generation_job import Job
+from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.generation_record import GenerationRecord
 from quire.server.api.common.usage import UsageCounter
-from quire.server.engine_protocol import GenerateProtocol
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
 from quire.server.http.deadline import Deadline
@@ -78,8 +73,8 @@ class RequestContext:
 
     def start(
         self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
-    ) -> TenantEngine:
-        """Admit the parsed request and return the engine that runs it.
+    ) -> AdmittedJob:
+        """Admit the parsed request; returns its job with the engine that runs it.
 
         max_answers, max_tokens: how many of its answers and prompt tokens the engine has at a
         time; None means all. Raises QueueFullError.
@@ -96,7 +91,13 @@ class RequestContext:
             num_tokens = min(num_tokens, max_tokens)
         self._ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
-        return TenantEngine(model.engine, self._tenant, self._queue_timeout, self.caller)
+        options = Options(
+            encoding=job.encoding,
+            priority=job.priority,
+            cache_salt=cache_salt_of(self._tenant, job.cache_salt),
+            queue_timeout=self._queue_timeout,
+        )
+        return AdmittedJob(job, model.engine, options, self.caller)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.
@@ -183,88 +184,6 @@ class RequestGate:
         self.light_requests.check()
         with Ticket(self._receiving) as ticket, BodySpace(self.bodies) as space:
             yield deadline, ticket, space
-
-
-AnyOptions = TypeVar("AnyOptions", Options, GenerateOptions)
-
-
-class TenantEngine:
-    """An engine for the requests of one API key: what they cache, only they can find.
-
-    caller: see `caller_of`.
-    """
-
-    def __init__(
-        self, engine: GenerateProtocol, tenant: str, queue_timeout: float | None, caller: str
-    ) -> None:
-        self._engine = engine
-        self._caller = caller
-        self._tenant = tenant
-        self._queue_timeout = queue_timeout
-
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        stream: bool = True,
-        stop_when: StopWhen | None = None,
-        prompt_field: str = "prompt",
-        **options: Unpack[GenerateOptions],
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Like EngineProtocol.generate."""
-        options["caller"] = self._caller
-        return self._engine.generate(
-            prompt,
-            sampling,
-            request_id=request_id,
-            stream=stream,
-            stop_when=stop_when,
-            prompt_field=prompt_field,
-            **self._with_tenant(options),
-        )
-
-    def complete(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        stop_when: StopWhen | None = None,
-        prompt_field: str = "prompt",
-        **options: Unpack[GenerateOptions],
-    ) -> Coroutine[None, None, RequestOutput]:
-        """Like EngineProtocol.complete."""
-        options["caller"] = self._caller
-        return self._engine.complete(
-            prompt,
-            sampling,
-            request_id=request_id,
-            stop_when=stop_when,
-            prompt_field=prompt_field,
-            **self._with_tenant(options),
-        )
-
-    def embed(
-        self,
-        prompt: Prompt,
-        pooling: PoolingParams,
-        *,
-        request_id: str | None = None,
-        **options: Unpack[Options],
-    ) -> Coroutine[None, None, RequestOutput]:
-        """Like EngineProtocol.embed."""
-        return self._engine.embed(
-            prompt, pooling, request_id=request_id, **self._with_tenant(options)
-        )
-
-    def _with_tenant(self, options: AnyOptions) -> AnyOptions:
-        """Set the tenant's salt, and the server's queue timeout if the request has none."""
-        options["cache_salt"] = cache_salt_of(self._tenant, options.get("cache_salt", ""))
-        if options.get("queue_timeout") is None:
-            options["queue_timeout"] = self._queue_timeout
-        return options
 
 
 def caller_of(scope: Scope) -> str:

@@ -16,11 +16,10 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.api.common.generation_job import Job
+from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import Usage, UsageCounter
-from quire.server.engine_protocol import GenerateProtocol
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_json
 
@@ -69,10 +68,10 @@ class OpenAIReplyFormatter:
 
 async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
-    engine = context.start(formatter.job)
+    admitted = context.start(formatter.job)
     if formatter.job.stream:
         record = context.record
-        stream = events(formatter, engine, context.usage)
+        stream = events(formatter, admitted, context.usage)
 
         def failed(error: Exception) -> bytes:
             reply = describe(error, record.request_id)
@@ -83,15 +82,15 @@ async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send)
         return
     usage = context.usage
     async with context.deadline.enforced():
-        results = await gather(formatter.job, engine, usage)
+        results = await gather(admitted, usage)
     await send_json(send, 200, _encoder.encode(formatter.reply(results, usage.total())))
 
 
 async def events(
-    formatter: ReplyFormatter, engine: GenerateProtocol, usage: UsageCounter
+    formatter: ReplyFormatter, admitted: AdmittedJob, usage: UsageCounter
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events; all that come from one engine step are one item."""
-    async with aclosing(run(formatter.job, engine)) as outputs:
+    async with aclosing(run(admitted)) as outputs:
         async for index, output in outputs:
             usage.add(index, output)
             chunks = formatter.chunks(index, output)

@@ -30,10 +30,10 @@ from quire.server.api.openai.chat_reply import (
     delta_of,
     message_of,
 )
-from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[ChatFormatter]:
@@ -55,7 +55,7 @@ class ChatFormatter(OpenAIReplyFormatter):
         self,
         conversation: Conversation,
         request: ChatRequest,
-        tokenizer: TokenizerProtocol,
+        tokenizer: Tokenizer,
     ) -> None:
         self.job = conversation.job
         self._conversation = conversation

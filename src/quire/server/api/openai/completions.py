@@ -28,11 +28,11 @@ from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
 from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
-from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.parsing.reasoning_parser import with_reasoning_marks
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -98,7 +98,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
 class CompletionFormatter(OpenAIReplyFormatter):
     """The ReplyFormatter of /v1/completions. Choices are numbered prompt by prompt."""
 
-    def __init__(self, job: Job, request: CompletionRequest, tokenizer: TokenizerProtocol) -> None:
+    def __init__(self, job: Job, request: CompletionRequest, tokenizer: Tokenizer) -> None:
         self.job = job
         self._echo = bool(request.echo)
         self._num_logprobs = num_shown(job.sampling)

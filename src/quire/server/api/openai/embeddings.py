@@ -20,13 +20,14 @@ from starlette.types import Send
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Encoding, Prompt, token_ids_of
 from quire.server.api.common import route_rules
-from quire.server.api.common.generation_job import Job
+from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.request_gate import RequestContext, TenantEngine
+from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import UsageCounter
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_request import (
@@ -34,7 +35,6 @@ from quire.server.api.openai.embeddings_request import (
     EmbeddingRequest,
     PoolingFields,
 )
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.http_errors import send_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
@@ -122,9 +122,9 @@ def make_embedding_job(
 
 async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
     """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
-    engine = start_embedding(request.job, context)
+    admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
-        outputs = await embed_all(request.job, request.pooling, engine, context.usage)
+        outputs = await embed_all(admitted, request.pooling, context.usage)
         if len(outputs) > MAX_VECTORS_INLINE:
             reply = await asyncio.to_thread(_encoded, request, outputs)
         else:
@@ -132,8 +132,8 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
     await send_json(send, 200, reply)
 
 
-def start_embedding(job: Job, context: RequestContext) -> TenantEngine:
-    """Admit a job; returns the engine that embeds its prompts."""
+def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
+    """Admit a job whose prompts are embedded."""
     longest = max(map(len, job.prompts))
     return context.start(job, max_answers=WINDOW_INPUTS, max_tokens=max(WINDOW_TOKENS, longest))
 
@@ -142,7 +142,7 @@ def _token_ids(
     inputs: Sequence[Prompt],
     request: PoolingFields,
     pooling: PoolingParams,
-    engine: EngineProtocol,
+    engine: AsyncEngine,
 ) -> list[list[int]]:
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, list[list[int]]()
@@ -156,18 +156,14 @@ def _token_ids(
 
 
 async def embed_all(
-    job: Job, pooling: PoolingParams, engine: TenantEngine, usage: UsageCounter
+    admitted: AdmittedJob, pooling: PoolingParams, usage: UsageCounter
 ) -> list[RequestOutput]:
     """The outputs of all inputs, in order. A failure, or a cancellation, aborts the others."""
-    window = _Window()
+    window, job = _Window(), admitted.job
 
     async def embed(index: int, prompt: Prompt) -> RequestOutput:
-        output = await engine.embed(
-            prompt,
-            pooling,
-            request_id=f"{job.reply_id}-{index}",
-            priority=job.priority,
-            cache_salt=job.cache_salt,
+        output = await admitted.engine.embed(
+            prompt, pooling, request_id=f"{job.reply_id}-{index}", **admitted.options
         )
         usage.add(index, output)
         window.leave(len(prompt))

@@ -164,9 +164,9 @@ def _job(
 
 async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None:
     """Embed all texts and send the scores. Raises only while nothing has been sent."""
-    engine = start_embedding(request.job, context)
+    admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
-        outputs = await embed_all(request.job, request.pooling, engine, context.usage)
+        outputs = await embed_all(admitted, request.pooling, context.usage)
     score = partial(_cosines, outputs, request.num_queries)
     scores = await asyncio.to_thread(score) if len(outputs) > MAX_VECTORS_INLINE else score()
     count = sum(len(output.prompt_token_ids) for output in outputs)
