@@ -35,6 +35,7 @@ RULES = {
     "tool_choice": r"^tool_choice",
     "form": r"^(structured_outputs|guided_\w+|response_format|text\.format|output_config)",
     "strict tools": r"grammar|schema",
+    "batch": r"are not streamed|gets one answer",
     "logprobs": r"above max_logprobs|in all; ask for fewer|it needs logprobs; ask",
     "stream": r"it needs a stream|not sent in a stream",
     "min_tokens": r"^min_tokens",

@@ -15,7 +15,15 @@ from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
-from quire.server.api.openai import chat, completions, embeddings, responses, scores, tokenize
+from quire.server.api.openai import (
+    batch_chat,
+    chat,
+    completions,
+    embeddings,
+    responses,
+    scores,
+    tokenize,
+)
 from quire.server.api.openai.models_route import ModelsRoutes
 from quire.server.http.application import Application
 from quire.server.http.cors import with_cors
@@ -37,6 +45,7 @@ from quire.server.settings import ServerSettings
 MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     completions.ROUTE,
     chat.ROUTE,
+    batch_chat.ROUTE,
     responses.ROUTE,
     anthropic_messages.ROUTE,
     embeddings.ROUTE,

@@ -72,10 +72,13 @@ class Conversation(msgspec.Struct, frozen=True):
 
     def counted(self, usage: Usage) -> Usage:
         """The usage, completed by the reasoning tokens counted so far."""
-        usage.completion_tokens_details = details = CompletionTokensDetails()
-        for counter in self._counters.values():
-            details.reasoning_tokens += counter.num_tokens
+        usage.completion_tokens_details = CompletionTokensDetails(self.num_reasoning_tokens)
         return usage
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Reasoning tokens of all answers so far."""
+        return sum(counter.num_tokens for counter in self._counters.values())
 
     def _parser(self, index: int) -> StreamParser:
         parser = self._parsers.get(index)

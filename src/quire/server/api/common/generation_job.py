@@ -19,6 +19,7 @@ from quire.server.http.ids import new_id
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts and sampling parameters, ready to run.
 
+    sampling: of all prompts, unless samplings has one for each, which then agree in `n`.
     reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
     probabilities are returned, without sampled tokens. stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompts: Sequence[Prompt]
     sampling: SamplingParams
+    samplings: Sequence[SamplingParams] = ()
     encoding: Encoding = USUAL_ENCODING
     stream: bool
     include_usage: bool
@@ -46,6 +48,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock
+
+    def sampling_of(self, index: int) -> SamplingParams:
+        """The sampling params of the prompt with this index."""
+        return self.samplings[index] if self.samplings else self.sampling
 
 
 class AdmittedJob(msgspec.Struct, frozen=True):

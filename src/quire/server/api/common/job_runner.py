@@ -28,7 +28,9 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
     job = admitted.job
     if len(job.prompts) == 1:
         item = await admitted.engine.complete(
-            *(job.prompts[0], job.sampling), request_id=f"{job.reply_id}-0", **_options(admitted)
+            *(job.prompts[0], job.sampling_of(0)),
+            request_id=f"{job.reply_id}-0",
+            **_options(admitted),
         )
         if job.prompt_alone:
             _clear_answers(item)
@@ -48,7 +50,7 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
 def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, None]:
     job = admitted.job
     outputs = admitted.engine.generate(
-        *(job.prompts[index], job.sampling),
+        *(job.prompts[index], job.sampling_of(index)),
         request_id=f"{job.reply_id}-{index}",
         stream=job.stream,
         **_options(admitted),

@@ -70,16 +70,8 @@ class ChatFormatter(OpenAIReplyFormatter):
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
         """The complete answer as a chat completion."""
         (item,) = results
-        choices = [self._choice(output) for output in item.outputs]
-        reply = ChatReply(
-            id=self.job.reply_id,
-            created=self.job.created,
-            model=self.job.model,
-            choices=choices,
-            usage=self._conversation.counted(usage),
-        )
-        if self._metadata is not None:
-            reply.metadata = self._metadata
+        choices = [self.choice(output) for output in item.outputs]
+        reply = self.reply_of(choices, self._conversation.counted(usage))
         if self.job.return_token_ids:
             reply.prompt_token_ids = item.prompt_token_ids
         if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:
@@ -87,6 +79,21 @@ class ChatFormatter(OpenAIReplyFormatter):
                 item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
             )
         return reply
+
+    def reply_of(self, choices: list[ChatChoice], usage: Usage) -> ChatReply:
+        """The reply with these answers."""
+        job = self.job
+        reply = ChatReply(
+            id=job.reply_id, created=job.created, model=job.model, choices=choices, usage=usage
+        )
+        if self._metadata is not None:
+            reply.metadata = self._metadata
+        return reply
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Reasoning tokens of the answers so far."""
+        return self._conversation.num_reasoning_tokens
 
     def chunks(self, _index: int, item: RequestOutput) -> Iterator[ChatChunk]:
         """A stream's next chunks: first the role, then the deltas, the last with its reason."""
@@ -146,7 +153,8 @@ class ChatFormatter(OpenAIReplyFormatter):
         if output.stop_reason is not None:
             parts[-1].stop_reason = output.stop_reason
 
-    def _choice(self, output: CompletionOutput) -> ChatChoice:
+    def choice(self, output: CompletionOutput) -> ChatChoice:
+        """One complete answer."""
         message = message_of(self._conversation.read(output))
         if self._echoed:
             message.content = self._echoed + (message.content or "")

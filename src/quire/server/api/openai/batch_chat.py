@@ -1,0 +1,136 @@
+"""/v1/chat/completions/batch: several conversations in one request, each with one choice.
+
+Owns what makes one job of several conversations; each is prepared and read as in chat.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import msgspec
+
+from quire.core.request_output import RequestOutput
+from quire.errors import invalid_value
+from quire.server.api.common import conversation, route_rules
+from quire.server.api.common.chat_messages import check_message_names
+from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
+from quire.server.api.common.field_names import FieldNames
+from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
+from quire.server.api.common.tool_definitions import check_tool_names
+from quire.server.api.common.usage import CompletionTokensDetails, Usage
+from quire.server.api.openai.chat import ChatFormatter
+from quire.server.api.openai.chat_reply import ChatReply
+from quire.server.http import strict_json
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.request_body import neutral_values, read_body
+from quire.server.model_registry import ModelRegistry
+
+
+class BatchChatRequest(ChatRequest, kw_only=True):
+    """Body of /v1/chat/completions/batch: messages is a list of conversations."""
+
+    messages: Annotated[  # type: ignore[assignment]  # the other fields are the same
+        list[Messages], msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
+    ]
+
+
+BATCH_REFUSED: strict_json.NeutralValues = {**CHAT_REFUSED}
+
+_decoder = msgspec.json.Decoder(BatchChatRequest)
+_SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messages")
+
+
+def parse(data: bytes) -> list[ChatRequest]:
+    """Decode a body; one request for each conversation. Raises InvalidRequestError."""
+    request, found = read_body(data, _decoder, BATCH_REFUSED)
+    check_request_names(found, request)
+    for index, messages in enumerate(found["messages"]):
+        for position, message in enumerate(messages):
+            check_message_names(message, f"messages[{index}][{position}].")
+    check_tool_names(found.get("tools"), found.get("tool_choice"))
+    if request.stream:
+        raise invalid_value("stream", "several conversations are not streamed; leave it out")
+    if request.n not in (None, 1):
+        raise invalid_value(
+            "n", f"each conversation gets one answer, not {request.n}; leave it out"
+        )
+    shared = {name: getattr(request, name) for name in _SHARED}
+    singles = [ChatRequest(messages=messages, **shared) for messages in request.messages]
+    singles[0].note_no_effect(*request.no_effect)
+    return singles
+
+
+def prepare(body: bytes, models: ModelRegistry) -> Stages[BatchChatFormatter]:
+    """Decode a body, render and encode its conversations, in stages. Raises InvalidRequestError."""
+    requests = parse(body)
+    model = models.find(requests[0].model)
+    formatters = []
+    for index, request in enumerate(requests):
+        yield
+        names = FieldNames({"messages": f"messages[{index}]"})
+        chat = yield from conversation.prepare(request, model, names=names)
+        formatters.append(ChatFormatter(chat, request, model.engine.tokenizer))
+    return BatchChatFormatter(formatters)
+
+
+class BatchChatFormatter(OpenAIReplyFormatter):
+    """The ReplyFormatter of /v1/chat/completions/batch. formatters: of its conversations."""
+
+    def __init__(self, formatters: Sequence[ChatFormatter]) -> None:
+        jobs = [formatter.job for formatter in formatters]
+        self.job = msgspec.structs.replace(
+            jobs[0],
+            prompts=[prompt for job in jobs for prompt in job.prompts],
+            samplings=[job.sampling for job in jobs],
+            prompt_field="messages",
+        )
+        self._formatters = formatters
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
+        """All answers as one chat completion, numbered by conversation."""
+        choices = []
+        for index, (formatter, item) in enumerate(zip(self._formatters, results, strict=True)):
+            (output,) = item.outputs
+            choices.append(msgspec.structs.replace(formatter.choice(output), index=index))
+        reasoning = sum(formatter.num_reasoning_tokens for formatter in self._formatters)
+        usage.completion_tokens_details = CompletionTokensDetails(reasoning)
+        return self._formatters[0].reply_of(choices, usage)
+
+    def chunks(self, _index: int, _item: RequestOutput) -> Iterable[msgspec.Struct]:
+        """Never called: requests for a stream are refused."""
+        raise AssertionError("several conversations are not streamed")
+
+    def ending(self, _usage: Usage) -> Iterable[msgspec.Struct]:
+        """Never called, as `chunks`."""
+        raise AssertionError("several conversations are not streamed")
+
+
+BATCH_RULES = (
+    StructRules(struct=BatchChatRequest, neutral=neutral_values(BatchChatRequest, BATCH_REFUSED)),
+    *CHAT_RULES[1:],
+)
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/chat/completions/batch",
+        summary="Answer several conversations.",
+        rules=(
+            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
+            *(route_rules.LOGPROBS, route_rules.STRUCTURED_OUTPUT, route_rules.TOKENS),
+            *(route_rules.PRIORITY, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            "Fields are those of `/v1/chat/completions`, without `stream` and with `n` of 1.",
+        ),
+        example={"messages": [[route_rules.USER_MESSAGE]] * 2, "max_tokens": 8, "temperature": 0},
+        body=BatchChatRequest,
+        struct_rules=BATCH_RULES,
+        reply=ChatReply,
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)

@@ -1,0 +1,62 @@
+"""/v1/chat/completions/batch: one choice for each conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+CONVERSATIONS = [[{"role": "user", "content": word}] for word in ("hi", "ho", "ha")]
+
+
+def ask(app: Starlette, **fields: Any) -> Reply:
+    return call(app, "/v1/chat/completions/batch", {"messages": CONVERSATIONS} | fields)
+
+
+def test_each_conversation_gets_a_choice(app: Starlette, engine: FakeEngine) -> None:
+    reply = ask(app, temperature=0, logprobs=True, metadata={"a": "b"}).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in reply["choices"]} == {"Hello!"}
+    assert all(len(choice["logprobs"]["content"]) == 6 for choice in reply["choices"])
+    seen = {"".join(map(chr, engine_call["ids"])) for engine_call in engine.calls}
+    assert seen == {f"<user>{word}<assistant>" for word in ("hi", "ho", "ha")}
+    assert reply["usage"]["completion_tokens"] == 18
+    assert (reply["object"], reply["metadata"]) == ("chat.completion", {"a": "b"})
+
+
+def test_reasoning_is_parsed_in_each(engine: FakeEngine) -> None:
+    engine.tokenizer.chat_template_text = "</think>"
+    engine.script = "<think>hm</think>ok"
+    reply = ask(build_app(engine, ServerSettings())).json()
+    messages = [choice["message"] for choice in reply["choices"]]
+    assert [(m["reasoning"], m["content"]) for m in messages] == [("hm", "ok")] * 3
+    details = reply["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == 3 * len("<think>hm</think>")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"stream": True}, "stream: several conversations are not streamed"),
+        ({"n": 2}, "n: each conversation gets one answer, not 2"),
+        ({"messages": [[]]}, "messages[0]: "),
+        ({"messages": []}, "messages: "),
+        ({"messages": CONVERSATIONS[0]}, "messages[0]: "),
+        ({"messages": [*CONVERSATIONS, [{"role": "ghost", "content": ""}]]}, "messages[3][0].role"),
+        ({"messages": [[{"role": "user", "content": "", "x": 1}]]}, "messages[0][0].x"),
+        (
+            {"messages": [*CONVERSATIONS, [{"role": "user", "content": "x" * 70_000}]]},
+            "messages[3]:",
+        ),
+    ],
+)
+def test_what_is_refused(app: Starlette, fields: dict[str, Any], words: str) -> None:
+    reply = ask(app, **fields)
+    assert reply.status == 400
+    assert reply.error["message"].startswith(words)
