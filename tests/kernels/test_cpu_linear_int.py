@@ -16,7 +16,11 @@ from torch import Tensor
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_linear, quantized_linear
 from quire.kernels.cpu.native import num_threads, set_num_threads
+from quire.kernels.formats.codebook_format import CodebookFormat
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import (
+    CodebookWeight,
     Int4Weight,
     Int8Weight,
     LinearWeight,
@@ -31,6 +35,7 @@ SETS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni")  # of tiles: test_cpu_tile
 ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 70)
 # outputs, inputs, inputs that share a scale of four bits
 SHAPES = ((16, 32, 32), (64, 128, 64), (80, 256, 128), (96, 96, 96), (160, 2048, 32))
+Rows = Int8Weight | Int4Weight | CodebookWeight
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
@@ -68,11 +73,26 @@ def int4_weight(
     return Int4Weight(codes, scale, points if zeros else None, group, hadamard)
 
 
-def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
+def codebook_weight(own: CodebookFormat, n: int, k: int, group: int) -> CodebookWeight:
+    """All codes; scales in float16, or exponents."""
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    codes[0], codes[1] = 255, 0
+    scale = (
+        torch.randn(n, k // group).half()
+        if own is NF4
+        else torch.randint(110, 130, (n, k // group))
+    )
+    return CodebookWeight(codes, scale.to(torch.uint8) if own is MXFP4 else scale, own.name, group)
+
+
+def exact(x: Tensor, weight: Rows) -> Tensor:
     """The product of the rounded rows in float64, which holds every sum of whole numbers."""
     if isinstance(weight, Int8Weight):
         wide, group = weight.codes.double() * weight.scale.double()[:, None], None
         x = reference_quantized.hadamard_rotate(x.float()) if weight.hadamard else x
+    elif isinstance(weight, CodebookWeight):
+        own = NF4 if weight.codebook == "nf4" else MXFP4
+        wide, group = own.dequantize_bytes(weight).double(), reference_quantized.ACTIVATION_GROUP
     else:
         wide = reference_quantized.dequantize_int4(weight).double()
         group = reference_quantized.ACTIVATION_GROUP
@@ -88,7 +108,7 @@ def check(found: Tensor, expected: Tensor) -> None:
     assert ((found.double() - expected).abs() <= ROUNDING[found.dtype] * size).all()
 
 
-def prepared(weight: Int8Weight | Int4Weight) -> PackedWeight:
+def prepared(weight: Rows) -> PackedWeight:
     packed = native_linear.pack(weight)
     assert isinstance(packed, PackedWeight)
     return packed
@@ -104,9 +124,11 @@ def check_linear(dtype: torch.dtype, n: int, k: int, group: int) -> None:
             check(native_linear.linear(x[:rows], packed, bias), expected[:rows])
 
 
-def weights(n: int, k: int, group: int) -> list[Int8Weight | Int4Weight]:
+def weights(n: int, k: int, group: int) -> list[Rows]:
     fours = [int4_weight(n, k, group, **{kind: True}) for kind in ("zeros", "hadamard")]
-    return [int8_weight(n, k), int8_weight(n, k, False), int4_weight(n, k, group), *fours]
+    looked_up = [codebook_weight(own, n, k, group) for own in (NF4, MXFP4)]
+    eights = [int8_weight(n, k), int8_weight(n, k, False)]
+    return [*eights, int4_weight(n, k, group), *fours, *looked_up]
 
 
 @pytest.mark.usefixtures("instruction_set")

@@ -15,7 +15,17 @@ from twins import attention_case
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_attention, native_linear, quantized_linear
-from quire.kernels.operands import Int4Weight, Int8Weight, LinearWeight, PackedWeight, ResidualState
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.operands import (
+    CodebookWeight,
+    Int4Weight,
+    Int8Weight,
+    LinearWeight,
+    PackedWeight,
+    QuantizedWeight,
+    ResidualState,
+)
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -137,15 +147,26 @@ def test_bfloat16(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: to
                 assert difference <= 0.02 * expected.abs().max()
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, zeros: bool) -> None:
+def four_bits(kind: str, n: int, k: int, group: int) -> tuple[QuantizedWeight, Tensor]:
+    """A weight of random codes, and the numbers that are multiplied."""
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scale = torch.randn(n, k // group).half()
+    if kind in ("int4", "zeros"):
+        points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8)
+        weight = Int4Weight(codes, scale, points if kind == "zeros" else None, group)
+        return weight, reference_quantized.dequantize_int4(weight)
+    exponents = torch.randint(120, 130, scale.shape, dtype=torch.uint8)
+    own = NF4 if kind == "nf4" else MXFP4
+    looked_up = CodebookWeight(codes, scale if own is NF4 else exponents, own.name, group)
+    return looked_up, own.dequantize_bytes(looked_up)
+
+
+@pytest.mark.parametrize("kind", ["int4", "zeros", "nf4", "mxfp4"])
+def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Weights and rows are rounded to bfloat16: each product is within 2^-7 of what it is."""
     for n, k, group in ((48, 96, 96), (288, 1024, 32), (16, 1280, 160)):
-        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-        points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8) if zeros else None
-        weight = Int4Weight(codes, torch.randn(n, k // group).half(), points, group)
+        weight, wide = four_bits(kind, n, k, group)
         packed = quantized_linear.pack_rows(weight)
-        wide = reference_quantized.dequantize_int4(weight)
         for rows in (32, 33, 70):
             x, bias = torch.randn(rows, k), torch.randn(n)
             with monkeypatch.context() as chosen:

@@ -63,8 +63,13 @@ class CodebookFormat(WeightFormat):
 
     def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
         """See `WeightFormat`."""
-        from quire.kernels.reference_codebook import linear_bytes, look_up
+        from quire.kernels.reference_codebook import linear_bytes
+
+        return linear_bytes(x, self.dequantize_bytes(weight), bias)
+
+    def dequantize_bytes(self, weight: QuantizedWeight) -> Tensor:
+        """The numbers that are multiplied: whole multiples of the unit. float32 [N, K]."""
+        from quire.kernels.reference_codebook import look_up
 
         units = tuple(float(round(number / self.unit)) for number in self.numbers)
-        scales = self.wide_scales(weight.scale) * self.unit
-        return linear_bytes(x, look_up(weight.codes, scales, units), bias)
+        return look_up(weight.codes, self.wide_scales(weight.scale) * self.unit, units)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.codebook_format import CodebookFormat
+from quire.kernels.formats.native_format import NativeFormat
+from quire.kernels.formats.weight_format import Variants
 from quire.kernels.operands import QuantSpec
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class Mxfp4(CodebookFormat):
         0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
     )  # fmt: skip
     unit: ClassVar[float] = 0.5
+    native_formats: ClassVar[Variants] = {(False, False): NativeFormat.MXFP4}
     scale_bytes: ClassVar[int] = 1
 
     def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:

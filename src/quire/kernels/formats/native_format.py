@@ -19,3 +19,5 @@ class NativeFormat(IntEnum):
     INT4 = 4
     INT4_ZEROS = 5  # with a zero point for each group
     INT4_HADAMARD = 6  # inputs are Hadamard-rotated
+    NF4 = 7
+    MXFP4 = 8

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.codebook_format import CodebookFormat
+from quire.kernels.formats.native_format import NativeFormat
+from quire.kernels.formats.weight_format import Variants
 from quire.kernels.operands import QuantSpec
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Nf4(CodebookFormat):
         0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
     )  # fmt: skip
     unit: ClassVar[float] = 1.0 / 127.0
+    native_formats: ClassVar[Variants] = {(False, False): NativeFormat.NF4}
     scale_bytes: ClassVar[int] = 2
 
     def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:

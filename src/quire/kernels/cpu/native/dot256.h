@@ -42,6 +42,27 @@ inline F32 load_half(const uint8_t* p) {
     const __m128i* halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
+inline F32 load_exponents(const uint8_t* p) {  // 16 x e8m0
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i lo = _mm256_cvtepu8_epi32(bytes), hi = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 23)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 23))};
+}
+
+// Codes below 16 looked up as signed bytes; with VNNI 128 is added.
+struct Book {
+    __m256i v;
+    static Book at(const int8_t* numbers) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers));
+#ifdef QUIRE_VNNI
+        return {_mm256_broadcastsi128_si256(_mm_xor_si128(bytes, _mm_set1_epi8(-128)))};
+#else
+        return {_mm256_broadcastsi128_si256(bytes)};
+#endif
+    }
+};
+inline Line shuffled(Book book, Line codes) {
+    return {_mm256_shuffle_epi8(book.v, codes.lo), _mm256_shuffle_epi8(book.v, codes.hi)};
+}
 inline __m256 max_bits(__m256 a, __m256 b) {
     return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }
@@ -90,6 +111,9 @@ struct Sum4 : Sum {
         hi = dot(hi, w.hi, x.v);
     }
 };
+using SumBook = Sum4;
+using Looked = Line;
+inline Looked look_up(Book book, Line codes) { return shuffled(book, codes); }
 using Wide = Line;
 using Wide4 = Four;
 using Sum8 = Sum4;
@@ -108,6 +132,24 @@ struct Sum4 {
     F32 total() const {
         const __m256i ones = _mm256_set1_epi16(1);
         return Sum{_mm256_madd_epi16(lo, ones), _mm256_madd_epi16(hi, ones)}.total();
+    }
+};
+struct Looked {
+    Line sizes, numbers;
+};
+inline Looked look_up(Book book, Line codes) {
+    const Line found = shuffled(book, codes);
+    return {{_mm256_abs_epi8(found.lo), _mm256_abs_epi8(found.hi)}, found};
+}
+struct SumBook : Sum {  // of signed bytes · bytes: of sizes, and of bytes with the numbers' signs
+    static SumBook from(Four start) { return {{start.v, start.v}}; }
+    void add(const Looked& w, Four x) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        const auto products = [&](__m256i size, __m256i number) {
+            return _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x.v, number)), ones);
+        };
+        lo = _mm256_add_epi32(lo, products(w.sizes.lo, w.numbers.lo));
+        hi = _mm256_add_epi32(hi, products(w.sizes.hi, w.numbers.hi));
     }
 };
 struct Wide {

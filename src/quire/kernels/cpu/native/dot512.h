@@ -33,6 +33,24 @@ inline Line high_nibbles(Line a) { return low_nibbles({_mm512_srli_epi16(a.v, 4)
 inline F32 load_half(const uint8_t* p) {  // 16 x float16
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline F32 load_exponents(const uint8_t* p) {  // 16 x e8m0: exponents of two, 127 added
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23))};
+}
+
+// Codes below 16 looked up as signed bytes; with VNNI 128 is added, which the start takes out.
+struct Book {
+    __m512i v;
+    static Book at(const int8_t* numbers) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers));
+#ifdef QUIRE_VNNI
+        return {_mm512_broadcast_i32x4(_mm_xor_si128(bytes, _mm_set1_epi8(-128)))};
+#else
+        return {_mm512_broadcast_i32x4(bytes)};
+#endif
+    }
+};
+inline Line shuffled(Book book, Line codes) { return {_mm512_shuffle_epi8(book.v, codes.v)}; }
 // The larger of a, not negative, and |b|. NaN counts as the largest, so that it is never lost.
 inline F32 max_magnitude(F32 a, F32 b) {
     const __m512i bits = _mm512_castps_si512(abs(b).v);
@@ -68,6 +86,9 @@ struct Sum4 : Sum {  // of nibbles · bytes
     static Sum4 from(Line zeros, Four start) { return {{_mm512_madd_epi16(zeros.v, start.v)}}; }
     void add(Line w, Four x) { v = dot(v, w.v, x.v); }
 };
+using SumBook = Sum4;
+using Looked = Line;
+inline Looked look_up(Book book, Line codes) { return shuffled(book, codes); }
 using Wide = Line;
 using Wide4 = Four;
 using Sum8 = Sum4;  // of unsigned bytes · bytes
@@ -81,6 +102,22 @@ struct Sum4 {
     static Sum4 from(Line zeros, Four start) { return {_mm512_mullo_epi16(zeros.v, start.v)}; }
     void add(Line w, Four x) { v = _mm512_add_epi16(v, _mm512_maddubs_epi16(w.v, x.v)); }
     F32 total() const { return Sum{_mm512_madd_epi16(v, _mm512_set1_epi16(1))}.total(); }
+};
+struct Looked {
+    __m512i sizes;
+    __mmask64 negative;
+};
+inline Looked look_up(Book book, Line codes) {
+    const __m512i found = shuffled(book, codes).v;
+    return {_mm512_abs_epi8(found), _mm512_movepi8_mask(found)};
+}
+struct SumBook : Sum {  // of signed bytes · bytes: of sizes, and of bytes with the numbers' signs
+    static SumBook from(Four start) { return {{start.v}}; }
+    void add(const Looked& w, Four x) {
+        const __m512i signs = _mm512_mask_sub_epi8(x.v, w.negative, _mm512_setzero_si512(), x.v);
+        const __m512i pairs = _mm512_maddubs_epi16(w.sizes, signs);
+        v = _mm512_add_epi32(v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    }
 };
 struct Wide {  // in 16 bits, k's 0 and 2 of four, 1 and 3
     __m512i even, odd;

@@ -5,34 +5,55 @@
 //   int4: for each group float16 scale [32], zero point [32] if there are any, then for each eight
 //         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones; with int4_hadamard
 //         float scale [32] first, with which AMX tiles widen codes to bytes (widen_tiles.h)
+//   nf4: as int4; mxfp4: likewise with uint8 scale [32], an exponent of two with 127 added (e8m0)
 // Activations are rounded to bytes once. Then tiles of some rows by 32 outputs are computed over all of
 // k: with few rows weights come straight from memory, with many from the cache. The rows of a tile
 // share the unpacking in registers.
+
+#include "codebook.h"
 
 constexpr int64_t WIDE = 32;           // outputs of a packed block
 constexpr int64_t BYTES_AHEAD = 1536;  // how far before its use a line is asked for
 
 using Tile = void (*)(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a);
 
+// How codes become what is multiplied: as they are, or by a codebook.
+struct AsTheyAre {
+    using Sum = Sum4;
+    using Operand = Line;
+    Line operator()(Line codes) const { return codes; }
+};
+struct ByCodebook {
+    using Sum = SumBook;
+    using Operand = Looked;
+    Book book;
+    Looked operator()(Line codes) const { return look_up(book, codes); }
+};
+template <Format format>
+inline auto reader() {
+    if constexpr (has_codebook(format)) return ByCodebook{Book::at(codebook(format))};
+    else return AsTheyAre{};
+}
+
 // Adds products of 32 k's to a tile of R rows and 16 · BLOCKS outputs.
-template <int R, bool ZEROS>
-inline __attribute__((always_inline)) void chunk4(const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
+template <int R, bool ZEROS, typename Read>
+inline __attribute__((always_inline)) void chunk4(const Read& read, const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
                    float* out) {
-    Sum4 sums[R][BLOCKS];
+    typename Read::Sum sums[R][BLOCKS];
     each<R>(BODY(r) {
         const Four start = Four::at(x + R * (CHUNK + 4) + r * 4);
         each<BLOCKS>(BODY(b) {
             if constexpr (ZEROS) sums[r][b] = Sum4::from(zeros[b], start);
-            else sums[r][b] = Sum4::from(start);
+            else sums[r][b] = Read::Sum::from(start);
         });
     });
 #pragma GCC unroll 1  // what GCC moves across steps does not fit in the registers
     for (int step = 0; step < 4; ++step) {
-        Line low[BLOCKS], high[BLOCKS];
+        typename Read::Operand low[BLOCKS], high[BLOCKS];
         each<BLOCKS>(BODY(b) {
             const Line line = Line::load(w + step * 128 + b * 64);
-            low[b] = low_nibbles(line);
-            high[b] = high_nibbles(line);
+            low[b] = read(low_nibbles(line));
+            high[b] = read(high_nibbles(line));
         });
         each<R>(BODY(r) {
             const Four first = Four::at(x + r * CHUNK + step * 8);
@@ -52,19 +73,21 @@ inline __attribute__((always_inline)) void chunk4(const uint8_t* w, const uint8_
     });
 }
 
-template <int R, bool ZEROS>
+template <int R, Format format>
 void tile4(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) {
+    constexpr bool ZEROS = format == Format::int4_zeros;
+    const auto read = reader<format>();
     for (int i = 0; i < R * WIDE; i += 16) F32::zero().store(out + i);
     for (int64_t k = 0; k < a.k; k += a.group) {
-        const F32 scale[2] = {load_half(w), load_half(w + 32)};
+        const F32 scale[2] = {load_scale<format>(w), load_scale<format>(w + 16 * scale_bytes(format))};
         Line zeros[2];
         if constexpr (ZEROS) zeros[0] = Line::zeros(w + 64), zeros[1] = Line::zeros(w + 80);
-        w += ZEROS ? 96 : 64;
+        w += group_header(format);
         for (int64_t i = 0; i < a.group; i += CHUNK, w += CHUNK * 16, x += R * CODES4) {
             each<9>(BODY(line) { prefetch(w + BYTES_AHEAD + line * 64); });
             each<2 / BLOCKS>(BODY(half) {
                 constexpr int b = half * BLOCKS;
-                chunk4<R, ZEROS>(w + b * 64, x, scale + b, zeros + b, out + b * 16);
+                chunk4<R, ZEROS>(read, w + b * 64, x, scale + b, zeros + b, out + b * 16);
             });
         }
     }
@@ -110,7 +133,7 @@ void tile8(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) 
 
 inline int64_t bytes_of_block(const LinearArgs& a) {
     if (is_int8(a.format)) return WIDE * (a.k + 4);
-    const int64_t group = 16 * a.group + (a.format == Format::int4_zeros ? 96 : 64);
+    const int64_t group = 16 * a.group + group_header(a.format);
     return a.k / a.group * group + (a.format == Format::int4_hadamard ? WIDE * 4 : 0);
 }
 
@@ -155,7 +178,7 @@ struct Ints {
     template <int... R>
     static constexpr std::array<Tile, ROWS> table(std::integer_sequence<int, R...>) {
         if constexpr (format == Format::int8) return {tile8<R + 1>...};
-        else return {tile4<R + 1, format == Format::int4_zeros>...};
+        else return {tile4<R + 1, format>...};
     }
     static constexpr std::array<Tile, ROWS> by_rows = table(std::make_integer_sequence<int, ROWS>());
 
@@ -178,7 +201,11 @@ struct Ints {
 
 void linear_int(const LinearArgs& a) {
     if (is_int8(a.format)) return multiply<Ints<Format::int8>>(a);  // rotated rows or not
-    if (a.format == Format::int4) return multiply<Ints<Format::int4>>(a);
-    if (a.format == Format::int4_hadamard) return multiply<Ints<Format::int4_hadamard>>(a);
-    multiply<Ints<Format::int4_zeros>>(a);
+    switch (a.format) {
+        case Format::int4_zeros: return multiply<Ints<Format::int4_zeros>>(a);
+        case Format::int4_hadamard: return multiply<Ints<Format::int4_hadamard>>(a);
+        case Format::nf4: return multiply<Ints<Format::nf4>>(a);
+        case Format::mxfp4: return multiply<Ints<Format::mxfp4>>(a);
+        default: return multiply<Ints<Format::int4>>(a);
+    }
 }

@@ -31,7 +31,7 @@ float scale_of_bytes(uint16_t size) {
 }
 
 int64_t bytes_of_group(const PackArgs& a) {
-    return OUTPUTS * (2 + (a.zeros ? 1 : 0)) + OUTPUTS / 2 * a.group;
+    return group_header(a.format) + OUTPUTS / 2 * a.group;
 }
 
 bool is_float(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
@@ -62,8 +62,10 @@ void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
 void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k / 2;
     const int64_t groups = a.k / a.group, output = row % OUTPUTS;
-    const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + row * groups;
+    const int64_t size = scale_bytes(a.format);
+    const uint8_t* scales = static_cast<const uint8_t*>(a.scale) + row * groups * size;
     if (a.format == Format::int4_hadamard) {
+        const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + row * groups;
         uint16_t largest = 0;
         for (int64_t g = 0; g < groups; ++g) largest = std::max<uint16_t>(largest, scale[g] & 0x7fff);
         const float bytes = scale_of_bytes(largest);
@@ -71,10 +73,10 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
         block += OUTPUTS * 4;
     }
     for (int64_t g = 0; g < groups; ++g, block += bytes_of_group(a)) {
-        std::memcpy(block + output * 2, scale + g, 2);
+        std::memcpy(block + output * size, scales + g * size, static_cast<size_t>(size));
         if (a.zeros)
             block[OUTPUTS * 2 + output] = static_cast<const uint8_t*>(a.zeros)[row * groups + g];
-        uint8_t* out = block + OUTPUTS * (a.zeros ? 3 : 2) + output * 4;
+        uint8_t* out = block + group_header(a.format) + output * 4;
         for (int64_t k = 0; k < a.group; k += 8, codes += 4, out += OUTPUTS * 4) {
             uint32_t eight;
             std::memcpy(&eight, codes, 4);

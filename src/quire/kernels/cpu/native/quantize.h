@@ -66,11 +66,13 @@ inline __m128i pair_sums(__m256i codes) {
 inline int32_t both(__m128i pair) {
     return _mm_cvtsi128_si32(_mm_madd_epi16(pair, _mm_set1_epi16(1)));
 }
-inline int32_t start4(__m128i pair, bool zeros) {
-    if (zeros) return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), pair));
+inline int32_t start4(__m128i pair, Format format) {
+    if (format == Format::int4_zeros)
+        return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), pair));
 #ifdef QUIRE_VNNI
-    return -8 * both(pair);
+    return (has_codebook(format) ? -128 : -8) * both(pair);
 #else
+    if (has_codebook(format)) return 0;  // looked up as signed bytes
     return _mm_cvtsi128_si32(_mm_mullo_epi16(pair, _mm_set1_epi16(-8)));
 #endif
 }
@@ -92,7 +94,7 @@ void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, 
         const F32 inverse = F32::all(inverse_of(largest));
         const __m256i codes = bytes_of(first * inverse, second * inverse);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(block + index * CHUNK), codes);
-        const int32_t start = start4(pair_sums(codes), a.format == Format::int4_zeros);
+        const int32_t start = start4(pair_sums(codes), a.format);
         std::memcpy(block + rows * CHUNK + index * 4, &scale, 4);
         std::memcpy(block + rows * CHUNK + rows * 4 + index * 4, &start, 4);
     }

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 9;
+constexpr int32_t INTERFACE = 10;
 
 struct bf16 {
     uint16_t bits;
@@ -62,7 +62,17 @@ enum class Format : int32_t {
     int4 = 4,
     int4_zeros = 5,  // with zero points; without them they are 8
     int4_hadamard = 6,  // without zero points, of a weight rotated by matrices of 32, as rows are here
+    nf4 = 7,            // codes are looked up in a codebook
+    mxfp4 = 8,
 };
+constexpr bool has_codebook(Format format) {
+    return format == Format::nf4 || format == Format::mxfp4;
+}
+constexpr int64_t scale_bytes(Format format) { return format == Format::mxfp4 ? 1 : 2; }
+// What stands before the four-bit codes of a group: scales of 32 outputs, and zero points.
+constexpr int64_t group_header(Format format) {
+    return 32 * (scale_bytes(format) + (format == Format::int4_zeros ? 1 : 0));
+}
 constexpr bool is_int8(Format format) {
     return format == Format::int8 || format == Format::int8_hadamard;
 }

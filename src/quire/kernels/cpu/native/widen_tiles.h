@@ -6,13 +6,15 @@
 // activations, which is exact enough after a Hadamard rotation only: other weights are widened to
 // bfloat16.
 
+#include "codebook.h"
+
 constexpr int64_t NIBBLES_AHEAD = 1536;  // how far before its use a line is asked for
 
 inline bool has_zeros(const LinearArgs& a) { return a.format == Format::int4_zeros; }
 
 // `count` k's of 32 outputs, and where they begin: behind the scales of bytes, if there are any.
 inline int64_t bytes_of_nibbles(const LinearArgs& a, int64_t count) {
-    return count * 16 + (count + a.group - 1) / a.group * (has_zeros(a) ? 96 : 64);
+    return count * 16 + (count + a.group - 1) / a.group * group_header(a.format);
 }
 inline const uint8_t* nibbles_at(const LinearArgs& a, int64_t output, int64_t k) {
     const int64_t scales = a.format == Format::int4_hadamard ? 128 : 0;
@@ -34,10 +36,22 @@ inline void each_chunk(const LinearArgs& a, int64_t output, int64_t k, int64_t c
     }
 }
 
+// What the 16 codes stand for, before a scale.
+inline __m512 numbers_of(Format format) {
+    if (!has_codebook(format))
+        return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook(format)));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+inline F32 scales_of(Format format, const uint8_t* group, int half) {
+    const uint8_t* at = group + half * 16 * scale_bytes(format);
+    if (format == Format::mxfp4) return load_scale<Format::mxfp4>(at);
+    return format == Format::nf4 ? load_scale<Format::nf4>(at) : load_half(at);
+}
+
 // 32 k's of 16 outputs, four lines of eight k's: a tile. What `scale` multiplies and then `offset`
-// is added to are codes.
-inline void widen_tile(const uint8_t* codes, F32 scale, F32 offset, uint8_t* out) {
-    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+// is added to are the numbers of codes.
+inline void widen_tile(__m512 numbers, const uint8_t* codes, F32 scale, F32 offset, uint8_t* out) {
     for (int eight = 0; eight < 4; ++eight, codes += 128) {
         const __m512i line = _mm512_loadu_si512(codes);
         // looks up the four lowest bits of lanes, whatever stands above them
@@ -57,14 +71,15 @@ inline void widen_tile(const uint8_t* codes, F32 scale, F32 offset, uint8_t* out
 // `count` k's of 32 outputs into tiles for each 32 k's: of the first 16 outputs, of the others.
 inline void widen_to_pairs(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
                            uint8_t* out) {
+    const __m512 numbers = numbers_of(a.format);
     each_chunk(a, output, k, count, [&](const uint8_t* group, const uint8_t* codes, int64_t i) {
         for (int half = 0; half < 2; ++half) {
-            const F32 scale = load_half(group + half * 32);
+            const F32 scale = scales_of(a.format, group, half);
             const __m128i points = _mm_loadu_si128(
                 reinterpret_cast<const __m128i*>(group + 64 + half * 16));
             const F32 point = has_zeros(a) ? F32{_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(points))}
-                                           : F32::all(8.0f);
-            widen_tile(codes + half * 64, scale, F32::zero() - point * scale,
+                                           : F32::all(has_codebook(a.format) ? 0.0f : 8.0f);
+            widen_tile(numbers, codes + half * 64, scale, F32::zero() - point * scale,
                        out + i * 64 + half * 1024);
         }
     });
