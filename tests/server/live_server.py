@@ -15,7 +15,7 @@ from typing import Any
 from fake_engine import FakeEngine
 
 from quire.server.app import build_app
-from quire.server.http.http_protocol import ConnectionLimits
+from quire.server.http.http_framing import ConnectionLimits
 from quire.server.http.listen_address import bind, bind_admin
 from quire.server.settings import ServerSettings
 from quire.server.uvicorn_server import Server

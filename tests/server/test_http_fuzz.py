@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from live_server import Running, raw_post, read_all, wait_for
 
-from quire.server.http.http_protocol import ConnectionLimits
+from quire.server.http.http_framing import ConnectionLimits
 from quire.server.settings import ServerSettings
 
 BODY = b'{"prompt": "a", "max_tokens": 2}'

@@ -14,7 +14,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.server.admission.drain import Drain
-from quire.server.http.http_protocol import BoundedProtocol, ConnectionLimits
+from quire.server.http.http_framing import ConnectionLimits
+from quire.server.http.http_protocol import BoundedProtocol
 from quire.server.ops.admin_listener import AdminListener
 from quire.server.settings import ServerSettings
 

@@ -15,7 +15,8 @@ import uvloop
 from fake_engine import FakeEngine
 from live_server import Running, raw_post, read_all, wait_for
 
-from quire.server.http.http_protocol import CONTINUE, ConnectionLimits
+from quire.server.http.http_framing import ConnectionLimits
+from quire.server.http.http_protocol import CONTINUE
 from quire.server.settings import ServerSettings
 
 LIMITS = ConnectionLimits(

@@ -1,4 +1,4 @@
-"""The private parts of uvicorn that http_protocol.py and http_response.py build on."""
+"""The private parts of uvicorn that the HTTP protocol here builds on."""
 
 from __future__ import annotations
 

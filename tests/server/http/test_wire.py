@@ -16,7 +16,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import Running, raw_post, read_all, wait_for
 
-from quire.server.http.http_protocol import ConnectionLimits
+from quire.server.http.http_framing import ConnectionLimits
 from quire.server.settings import ServerSettings
 
 LIMITS = ConnectionLimits(linger_seconds=1.0, linger_bytes=32 << 20)

@@ -12,7 +12,8 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.server.http.http_protocol import BoundedProtocol, ConnectionLimits
+from quire.server.http.http_framing import ConnectionLimits
+from quire.server.http.http_protocol import BoundedProtocol
 
 
 class AdminListener:

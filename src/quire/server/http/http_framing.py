@@ -1,0 +1,176 @@
+"""FramedProtocol: uvicorn's HTTP protocol, with limits on the size and form of requests.
+
+Owns which part of a request is being received, and what is refused while it is parsed. How long a
+client may take, and what happens after a refusal, is in http_protocol.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.server.http.http_errors import HttpError
+from quire.server.http.request_reader import STATE_KEY as BODY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionLimits:
+    """Limits of one connection, in seconds and bytes.
+
+    A body may take body_seconds, and one second more for each body_bytes_per_second received.
+    stall_seconds: how long a client may leave its response unread. linger: what may still come
+    of a request that is refused before its end.
+    """
+
+    header_seconds: float = 10.0
+    header_bytes: int = 64 << 10
+    num_headers: int = 128
+    body_seconds: float = 30.0
+    body_bytes_per_second: int = 16 << 10
+    stall_seconds: float = 30.0
+    linger_seconds: float = 5.0
+    linger_bytes: int = 64 << 20
+
+
+class Phase(enum.Enum):
+    """Which part of a request is being received."""
+
+    NONE = enum.auto()
+    HEADERS = enum.auto()
+    BODY = enum.auto()
+
+
+class FramedProtocol(HttpToolsProtocol):
+    """Parses the requests of one connection, within limits."""
+
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._phase = Phase.NONE
+        self._num_headers = self._num_hosts = 0
+        self._num_bytes = 0  # of this phase; of a body, only those of its framing
+        self._num_body_bytes = 0
+        self._refusal: HttpError | None = None  # of the request that is being parsed
+        self._ignores_upgrade = False  # the parser stops after these headers; see _feed
+
+    def _parse(self, data: bytes) -> None:
+        """Parse received bytes. Raises HttpError for what breaks HTTP or a limit."""
+        before = self._phase
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            raise self._refusal or _malformed() from None
+        if self._phase is before is not Phase.NONE:
+            self._num_bytes += len(data)
+            if self._is_too_long:
+                raise _headers_too_large()
+
+    @property
+    def _is_too_long(self) -> bool:
+        """Whether headers, or the framing of a body's chunks, take too many bytes."""
+        return self._num_bytes > self._limits.header_bytes + 8 * self._num_body_bytes
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser. It stops after headers that ask for an upgrade to another protocol.
+
+        None is offered, so such a request is served as HTTP: its head is parsed again without the
+        header. Raises HttpParserError.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                if not self._ignores_upgrade:  # the method is CONNECT
+                    return
+                data = self._head_without_upgrade() + data[stop.args[0] :]
+                self._ignores_upgrade = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request has come."""
+        super().on_message_begin()
+        self._phase = Phase.HEADERS
+        self._num_headers = self._num_hosts = self._num_bytes = self._num_body_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header or trailer has come."""
+        self._num_headers += 1
+        self._num_bytes += len(name) + len(value)
+        if self._is_too_long or self._num_headers > self._limits.num_headers:
+            self._refusal = _headers_too_large()
+            raise self._refusal
+        name = name.lower()
+        if name == b"host":
+            self._num_hosts += 1
+        elif name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refusal = _unknown_coding()
+            raise self._refusal
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """All headers have come: the request can be served."""
+        self._ignores_upgrade = self.parser.should_upgrade() and (
+            self.parser.get_method() != b"CONNECT"
+        )
+        if self._ignores_upgrade:
+            return
+        self._check_hosts()
+        super().on_headers_complete()
+        self._phase, self._num_bytes = Phase.BODY, 0
+
+    def _check_hosts(self) -> None:
+        """Refuse a request whose host is not given, or given twice; clients of HTTP/1.0 may."""
+        if self._num_hosts == 1:
+            return
+        if self._num_hosts == 0 and self.parser.get_http_version() != "1.1":
+            return
+        self._refusal = _wrong_hosts()
+        raise self._refusal
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request has come."""
+        if self._ignores_upgrade:
+            return
+        super().on_message_complete()
+        self._phase = Phase.NONE
+        if not self.flow.read_paused:  # else the application has to ask for more
+            self.scope["state"][BODY] = bytes(self.cycle.body)
+
+
+def _malformed() -> HttpError:
+    text = "the request is not valid HTTP/1.1; send a well-formed request"
+    return HttpError(400, text, code="bad_request")
+
+
+def _headers_too_large() -> HttpError:
+    text = "the headers are too long or too many; send fewer and shorter ones"
+    return HttpError(431, text, code="headers_too_large")
+
+
+def _wrong_hosts() -> HttpError:
+    text = "the header Host is missing or given twice; send it once"
+    return HttpError(400, text, code="bad_request")
+
+
+def _unknown_coding() -> HttpError:
+    text = "the header Transfer-Encoding has a coding other than chunked; send the body plain"
+    return HttpError(400, text, code="bad_request")
