@@ -12,9 +12,11 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
+import faster_interpreter
 import pytest
 
 gc.disable()
@@ -41,5 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        faster_interpreter.install(interpreter)
     gc.freeze()
     gc.enable()

@@ -33,8 +33,10 @@ MIXED = [
     SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=1, logit_bias={5: 1.0}),
 ]
 PROMPTS = [[5 + i % 7 for i in range(40)], [5 + i % 7 for i in range(40)], [9, 8, 7]]
-SOURCE = Path(quire.__file__).parent
-FOLDERS = ("engine/core", "engine/frontend", "scheduler", "kvcache", "sampling")
+FOLDERS = tuple(
+    f"{Path(quire.__file__).parent}/{folder}/"
+    for folder in ("engine/core", "engine/frontend", "scheduler", "kvcache", "sampling")
+)
 
 PROGRAM = """
 import asyncio, os, random, signal, sys, threading, time
@@ -135,9 +137,9 @@ class Raiser:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith(str(SOURCE)):
+        if not name.startswith(FOLDERS):
             return None
-        if name[len(str(SOURCE)) + 1 :].startswith(FOLDERS) and event == "line":
+        if event == "line":
             self.lines.append((name, frame.f_lineno))
             if self.at is not None and len(self.lines) == self.at + 1:
                 sys.settrace(None)
@@ -178,12 +180,16 @@ def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseExcepti
     count.run(lambda: texts(llm))
     points = moments(count.lines)
     assert len(points) > 300
+    last: list[tuple[str, int]] = []
     for point in points[:: 2 if error is KeyboardInterrupt else 5]:
         raiser = Raiser(point, error)
         with contextlib.suppress(error, EngineError):
             raiser.run(lambda: texts(llm))
         assert_nothing_is_left(llm.stats)
-        assert texts(llm) == expected, raiser.lines[-1]
+        last.append(raiser.lines[-1])
+        if len(last) % 4 == 0:  # what one of them damages, stays so
+            assert texts(llm) == expected, last[-4:]
+    assert texts(llm) == expected, last[-4:]
     batch = llm._engine._awake()._core._executor._runner._running.batch  # type: ignore[attr-defined]
     llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)
     assert batch.num_free_rows >= 3

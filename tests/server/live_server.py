@@ -78,6 +78,13 @@ class Running:
         return sock
 
 
+def as_new(running: Running, engine: FakeEngine) -> Running:
+    """A server that tests share, since to start and stop one takes longer than most of them."""
+    assert wait_for(lambda: running.num_connections == 0)
+    vars(engine).update(vars(FakeEngine()))
+    return running
+
+
 def raw_post(body: dict[str, Any], *, headers: bytes = b"") -> bytes:
     """A whole request as it stands on the wire."""
     data = json.dumps(body).encode()

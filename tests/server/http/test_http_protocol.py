@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 import pytest
 import uvloop
 from fake_engine import FakeEngine
-from live_server import Running, raw_post, read_all, wait_for
+from live_server import Running, as_new, raw_post, read_all, wait_for
 
 from quire.server.http.http_framing import ConnectionLimits
 from quire.server.http.http_protocol import CONTINUE
@@ -30,20 +30,50 @@ LIMITS = ConnectionLimits(
 LONG = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 600, "logprobs": 5}
 
 
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+def start(engine: FakeEngine) -> Running:
     settings = ServerSettings(shutdown_timeout=1, max_queued_requests=100)
-    running = Running(engine, settings, LIMITS, keep_alive=0.5)
+    return Running(engine, settings, LIMITS, keep_alive=0.5)
+
+
+@pytest.fixture(scope="module")
+def shared(engine: FakeEngine) -> Iterator[Running]:
+    running = start(engine)
     yield running
     running.stop()
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def loop_server(engine: FakeEngine, request: pytest.FixtureRequest) -> Iterator[Running]:
+@pytest.fixture
+def server(shared: Running, engine: FakeEngine) -> Running:
+    return as_new(shared, engine)
+
+
+@pytest.fixture
+def new_server() -> Iterator[Running]:
+    """One that has counted nothing yet."""
+    running = start(FakeEngine())
+    yield running
+    running.stop()
+
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.fixture(params=LOOPS, ids=["asyncio", "uvloop"], scope="module")
+def shared_loop(engine: FakeEngine, request: pytest.FixtureRequest) -> Iterator[Running]:
     """One on each kind of event loop: they differ in how a connection ends."""
     running = Running(engine, ServerSettings(shutdown_timeout=1), loop_factory=request.param)
     yield running
     running.stop()
+
+
+@pytest.fixture
+def loop_server(shared_loop: Running, engine: FakeEngine) -> Running:
+    return as_new(shared_loop, engine)
 
 
 def error_of(reply: bytes) -> tuple[bytes, str]:
@@ -337,8 +367,9 @@ def test_half_a_request_is_not_waited_for(loop_server: Running, sent: bytes) -> 
     ],
 )
 def test_what_is_refused_before_the_application_is_counted(
-    server: Running, sent: bytes, path: str, status: int, code: str
+    new_server: Running, sent: bytes, path: str, status: int, code: str
 ) -> None:
+    server = new_server
     with server.connect() as sock:
         sock.sendall(sent)
         read_all(sock)

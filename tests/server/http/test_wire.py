@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from live_server import Running, raw_post, read_all, wait_for
+from live_server import Running, as_new, raw_post, read_all, wait_for
 
 from quire.server.http.http_framing import ConnectionLimits
 from quire.server.settings import ServerSettings
@@ -53,12 +53,22 @@ public class Ask {
 """
 
 
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def shared(engine: FakeEngine) -> Iterator[Running]:
     settings = ServerSettings(shutdown_timeout=1, max_body_bytes=MAX_BODY)
-    running = Running(engine, settings, LIMITS, keep_alive=0.5)
+    running = Running(engine, settings, LIMITS, keep_alive=0.05)
     yield running
     running.stop()
+
+
+@pytest.fixture
+def server(shared: Running, engine: FakeEngine) -> Running:
+    return as_new(shared, engine)
 
 
 def statuses(reply: bytes) -> list[bytes]:

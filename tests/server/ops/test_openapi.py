@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -141,10 +142,22 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def validator(described: dict[str, Any], path: str) -> jsonschema.Draft202012Validator:
+def each_item_once(validator: Any, items: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """The keyword `items`, for lists that have the same number a hundred thousand times."""
+    if isinstance(instance, list) and all(type(item) is int for item in instance):
+        instance = list(dict.fromkeys(instance))
+    yield from jsonschema.Draft202012Validator.VALIDATORS["items"](
+        validator, items, instance, schema
+    )
+
+
+Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"items": each_item_once})
+
+
+def validator(described: dict[str, Any], path: str) -> Any:
     content = described["paths"][path]["post"]["requestBody"]["content"]
     schema = content["application/json"]["schema"] | {"components": described["components"]}
-    return jsonschema.Draft202012Validator(schema)
+    return Validator(schema)
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
