@@ -1,4 +1,4 @@
-"""The pages: each setting and field stands in its page as in the code, and links lead somewhere."""
+"""The docs list each setting and field as the code has it, and links lead to existing places."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_each_setting_stands_in_its_table_as_in_the_code(option: Option) -> None
 
 
 def test_the_tables_have_each_option_of_serve_and_no_other() -> None:
-    """Those that are no settings, too; an option's `--no-` twin is told beside the tables."""
+    """Options that are no settings, too; `--no-` forms are described beside the tables."""
     options = serve.make_parser()._option_string_actions
     twins = {flag for flag in options if f"--{flag.removeprefix('--no-')}" in {*options} - {flag}}
     flags = {flag for flag in options if flag.startswith("--")} - twins - {"--help"}
@@ -252,7 +252,7 @@ def test_no_table_has_a_column_of_nothing(document: Path) -> None:
 
 
 def test_the_readme_example_answers_as_it_says() -> None:
-    """The Python block of the README, run as it stands, prints what its comment says."""
+    """The Python block of the README prints what its comment says."""
     readme = (ROOT / "README.md").read_text()
     code = readme.split("```python\n")[1].split("```")[0]
     promised = code.rsplit("# ", 1)[1].strip().split(", ")
@@ -278,7 +278,7 @@ def test_the_command_line_answers_as_it_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On processors with products in 16 bits, whose default is bfloat16, and on those without."""
+    """With 16-bit products, whose default is bfloat16, and without."""
     piped, _, words = command.rpartition("quire ")
     said = " ".join(shlex.split(piped)[1:-1])  # between echo and the pipe
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said.encode())))

@@ -1,4 +1,4 @@
-"""Turns: fair among callers, whatever their work costs; none lost, whoever gives up."""
+"""Fair slots: callers get equal time whatever their work costs, also when some give up."""
 
 from __future__ import annotations
 

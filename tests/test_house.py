@@ -1,4 +1,4 @@
-"""The house rules: what every file keeps to, whoever wrote it."""
+"""The house rules: what every file has to keep to."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_failures_say_what_to_do(
 
 
 def test_offline_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The real client, told to stay offline."""
+    """The real client in offline mode."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match="was not downloaded before"):

@@ -1,4 +1,4 @@
-"""benchmarks/cpu_peers.py: the processes it drives, and what becomes of what they answer."""
+"""benchmarks/cpu_peers.py: how it runs other engines, and what it does with their answers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,10 @@ def test_a_table_marks_every_cell_in_which_a_peer_with_as_many_bits_is_ahead() -
 
 
 def order_of(disturbed: set[int | str]) -> str:
-    """In what order rows a, b and c have visits. disturbed: some by number, or all of a row."""
+    """The order in which rows a, b and c are measured.
+
+    disturbed: some by number, or a whole row.
+    """
     measurements: list[dict[str, Any]] = []
     while key := next_due(measurements, [(512, "quire", weights) for weights in "abc"], rounds=3):
         measurements.append(

@@ -1,4 +1,4 @@
-"""The closed loop: order kept, concurrency bounded, everybody sent once."""
+"""The closed loop: requests keep their order, concurrency is bounded, each is sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A saturated level tells the rate of the long run from some seconds, wherever these begin."""
+"""A measurement of some seconds at saturation gives the long run's rate, whenever it starts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Device:
         return self.now
 
     def get_ready(self) -> None:
-        """It is."""
+        """Nothing to prepare."""
 
     def execute(self, plan: SchedulerOutput) -> SimpleNamespace:
-        """As Executor says."""
+        """See Executor."""
         seconds = 0.002 + sum(5e-5 * e.num_tokens + 2e-7 * e.start for e in plan.scheduled)
         self._free = max(self._free, self.now) + seconds * self._random.lognormvariate(0.0, 0.02)
         end, results = self._free, [SampleResult(token_id=7 * e.samples) for e in plan.scheduled]
@@ -53,7 +53,7 @@ class Device:
 
 
 def engine(device: Device) -> EngineCore:
-    """The real loop, scheduler and block manager before such a device."""
+    """The real loop, scheduler and block manager, with this device."""
     config = SchedulerConfig(max_num_seqs=32).resolved("cuda")
 
     def make_scheduler() -> Scheduler:

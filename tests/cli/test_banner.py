@@ -1,4 +1,4 @@
-"""The text of a server that is ready: its example is a command that can be pasted as it stands."""
+"""The text that a ready server prints: its example is a command that can be pasted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quire generate` with a stand-in for the model."""
+"""`quire generate` with a fake model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERROR = "9 tokens, but the limit here is 8; lower --max-tokens"
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A stand-in for quire.llm; returns what it was asked."""
+    """A fake quire.llm; returns the calls that it got."""
     asked: list[Any] = []
 
     class FakeLLM:

@@ -1,4 +1,4 @@
-"""Several models on the command line and in a file; each mistake is told with its place."""
+"""Several models on the command line and in a file; errors name where the mistake is."""
 
 from __future__ import annotations
 

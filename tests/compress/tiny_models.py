@@ -1,4 +1,4 @@
-"""Tiny random models to quantize, with one engine-free oracle: transformers."""
+"""Tiny random models to quantize, with transformers as the reference."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_finish_reason_travels_as_its_name() -> None:
 
 
 def test_an_empty_delta_is_small() -> None:
-    """One such entry is sent for each request in each step."""
+    """One delta is sent for each request in each step."""
     delta = RequestDelta(request_id="a", token_ids=[5])
     assert len(msgspec.msgpack.encode(delta)) < 24
 
@@ -116,7 +116,7 @@ def test_deltas_of_several_steps_join_to_one() -> None:
 
 
 def test_joining_loses_no_field() -> None:
-    """Whatever a later delta tells is told by the joined one, also of fields to come."""
+    """A joined delta has every field of the later one; fields added in future are tested, too."""
     values = {
         "request_id": "a",
         "token_ids": [6],

@@ -155,7 +155,7 @@ class Chromium:
         )  # fmt: skip
 
     def prefer(self, **features: str) -> None:
-        """Set media features, such as prefers_color_scheme="dark"."""
+        """Set media features, for example prefers_color_scheme="dark"."""
         named = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
         self.send("Emulation.setEmulatedMedia", features=named)
 

@@ -17,13 +17,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of sizes that compiled code does not serve: PyTorch's modules run it."""
+    """The same model with sizes that compiled code does not support: PyTorch modules run it."""
     return write_model(tmp_path_factory.mktemp("odd-llama"), VOCAB_SIZE - 3, head_dim=8)
 
 
 @pytest.fixture(params=["tiny_model", "odd_model"])
 def either_model(request: pytest.FixtureRequest) -> Path:
-    """By compiled code and by modules."""
+    """A model that compiled code runs, and one that PyTorch modules run."""
     folder: Path = request.getfixturevalue(request.param)
     return folder
 

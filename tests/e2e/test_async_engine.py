@@ -192,7 +192,7 @@ def test_a_view_of_the_engine_whether_it_works_or_not(tiny_model: Path) -> None:
 def test_a_request_that_cannot_be_followed_fails_alone(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of one turn of the loop are sent together; none waits for the mishap of another."""
+    """Requests of one event loop turn are sent together; an error of one does not affect others."""
 
     async def scenario(engine: AsyncEngine) -> None:
         follow = engine._tracker._processor.add

@@ -1,4 +1,4 @@
-"""What breaks is told to whom it concerns, and to nobody else."""
+"""Errors reach the request that caused them, and no other."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_what_can_never_be_is_refused(llm: LLM, prompt, options, problem: str) -
 
 
 def test_numbers_that_are_none_fail_one_request(either_model: Path) -> None:
-    """A token is poisoned, so that NaN comes to whoever has it, all being in one batch."""
+    """One token's embedding is NaN, so that requests with it get NaN; all are in one batch."""
     core = LLM(either_model, **OPTIONS)._engine._awake()._core
     model = core._executor._runner._model  # type: ignore[attr-defined]
     if isinstance(model, TorchModel):
@@ -184,7 +184,7 @@ def test_a_folder_made_for_embeddings(embedder: Path) -> None:
 
 
 def test_a_server_without_a_head(embedder: Path) -> None:
-    """It makes embeddings; whoever asks for tokens is told so, and nothing runs."""
+    """It computes embeddings; requests for text are refused with a message, and nothing runs."""
 
     async def main() -> None:
         engine = await AsyncEngine.start(

@@ -229,7 +229,7 @@ def test_cancelled_tasks_leave_nothing(tiny_model: Path) -> None:
 def test_ctrl_c_while_outputs_are_delivered_ends_streams_and_not_the_engine(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a notebook, whose event loop goes on after KeyboardInterrupt has come out of it."""
+    """In a notebook the event loop continues after a KeyboardInterrupt was raised out of it."""
     loop = asyncio.new_event_loop()
     config = EngineConfig.from_options(model=str(tiny_model), **OPTIONS)
     engine = loop.run_until_complete(AsyncEngine.start(config))

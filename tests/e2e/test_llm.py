@@ -1,4 +1,4 @@
-"""The offline front door on a small random model, beside transformers."""
+"""The offline API (`LLM`) on a small random model, compared with transformers."""
 
 from __future__ import annotations
 

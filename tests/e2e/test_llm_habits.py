@@ -1,4 +1,4 @@
-"""LLM as people who know other engines use it, on the bundled model."""
+"""`LLM` as users of other engines call it, on the bundled model."""
 
 from __future__ import annotations
 

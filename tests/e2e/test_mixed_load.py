@@ -47,7 +47,7 @@ class Served:
 
 
 def random_sampling(rng: random.Random, longest: int) -> SamplingParams:
-    """Every field that changes which token comes next, in random company."""
+    """Random values of every field that changes the next token."""
 
     def maybe(value: object, otherwise: object) -> object:
         return value if rng.random() < 0.3 else otherwise
@@ -128,7 +128,7 @@ def requests() -> list[AddRequest]:
 
 
 def run_alone(model: Path, requests: list[AddRequest]) -> Served:
-    """Each request by itself in an engine with nothing shared and memory for all."""
+    """Run each request alone in an engine that shares nothing and has memory for all."""
     core = start(model, enable_prefix_caching=False, num_blocks=256)
     served = Served({}, {})
     for request in requests:
@@ -301,7 +301,7 @@ class Damaged:
 
 
 def stored_rows(model: CompiledModel | TorchModel) -> Iterator[Any]:
-    """All keys and values, of a layer each, by slot."""
+    """Keys and values of all layers, by slot."""
     if isinstance(model, TorchModel):
         for cache in itertools.chain(*model.kv_caches):
             yield cache.flatten(0, 1)
@@ -313,7 +313,7 @@ def stored_rows(model: CompiledModel | TorchModel) -> Iterator[Any]:
 def test_a_damaged_chunk_is_never_shared_though_no_token_is_drawn_after_it(
     either_model: Path,
 ) -> None:
-    """Of a prompt in several chunks a middle one is damaged, beside requests that decode."""
+    """A middle chunk of a prompt is damaged while other requests decode."""
     options = {
         "num_blocks": 160,
         "max_num_seqs": 16,

@@ -32,7 +32,7 @@ def start(model: Path, **options: object) -> EngineCore:
 
 
 def one_by_one(core: EngineCore, requests: list[AddRequest]) -> Served:
-    """Each request when the one before has ended."""
+    """Run each request after the previous one has ended."""
     served = Served({}, {})
     for request in requests:
         alone = serve(core, [request])
@@ -53,7 +53,7 @@ def test_together_equals_alone(
     batch_invariant: bool,
     enforce_eager: bool,
 ) -> None:
-    """In float32 the scores of this model lie apart; in 16 bits every sum has to be the same."""
+    """In float32 this model's logits differ clearly; in 16 bits every sum has to be identical."""
     options = {"dtype": dtype, "enforce_eager": enforce_eager, "batch_invariant": batch_invariant}
     alone = one_by_one(
         start(odd_model, enable_prefix_caching=False, num_blocks=256, **options), requests

@@ -102,7 +102,7 @@ def test_completions(ours: openai.OpenAI) -> None:
 
 
 def test_a_text_is_scored(ours: openai.OpenAI) -> None:
-    """With no answer its scores are those that it has before one, whole and streamed."""
+    """Without output tokens the prompt has the same log-probabilities, whole and streamed."""
     sampling_fields = {"model": MODEL, "prompt": "A list is a thing.", "echo": True, "logprobs": 1}
     scored = ours.completions.create(**sampling_fields, max_tokens=0)
     (choice,) = scored.choices
@@ -147,7 +147,7 @@ def test_a_cut_response_is_incomplete(ours: openai.OpenAI) -> None:
 
 
 def test_embeddings(url: str, ours: openai.OpenAI) -> None:
-    """The client asks for base64 unless told otherwise; both are the same numbers."""
+    """The client asks for base64 by default; both formats have the same numbers."""
     texts = ["red shoes", "blue shoes"]
     coded = ours.embeddings.create(model=MODEL, input=texts)
     plain = ours.embeddings.create(model=MODEL, input=texts, encoding_format="float")

@@ -66,7 +66,7 @@ class CountingDraw:
 
 
 class Rerun:
-    """Stands for a CUDA graph of a part of a step."""
+    """A fake CUDA graph of a part of a step."""
 
     num_replays = 0
 
@@ -84,13 +84,13 @@ class Overlapped(GpuBackend):
     record: Record | None = None
 
     def kv_budget(self) -> int:
-        """Enough."""
+        """More than the tests need."""
         return 1 << 24
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
-        """With the twins."""
+        """An executor over the reference operations."""
         config = self.resolved.config
         running = RunningRequests(limits, config.cache.block_size, matchers, heartbeat)
         runner = DeviceRunner(
@@ -120,7 +120,7 @@ def overlap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Record | None], None]:
 
 @pytest.fixture(scope="module")
 def requests() -> list[AddRequest]:
-    """Half of them greedy without params_list, which the recorded part of a step draws."""
+    """Half of them are greedy without logits processors: a recorded part of a step samples them."""
     requests = make_requests(seed=21)[:70]
     return [without_processors(request) if i % 2 else request for i, request in enumerate(requests)]
 

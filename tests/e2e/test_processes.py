@@ -1,4 +1,4 @@
-"""Processes that die or hang under a running server: whoever is not in them does not notice."""
+"""Processes that die or hang in a running server: requests in other processes go on."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def undisturbed(server: Server) -> list[str]:
 
 
 def begin_streams(server: Server) -> list[Stream]:
-    """As many streams as there are prompts, each of them in the middle of its answer."""
+    """Start a stream for each prompt, and wait until each is in the middle of its answer."""
     streams = [Stream(server, prompt) for prompt in PROMPTS]
     wait_until(lambda: all(stream.num_events >= 3 for stream in streams))
     assert not any(stream.is_whole for stream in streams), "too late: make the answers longer"
@@ -184,7 +184,7 @@ def test_a_killed_api_process_is_replaced(server: Server, undisturbed: list[str]
 
 
 def test_probes_are_answered_well_while_an_api_process_is_replaced(server: Server) -> None:
-    """By the one that is left; the new one takes no connection before it knows the engine."""
+    """The other process answers; the new one accepts no connections before it knows the engine."""
     server.workers[0].kill()
     end = time.monotonic() + 4.0  # a new one is there after two
     while time.monotonic() < end:
@@ -206,7 +206,7 @@ def test_an_api_process_that_hangs_is_replaced(server: Server, undisturbed: list
 
 
 def test_streams_outlive_engines_that_are_killed_again_and_again(server: Server) -> None:
-    """They ran in each of these processes, and are no cause of its death."""
+    """The streams ran in each of these engines, but did not cause the deaths."""
     alone = server.complete("a long one", max_tokens=1500)
     stream = Stream(server, "a long one", 1500)
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_streams_outlive_engines_that_are_killed_again_and_again(server: Server)
 
 
 def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> None:
-    """Seen by the engine's coming to rest: long answers would keep it busy."""
+    """The engine becomes idle; long answers would keep it busy."""
     streams = [Stream(server, prompt, length=1900) for prompt in PROMPTS]
     wait_until(lambda: all(stream.num_events for stream in streams))
     for worker in server.workers:

@@ -1,4 +1,4 @@
-"""A server that is told twice to end: who is cut then is told so, whichever process served it."""
+"""A server that gets two signals to end: clients that are cut off get an error event."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Server:
 
     @property
     def engines(self) -> list[psutil.Process]:
-        """By age, so in the order of loading."""
+        """Engine processes by age, which is the order of loading."""
         children = [
             p
             for p in self.parent.children()

@@ -102,7 +102,7 @@ def test_a_mixed_batch_follows_its_grammars_and_other_rows_are_unchanged(llm: LL
 
 
 def test_greedy_is_the_best_of_the_tokens_that_lead_somewhere(llm: LLM) -> None:
-    """Against banning all other tokens by hand, one step at a time."""
+    """Compared with banning all other tokens explicitly, one step at a time."""
     grammar = StructuredOutputs(choice=CHOICES)
     params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=grammar)
     (text, token_ids, reason) = answers(llm, [params])[0]

@@ -1,4 +1,4 @@
-"""A server whose stderr is a pipe that nobody reads: it serves, restarts an engine, and ends."""
+"""A server whose stderr is a pipe that is never read: it serves, restarts an engine, and ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format
 
 @pytest.fixture
 def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process, whose log nobody reads, and its port."""
+    """The process, whose log is never read, and its port."""
     process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Who waits in a real engine: by priority, not for ever, and beside a target for the others."""
+"""How requests wait in a real engine: priorities, queue timeouts, latency targets."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def step(**token_ids: int) -> StepOutput:
 
 
 def test_a_step_that_arrives_during_delivery_is_delivered_after_it() -> None:
-    """A stop string ends the first answer, whose abort goes out while the step is told."""
+    """A stop string ends the first answer; its abort is sent while the step is delivered."""
     last, second, third = (TOKENIZER.encode(text)[0] for text in ("one", "two", "four"))
     stops = SamplingParams(max_tokens=9, stop=[TOKENIZER.token_text(last)])
 

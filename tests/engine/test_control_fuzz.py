@@ -1,4 +1,4 @@
-"""The line between the parent and its children: what is no message ends it, and raises nothing."""
+"""The channel between parent and children: invalid messages close it and raise nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ LENGTHS = st.integers(0, 300) | st.just(MAX_CONTROL_BYTES) | st.integers(0, 2**3
 
 
 class ExitedError(Exception):
-    """Instead of the process's end."""
+    """Raised in place of ending the process."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +89,7 @@ def no_exit() -> Iterator[None]:
 
 
 def as_parent(line: bytes) -> ControlMessage | None:
-    """What the parent reads from a child that says this and ends."""
+    """What the parent reads from a child that writes these bytes and ends."""
 
     async def read() -> ControlMessage | None:
         reader = asyncio.StreamReader()
@@ -101,7 +101,7 @@ def as_parent(line: bytes) -> ControlMessage | None:
 
 
 def as_child(line: bytes) -> ControlMessage | None:
-    """What a child reads from its parent; None if it ends itself."""
+    """What a child reads from its parent; None if it exits."""
     child = object.__new__(ParentConnection)  # its making would take this process's standard input
     child._file = io.BytesIO(line)
     try:

@@ -1,4 +1,4 @@
-"""Frames that nobody would send, both ways: dropped and counted, and everything goes on."""
+"""Invalid frames in both directions are dropped and counted; the engine goes on."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_counted(engine: Engine) -> None:
 
 
 class Front:
-    """A front whose engine is played by the test. problems: what the event loop was told of."""
+    """A front whose engine is played by the test. problems: errors reported to the event loop."""
 
     def __init__(self, folder: Path) -> None:
         self.problems: list[dict[str, Any]] = []

@@ -30,7 +30,7 @@ SLOW_LAYER = 40.0  # seconds: shorter than HANG, but several of them are longer
 
 
 class Clock:
-    """Stands still unless it is told to go on."""
+    """A clock that moves only when it is advanced."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -117,11 +117,11 @@ def slow_layers(
 def test_the_supervisor_ends_a_process_without_heartbeat(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page's clock goes by beats: however busy the machine is, none is late before the end."""
+    """The clock advances with heartbeats, so that a busy machine delays none."""
     hang, heartbeats = 0.01, 30
 
     class Slow:
-        """In an engine process's place: beats for long, and then no more."""
+        """A fake engine process: sends heartbeats for a while, and then none."""
 
         pid = 1
 

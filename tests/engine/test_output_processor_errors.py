@@ -1,4 +1,4 @@
-"""Whose fault an error is decides what its caller sees."""
+"""The kind of an error decides which exception its caller gets."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def compiler_for(tokenizer: Tokenizer, vocab_size: int | None = None) -> GrammarCompiler:
-    """For a model that has ten rows more than the tokenizer has tokens, as models often do."""
+    """A compiler for a model with ten more rows than the tokenizer has tokens."""
     size = tokenizer.vocab_size + 10 if vocab_size is None else vocab_size
     eos = tokenizer.eos_token_id
     assert eos is not None

@@ -95,7 +95,7 @@ def test_a_grammar_that_waited_too_long_may_be_sent_again(compiler: CountingComp
 
 
 def test_slow_grammars_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
-    """On an event loop, whose helper threads have other work to do."""
+    """On an event loop whose default threads have other work."""
     checker = GrammarChecker(InProcessValidator(compiler), wait_seconds=0.05)
 
     async def crowd() -> None:
@@ -279,7 +279,7 @@ def test_costly_grammars_of_one_caller_do_not_delay_others(
 
 
 def test_a_loop_of_costly_grammars_refuses_nobody(byte_tokenizer: Tokenizer) -> None:
-    """With processes: four callers send what takes the limit, and one sends small ones."""
+    """With real processes: four callers send grammars at the limit, one sends small ones."""
     size, eos = byte_tokenizer.vocab_size, byte_tokenizer.eos_token_id
     assert eos is not None
     vocabulary = Vocabulary(byte_tokenizer, size, [eos])

@@ -17,7 +17,7 @@ from quire.grammar.schema_bounds import (
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A schema whose innermost value stands so deep."""
+    """A schema with this nesting depth."""
     schema: dict[str, Any] = {}
     for _ in range(depth):
         schema = {"items": schema}

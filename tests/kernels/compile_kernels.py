@@ -37,7 +37,7 @@ BF16, INTS = "*bf16", "*i32"
 
 
 def plan(capability: int) -> Compiled:
-    """Which program of attention begins where."""
+    """The plan of attention: where each program begins."""
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
     constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
@@ -103,7 +103,7 @@ ALONE = {"HAS_RESIDUAL": False, "HAS_NORM": False, "HAS_SQUARES": True} | dict.f
 
 
 def with_rope(types: dict[str, str], constants: dict[str, Any], wanted: bool) -> tuple[Any, Any]:
-    """The same of a GEMM with RoPE and KV writes fused into it, or unchanged."""
+    """A GEMM's arguments with RoPE and KV writes fused into it, or unchanged."""
     if not wanted:
         return types, constants | WITHOUT_ROPE
     types = types | WITH_ROPE | {"squares_ptr": "*fp32"}
@@ -114,7 +114,7 @@ def with_rope(types: dict[str, str], constants: dict[str, Any], wanted: bool) ->
 
 
 def skinny_fp8(capability: int) -> Compiled:
-    """The same with weights in FP8."""
+    """`skinny` with weights in FP8."""
     return skinny(capability, "fp8" if capability >= 89 else "bytes")
 
 
@@ -194,7 +194,7 @@ def many(capability: int, kind: str = "bf16") -> Compiled:
 
 
 def many_fp8(capability: int) -> Compiled:
-    """The same in FP8."""
+    """The batch-invariant product of many rows for Hopper, in FP8."""
     return many(capability, "fp8e4nv")
 
 
@@ -256,12 +256,12 @@ def decode(
 
 
 def decode_fp8(capability: int) -> Compiled:
-    """The same over a cache in FP8."""
+    """Decode attention over a cache in FP8."""
     return decode(capability, FP8_CACHE, "instruction", stages=4)
 
 
 def decode_capped(capability: int) -> Compiled:
-    """The same with a soft cap and sinks."""
+    """Decode attention with a soft cap and sinks."""
     return decode(capability, SINKS, options=CAPPED)
 
 
@@ -294,7 +294,7 @@ def pieces(capability: int) -> Compiled:
 
 
 def hopper_pieces(capability: int, window: int = 0) -> Compiled:
-    """The same for Hopper; a window's sees 64 dimensions a head."""
+    """Batch-invariant attention for Hopper; with a window, heads have 64 dimensions."""
     head_dim = 64 if window else 128
     names = hopper_split_attention_kernel.arg_names
     types = ATTENTION | boxes_of("bf16", head_dim) | {"part_ptr": "*fp32", "counter_ptr": INTS}
@@ -327,17 +327,17 @@ def tile_gemm(capability: int, *, fp8: bool = False) -> Compiled:
 
 
 def tile_gemm_fp8(capability: int) -> Compiled:
-    """The same in FP8."""
+    """The batch-invariant product of many rows, in FP8."""
     return tile_gemm(capability, fp8=True)
 
 
 def prefill_fp8(capability: int) -> Compiled:
-    """The same over a cache in FP8."""
+    """Prefill attention over a cache in FP8."""
     return prefill(capability, FP8_CACHE)
 
 
 def prefill_capped(capability: int) -> Compiled:
-    """The same with a soft cap and sinks."""
+    """Prefill attention with a soft cap and sinks."""
     return prefill(capability, SINKS, CAPPED)
 
 
@@ -359,7 +359,7 @@ def hopper(capability: int, kind: str = "bf16", *, split: bool = True) -> Compil
 
 
 def hopper_halves(capability: int) -> Compiled:
-    """The same with queries for each warpgroup."""
+    """Prefill attention for Hopper with separate queries for each warpgroup."""
     return hopper(capability, split=False)
 
 
@@ -396,7 +396,7 @@ def small(capability: int) -> Compiled:
 
 
 def rope_fp8(capability: int) -> Compiled:
-    """The same to a cache in FP8."""
+    """RoPE and KV writes to a cache in FP8."""
     return rope_write_kv(capability, "*fp8e4nv")
 
 
@@ -500,7 +500,7 @@ KERNELS = {
 
 
 def taken(kernel: str, capability: str) -> dict[str, Any]:
-    """By one kernel; a kernel that does not compile costs the others nothing."""
+    """Resources that one kernel uses, or its compile error, which does not affect other kernels."""
     try:
         return dataclasses.asdict(KERNELS[kernel](int(capability)))
     except Exception:

@@ -1,4 +1,4 @@
-"""With a GPU, the CPU's part of these tests uses one thread."""
+"""On machines with a GPU, the CPU part of these tests uses one thread."""
 
 from __future__ import annotations
 

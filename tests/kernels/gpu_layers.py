@@ -1,4 +1,4 @@
-"""Two layers of an 8B shape with random weights, made of a GPU's operations as models are."""
+"""Two layers of an 8B shape with random weights, run by a GPU's operations as a model's are."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _weight(rows: int, columns: int, bits: int) -> Tensor | Fp8Weight:
 
 
 def _tensors(rows: Rows) -> list[tuple[str, Tensor]]:
-    """Of rows in any form."""
+    """The tensors of rows in any format."""
     if isinstance(rows, Fp8Rows):
         return [(" codes", rows.codes), (" scale", rows.scale)]
     return [("", rows)]

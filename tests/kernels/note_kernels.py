@@ -1,7 +1,7 @@
-"""Notes launches as a start does, for a GPU that need not be here; run by test_compiling.py.
+"""Records launches of a start for a GPU that need not be present; run by test_compiling.py.
 
-Prints one line of JSON: how many kernels were noted, how many of them were on disk when the other
-processes had ended, and how many launchers those had made.
+Prints one line of JSON: how many kernels were recorded, how many of them were on disk when the
+other processes had ended, and how many launchers those had compiled.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ HEADS = (6, 2, 24)
 
 
 def with_options(params: AttentionParams, options: str, num_heads: int) -> AttentionParams:
-    """The same with a soft cap that matters, sinks above and below all scores, or both."""
+    """The params with a soft cap that matters, and with sinks above or below all scores."""
     sinks = normal(num_heads, dtype=torch.float32, seed=7) * 3.0
     if options == "soft_cap":
         return dataclasses.replace(params, soft_cap=0.7)
@@ -40,7 +40,7 @@ def with_options(params: AttentionParams, options: str, num_heads: int) -> Atten
 
 
 def optional(case: tuple[Any, ...], options: str) -> tuple[Any, ...]:
-    """The case with such params."""
+    """The case with these params."""
     *operands, params = case
     return *operands, with_options(params, options, operands[0].shape[1])
 
@@ -120,7 +120,7 @@ def test_rows_of_a_device_layout(version: str, options: str) -> None:
 @DTYPES
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_request_whose_keys_several_programs_share(options: str, dtype: torch.dtype) -> None:
-    """Its sinks count once."""
+    """The sink must count once."""
     case = optional(attention_case([1, 1], [150, 33], (7, 1, 40), None, True, dtype), options)
     query, k_cache, v_cache, layout, params = map(moved, case)
     config = DecodeConfig(16, 3, per_sm=5)

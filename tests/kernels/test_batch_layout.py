@@ -1,4 +1,4 @@
-"""BatchLayout.build against a token-by-token reading of what it promises."""
+"""BatchLayout.build against a token-by-token computation of the same layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How decodes are put together before they are computed."""
+"""How decodes are grouped before they are computed."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def plain_dots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def test_dots_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They sum in the same order, so without a norm, whose result they round, nothing differs."""
+    """Both sum in the same order, so results are equal, but for a norm, which rounds."""
     for n, k in SHAPES:
         packed = linears.pack(normal(n, k, dtype=torch.bfloat16))
         for rows in (1, 3, 7, 14, 33):

@@ -74,7 +74,7 @@ def int4_weight(
 
 
 def codebook_weight(own: CodebookFormat, n: int, k: int, group: int) -> CodebookWeight:
-    """All codes; scales in float16, or exponents."""
+    """A weight with all codes, and scales in float16 or as exponents."""
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     codes[0], codes[1] = 255, 0
     scale = (
@@ -207,7 +207,7 @@ def test_other_sizes_and_types_are_served_too() -> None:
 def test_vnni_with_its_dot_instruction_emulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but that one instruction is what processors with VNNI run."""
+    """Processors with VNNI run the same code but for that instruction."""
     lib, compiler = native.library(), shutil.which("g++")
     assert lib is not None
     if compiler is None:

@@ -98,7 +98,7 @@ def both(
     x: Tensor,
     weight: LinearWeight,
 ) -> list[tuple[Tensor, Tensor]]:
-    """The same products by the library's own choice and by tiles, with all that is around them."""
+    """Products and their fused operations, by the default kernels and by tiles."""
     assert isinstance(weight, PackedWeight)
     n = weight.outputs
     bias, residual = torch.randn(n).to(x.dtype), torch.randn(len(x), n).to(x.dtype)

@@ -58,13 +58,13 @@ def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
 
 
 def largest(twin: Tensor) -> float:
-    """Of its finite numbers."""
+    """The largest finite magnitude."""
     numbers = twin.float().abs().nan_to_num(0.0, 0.0)
     return numbers.max().item() if len(numbers) else 0.0
 
 
 def tolerance(op: str, dtype: torch.dtype) -> float:
-    """Where tiles serve four bits, x is bfloat16, not bytes; test_cpu_tiles.py bounds that."""
+    """Tiles take bfloat16 instead of bytes for 4-bit weights; test_cpu_tiles.py bounds that."""
     has_tiles = op == "linear_int4" and torch_matmul.has_amx()
     return max(TOLERANCES[dtype], TOLERANCES[torch.bfloat16] if has_tiles else 0.0)
 

@@ -1,4 +1,4 @@
-"""Work that forked processes begin while more of it is found; what they fail in costs nothing."""
+"""Work that forked processes begin while more of it is found; their failures cost nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 
 
 def leave(folder: str, number: int) -> None:
-    """Whose work it was."""
+    """Write down which process did this work."""
     time.sleep(0.02)
     Path(folder, str(number)).write_text(str(os.getpid()))
 

@@ -1,6 +1,6 @@
-"""Keys and values kept in FP8: written with saturation, read as the numbers that they are.
+"""KV cache in FP8: written with saturation, read back exactly.
 
-Every version of the operations: the twins, the CPU's and Triton's.
+Every version of the operations: the reference, the CPU's and Triton's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hopper's decode attention against its twin; only such a GPU runs it."""
+"""Hopper's decode attention against the reference; runs on such a GPU only."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_prefixes_that_several_begin_with(
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 def test_the_newest_keys_are_waited_for(kv_dtype: torch.dtype) -> None:
-    """Behind the kernel that writes them, several layers in one graph."""
+    """Several layers in one graph, each after the kernel that writes its keys."""
     group, heads, dim = 4, 8, 128
     lens = [1 + 61 * i for i in range(64)]
     _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], kv_dtype)

@@ -35,7 +35,7 @@ CASES = [
 
 
 def weight_of(n: int, k: int, itemsize: int) -> tuple[Tensor | Fp8Weight, Tensor]:
-    """A weight in its form and as the numbers that it stands for."""
+    """A weight in its format, and the numbers that it represents."""
     plain = (normal(n, k, dtype=torch.bfloat16, seed=n) / k**0.5).to(DEVICE, torch.bfloat16)
     if itemsize == 2:
         return plain, plain.float()
@@ -44,7 +44,7 @@ def weight_of(n: int, k: int, itemsize: int) -> tuple[Tensor | Fp8Weight, Tensor
 
 
 def near(ours: Tensor, exact: Tensor) -> None:
-    """But for the rounding to bfloat16, and for what FP8's sums lack in digits."""
+    """Equal but for rounding to bfloat16 and the lower precision of FP8 sums."""
     assert (ours.float() - exact).norm() < 1e-2 * exact.norm()
 
 
@@ -79,7 +79,7 @@ def test_a_ring_gives_what_float32_gives(
 @pytest.mark.parametrize("itemsize", [1, 2])
 @pytest.mark.parametrize("rows", [3, 16])
 def test_gemms_with_programmatic_launch_give_the_same_bits(rows: int, itemsize: int) -> None:
-    """Each begins to read its weight while the one in front, whose result it takes, still runs."""
+    """Each reads its weight while the previous kernel, whose result it needs, still runs."""
     weight, _ = weight_of(2048, 2048, itemsize)
     first = normal(rows, 2048, dtype=torch.bfloat16).to(DEVICE)
     results: list[Tensor] = []

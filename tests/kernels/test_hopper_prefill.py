@@ -1,4 +1,4 @@
-"""Prefill attention for Hopper against its twin; only such a GPU runs it."""
+"""Prefill attention for Hopper against the reference; runs on such a GPU only."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ NAN = float("nan")
 
 
 def nan_behind(rows: int, columns: int, seed: int) -> Tensor:
-    """Codes whose next rows in memory are NaNs."""
+    """Codes followed in memory by rows of NaN."""
     codes = normal(rows + 3, columns, dtype=torch.float32, seed=seed).to(DEVICE, FP8)
     codes[rows:] = NAN
     return codes[:rows]
@@ -74,7 +74,7 @@ def test_long_sums_of_one_sign_keep_their_digits(rows: int) -> None:
 def test_launched_ahead_of_each_other_they_give_the_same_bits(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each begins to read its weight while the kernel that rounds its x still waits for its own."""
+    """Each reads its weight while the kernel that rounds its x is still waiting."""
     weight = normal(2048, 2048, dtype=torch.float32).to(DEVICE, FP8)
     scale = torch.full([2048], 1 / 64, device=DEVICE)
     first = normal(rows, 2048, dtype=torch.bfloat16).to(DEVICE)

@@ -75,7 +75,7 @@ def test_padding_gives_zeros(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("in_fp8", [False, True])
 @DTYPES
 def test_a_row_has_the_same_result_in_any_number_of_rows(dtype: torch.dtype, in_fp8: bool) -> None:
-    """On a GPU to the bit; the interpreter's sums are a library's, whose order may vary."""
+    """Bit-equal on a GPU; the interpreter's sums are NumPy's, whose order may vary."""
     n, k = (640, 1104) if ON_GPU else (72, 136)
     x, weight, bias = (
         moved(normal(*size, dtype=dtype, seed=seed))
@@ -108,7 +108,7 @@ def test_a_token_attends_the_same_in_a_prompt_and_alone(
     table = layout.block_table.cpu().numpy()
 
     def attend(begin: int, end: int, others: int) -> Tensor:
-        """Of the tokens from begin to end, beside requests that have their first tokens alone."""
+        """Attention of tokens begin to end, beside requests that compute their first tokens."""
         queries, lens = [1] * others + [end - begin], [1] * others + [end]
         if end - begin == 1:
             queries, lens = queries[::-1], lens[::-1]
@@ -124,13 +124,13 @@ def test_a_token_attends_the_same_in_a_prompt_and_alone(
 
 
 def matmul_by_rows(a: Any, b: Any, dtype: Any = None) -> Any:
-    """Of tiles in Triton's interpreter: each sum in an order that depends on its length alone."""
+    """A product of tiles in Triton's interpreter whose order of sums depends on the length only."""
     a, b = a.astype(dtype), b.astype(dtype)
     return np.ascontiguousarray(a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :]).sum(-1)
 
 
 def same(a: Tensor, b: Tensor) -> None:
-    """Equal to the bit."""
+    """Bit-equal."""
     assert a.dtype == b.dtype
     assert torch.equal(a, b)
 

@@ -105,7 +105,7 @@ def test_blocks_are_those_of_the_twins_to_the_bit() -> None:
 
 
 def test_every_thread_may_call_at_once() -> None:
-    """Whoever comes while the pool is taken works alone; nobody waits for ever or mixes rows."""
+    """A call that finds the pool in use computes in its own thread; rows are not mixed up."""
     x, weight = torch.randn(999, 64), torch.ones(64)
     expected = tensor_ops.rms_norm(x, weight, 1e-5)
     wrong: list[int] = []

@@ -39,7 +39,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def only_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Let PyTorch's versions fail, so that none is tested in their stead."""
+    """Make PyTorch's versions fail, so that only compiled ones are tested."""
     if "falls_back" not in request.node.name:
         monkeypatch.setattr(torch_attention, "attention", None)
         monkeypatch.setattr(ours, "reference", None)
@@ -65,7 +65,7 @@ def as_float(case: tuple[Any, ...]) -> list[Any]:
 
 
 def test_exp() -> None:
-    """Within one unit of the last digit; what is too small is 0, and NaN stays NaN."""
+    """Within one unit in the last place; underflow gives 0, and NaN stays NaN."""
     x = torch.linspace(-88, 88.3, 16 * 20_000)
     x[:3] = torch.tensor([-1e30, -float("inf"), float("nan")])
     out = torch.empty_like(x)
@@ -95,7 +95,7 @@ def test_attention(
 
 
 def test_attention_over_fp8_reads_every_code() -> None:
-    """All numbers of the type are among the values; keys weigh them alike."""
+    """The values contain all numbers of the type; all keys have the same weight."""
     query, k_cache, v_cache, *rest = attention_case(
         [1, 3], [40, 40], (2, 1, 16), None, False, torch.float32
     )
@@ -127,7 +127,7 @@ def test_a_request_has_the_same_bits_in_any_batch_on_any_threads(dtype: torch.dt
 
 @pytest.mark.parametrize("queries", [[1, 1, 1], [5, 40, 9]])
 def test_nan_stays_with_its_request(queries: list[int]) -> None:
-    """Not even what is left of another request in a block's unused slots is read."""
+    """Stale data of other requests in a block's unused slots is not read."""
     lens = [300, 203, 41]
     query, k_cache, v_cache, layout, *rest = attention_case(
         queries, lens, (4, 2, 32), None, True, torch.float32
@@ -200,7 +200,7 @@ def test_attention_over_int8(window: int | None) -> None:
 
 
 def test_int8_is_written_as_its_twin_writes_it() -> None:
-    """Codes may differ by one where a quotient is between two; the scales are the same."""
+    """Codes may differ by one where a quotient lies between two; scales are equal."""
     heads = normal(40, 6, 32, dtype=torch.float32) * torch.logspace(-9, 9, 40)[:, None, None]
     heads[5, 4] = 0.0
     heads[7, 4, 3] = float("nan")

@@ -31,7 +31,7 @@ def test_the_bound_of_query_tiles_holds(query_tile: int) -> None:
 
 
 def layout_of(queries: list[int], lens: list[int], padding: int = 0) -> BatchLayout:
-    """As far as a plan reads it."""
+    """The fields of a layout that the plan reads."""
     start = torch.tensor([0, *queries]).cumsum(0).int()
     return BatchLayout(
         query_start_loc=start.to(DEVICE),
@@ -44,7 +44,7 @@ def layout_of(queries: list[int], lens: list[int], padding: int = 0) -> BatchLay
 
 
 def expected_work(queries: list[int], lens: list[int], tokens: int, least: int) -> list[list[int]]:
-    """Of each tile: request, its first token, queries, keys, the tile's first query; in order."""
+    """For each tile, in order: request, its first token, queries, keys, the tile's first query."""
     tiles = []
     for request, (n, keys) in enumerate(zip(queries, lens, strict=True)):
         for first in range(0, n if n >= least else 0, tokens):
@@ -56,7 +56,7 @@ def expected_work(queries: list[int], lens: list[int], tokens: int, least: int) 
 
 
 def test_tiles_of_queries_come_by_the_keys_that_they_see() -> None:
-    """With idle rows among them, whose lengths mean nothing; None leaves it decodes as well."""
+    """Some rows are idle, with meaningless lengths; None: decodes are planned as well."""
     generator = random.Random(5)
     chunks = DecodeConfig(16, 1)
     for num_requests, tokens, decode in [(3, 2, None), (7, 5, chunks), (70, 64, chunks)]:

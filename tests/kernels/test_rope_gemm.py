@@ -74,14 +74,14 @@ def test_heads_are_those_of_two_kernels(
 
 
 def a_stream(m: int, k: int) -> ResidualState:
-    """Rows that are still to be divided."""
+    """Rows before their RMSNorm division."""
     rows, norm = normal(m, k, dtype=DTYPE).to(DEVICE), normal(k, dtype=DTYPE, seed=1).to(DEVICE)
     squares = normal(5, m, dtype=torch.float32, seed=2).abs().to(DEVICE) * k / 5
     return ResidualState(rows, rows, norm, 1e-5, squares)
 
 
 def on_device(rope: RopeWriteKV, itemsize: int) -> RopeWriteKV:
-    """With caches of so many bytes an element."""
+    """The RoPE operands with caches of this item size."""
     norms = rope.norms
     if norms is not None:
         norms = HeadNorms(norms.query.to(DEVICE), norms.key.to(DEVICE), norms.eps)
@@ -98,7 +98,7 @@ def whole(config: SkinnyConfig | RingConfig, heads: tuple[int, int, int]) -> boo
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
-    """But for a last digit, where a sum of two products is rounded after one of them."""
+    """Equal but for the last digit, where a sum of two products is rounded after one of them."""
     wide = theirs.float()
     step = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(theirs.dtype, 2**-3)
     near = (ours.float() - wide).abs() <= step * wide.abs() + 1e-3
@@ -137,7 +137,7 @@ def test_steps_whose_gemm_applies_rope(
 def test_tiles_hold_whole_heads(
     n: int, k: int, kv_heads: int, head_dim: int, m: int, itemsize: int
 ) -> None:
-    """Or there is no way."""
+    """A chosen config has whole heads in a tile, or there is none."""
     config = rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
     usual = skinny_gemm_config(m, n, k, itemsize, 132, hopper=True)
     heads = (n // head_dim - 2 * kv_heads, kv_heads, head_dim)

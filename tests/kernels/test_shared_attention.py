@@ -61,7 +61,7 @@ def test_attention_equals_its_twin(heads: tuple[int, int, int], dtype: torch.dty
 
 
 def test_shared_keys_are_read_where_the_first_of_the_tile_has_them() -> None:
-    """So others' tables are not read there: what they hold does not matter."""
+    """The other requests' block tables are not read there and may hold anything."""
     query, k_cache, v_cache, layout, *rest = shared_case((4, 1, 16), torch.float32)
     expected = reference.attention(query, k_cache, v_cache, layout, *rest)
     for rows, length in GROUPS:

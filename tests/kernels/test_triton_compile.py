@@ -1,4 +1,4 @@
-"""Triton's kernels compile for the GPUs they are meant for, and fit in their multiprocessors."""
+"""Triton kernels compile for their target GPUs and fit in their multiprocessors."""
 
 from __future__ import annotations
 

@@ -92,14 +92,14 @@ def moved(argument: Any) -> Any:
 
 
 def close(ours: Tensor, twin: Tensor) -> None:
-    """Equal but for rounding, relative to the largest value; whole numbers exactly."""
+    """Equal but for rounding, relative to the largest value; integers exactly."""
     assert (ours.dtype, ours.shape) == (twin.dtype, twin.shape)
     limit = TOLERANCES.get(twin.dtype, 0) * max([1.0, *twin.abs().flatten().tolist()])
     torch.testing.assert_close(ours.to(twin.device), twin, atol=limit, rtol=0)
 
 
 def close_to_exact(ours: Tensor, exact: Tensor, slack: float = 1.0) -> None:
-    """Equal to a float32 result but for the one rounding to ours' type."""
+    """Equal to a float32 result but for one rounding to the result's type."""
     limit = slack * ONE_ROUNDING[ours.dtype] * max(1.0, exact.abs().max().item())
     torch.testing.assert_close(ours.float(), exact, atol=limit, rtol=0)
 
@@ -167,7 +167,7 @@ GEMM_CASES = [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)]
 @DTYPES
 @pytest.mark.parametrize("shape", GEMM_CASES)
 def test_gemms_with_all_that_may_be_fused(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Each is compiled anew, so a dtype has two of the four ways of a shape on a GPU."""
+    """On a GPU each dtype tests two of a shape's four variants, as each has to be compiled."""
     m, n, k = shape
     turn = GEMM_CASES.index(shape) + list(TOLERANCES).index(dtype)
     for config in CONFIGS[turn % 2 :: 2] if ON_GPU else CONFIGS[m % 3 :: 3]:
@@ -220,7 +220,7 @@ def in_fp8(x: Tensor) -> Tensor:
 def test_gemms_with_weights_in_fp8(
     shape: tuple[int, int, int], fp8_path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a shape's ways are shared out among forms and dtypes, all of them each time."""
+    """On a GPU a shape's variants are shared out among formats and dtypes."""
     monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: fp8_path == "fp8")
     m, n, k = shape
     turn = GEMM_CASES.index(shape) + 2 * FP8_PATHS.index(fp8_path) + (dtype == torch.bfloat16)
@@ -229,7 +229,7 @@ def test_gemms_with_weights_in_fp8(
 
 
 def _compare_fp8_gemms(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
-    """Each with an x that is FP8 already, so that the twin, which does not round it, must agree."""
+    """Each with x in FP8 already, which the reference does not round, so that both must agree."""
     given = [
         in_fp8(normal(m, k, dtype=dtype)),
         normal(n, dtype=dtype, seed=1),
@@ -273,7 +273,7 @@ def test_norm_and_silu_round_to_fp8_what_they_would_have_stored(
 
 
 def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
-    """As the kernel that rounds alone; the interpreter has the twin's scales, a GPU its codes."""
+    """Equal to a separate rounding kernel: scales in the interpreter, codes on a GPU."""
     alone = elementwise.quantize_rows(stored)
     assert torch.equal(ours.scale, alone.scale)
     assert torch.equal(ours.codes.view(torch.uint8), alone.codes.view(torch.uint8))
@@ -323,7 +323,7 @@ def test_layers_round_rows_as_before_a_linear(tokens: int) -> None:
 def test_the_librarys_gemm_may_add_to_the_residual(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one of many rows does; `skinny_gemm` has fewer of them, or a bias."""
+    """As for many rows; `skinny_gemm` is for fewer rows, or a bias."""
     added = []
 
     def add(*args: Any) -> tuple[Tensor, Tensor]:
@@ -405,7 +405,7 @@ MIXES = [
 def test_rows_of_a_device_layout_come_in_any_order(
     mix: tuple[list[int], list[int], int], window: int | None, dtype: torch.dtype
 ) -> None:
-    """With gaps among them, rows that have no keys at all, and padding after the last one."""
+    """With gaps between them, rows without keys, and padding after the last one."""
     queries, lens, padding = mix
     case = device_case(queries, lens, (8, 2, 16), window, dtype, padding)
     query, k_cache, v_cache, layout, *rest = map(moved, case)

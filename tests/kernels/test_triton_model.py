@@ -59,7 +59,7 @@ def build(
 
 
 def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Of a step of some decodes and prefills in any order, without its padding."""
+    """Logits of a step of decodes and prefills in any order, without padding."""
     queries, lens = [3, 0, 1, 4, 1], [9, 40, 12, 4, 33]
     case = device_case(queries, lens, (4, 2, 16), None, dtype, padding=2)
     caches = [(case[1].to(device), case[2].to(device)), (case[2].to(device), -case[1].to(device))]

@@ -1,4 +1,4 @@
-"""Which config a GEMM takes, and attention: as tuned on such a GPU, else by rule."""
+"""Which config a GEMM and attention get: from the tuned table, else by rule."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
 
 
 def test_the_library_serves_what_it_was_faster_at() -> None:
-    """By the result file."""
+    """Compared with the result file."""
     result = json.loads((RESULTS / "gpu_linear.json").read_text())
     assert result["num_sms"] == gemm_tuning.table().num_sms
     for row in result["tune"]:
@@ -56,7 +56,7 @@ def test_many_rows_have_a_config_that_was_timed_or_the_library() -> None:
 
 
 def test_similar_shapes_have_near_the_best_configs_of_many_rows() -> None:
-    """Of shapes that were tuned in layers, by what they took there."""
+    """For shapes that were tuned inside layers, by their time there."""
     above = []
     for row in json.loads((RESULTS / "gpu_rows.json").read_text())["rows"]:
         for found in row["linears"].values():
@@ -101,7 +101,7 @@ def test_what_is_chosen_for_odd_shapes_can_be_launched(
 
 
 def test_tuned_shapes_have_configs_worth_trying() -> None:
-    """But for those tuned in layers, of which more were tried."""
+    """All but those tuned inside layers, for which more configs were tried."""
     table, in_layers = gemm_tuning.table(), gemm_similar.tuned_in_layers()
     for (itemsize, many), shapes in table.shapes.items():
         for n, k in shapes.keys() - set(in_layers):
@@ -214,7 +214,7 @@ def test_short_prompts_have_the_kernel_that_was_faster() -> None:
 @pytest.mark.parametrize("tokens", [4, 32, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, reference.FP8])
 def test_decode_attention_programs_fill_the_registers(dtype: torch.dtype, tokens: int) -> None:
-    """By the 65,536 registers of a multiprocessor."""
+    """A multiprocessor has 65,536 registers."""
     cache = torch.empty(1, 16, 8, 128, dtype=dtype, device="meta")
     for group in (4, 16):
         cut = attention_config.hopper_decode_config(cache, group, tokens)
@@ -224,7 +224,7 @@ def test_decode_attention_programs_fill_the_registers(dtype: torch.dtype, tokens
 
 
 def test_the_decode_attention_config_was_measured() -> None:
-    """Whatever keys and values are kept in."""
+    """For every type of the KV cache."""
     rows = json.loads((RESULTS / "gpu_decode.json").read_text())["decode"]
     assert {(row["model"], row["kv_dtype"]) for row in rows} == set(
         itertools.product(("8b", "1b"), ("bf16", "fp8"))

@@ -1,4 +1,4 @@
-"""For each operation, inputs of odd shapes on which its versions are compared with the twin."""
+"""For each operation, inputs of odd shapes to compare its versions with the reference."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def device_case(
     padding: int,
     block_size: int = 8,
 ) -> tuple[Any, ...]:
-    """As `attention_case` with a device layout: rows in the order given, some without queries."""
+    """`attention_case` with a device layout: rows in the order given, some without queries."""
     num_heads, _, head_dim = heads
     most = max(-(-n // block_size) for n in lens) + 1
     table = np.random.default_rng(1).permutation(len(lens) * most).reshape(len(lens), most)

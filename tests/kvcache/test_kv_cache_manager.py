@@ -344,7 +344,7 @@ PREFIXES = [[1, 2] * 8, [1, 2] * 4 + [2, 1] * 4, [2] * 7, []]
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Each block's real content is remembered beside the manager; what it shares must match."""
+    """The real content of each block is tracked beside the manager; shared blocks must match it."""
 
     @initialize(num_blocks=st.integers(1, 16), caching=st.booleans())
     def begin(self, num_blocks: int, caching: bool) -> None:
@@ -470,7 +470,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert self.content[block] == (request.cache_salt, request.token_ids[:end])
 
     def teardown(self) -> None:
-        """When everybody has left, nothing is held and nobody waits."""
+        """After all requests have ended, no block is held and no request waits."""
         for request in self.running.values():
             self.kv.free(request)
         self.wake()

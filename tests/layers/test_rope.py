@@ -93,7 +93,7 @@ def test_data_type_is_the_models() -> None:
 
 
 def test_cached_angles_depend_on_positions_alone() -> None:
-    """Whatever was asked before, and however far the table has grown."""
+    """Earlier calls and the table's size make no difference."""
     rope = RopeSettings(
         kind="default", theta=1e4, rotary_dim=20, max_position=9000, original_max_position=9000
     )

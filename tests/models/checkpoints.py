@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, written by transformers, which is the oracle."""
+"""Tiny random checkpoints of every family, written by transformers, which is the reference."""
 
 from __future__ import annotations
 

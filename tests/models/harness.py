@@ -32,7 +32,7 @@ class PagedRequest:
 
 
 class PagedModel:
-    """A model with a KV cache; blocks are given out in random order unless told otherwise."""
+    """A model with a KV cache; blocks are allocated in random order by default."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ Pack = Callable[[Tensor], Stored]
 
 
 def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Tensor, ...]:
-    """Codes [N, K], scales and zeros [N, groups] of a rounded weight, and its numbers."""
+    """Codes [N, K], scales and zeros [N, groups] of a rounded weight, and its values."""
     half, most = 2 ** (bits - 1), 2**bits - 1
     groups = weight.unflatten(1, (-1, weight.shape[1] if group == -1 else group))
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
@@ -53,7 +53,7 @@ def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Ten
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Codes [N, K] in int32 words [N, K · bits / 32]; order: of codes in a word, lowest first."""
+    """Codes [N, K] packed in int32 words [N, K · bits / 32]; order: of the codes in a word."""
     shared = 32 // bits
     found = np.zeros((len(codes), codes.shape[1] // shared), np.uint32)
     for shift, item in enumerate(order or range(shared)):
@@ -116,7 +116,7 @@ def int8(weight: Tensor) -> Stored:
 
 
 def fp8(blocks: tuple[int, int] | None, scale_name: str = "weight_scale") -> Pack:
-    """Scales of blocks of so many rows and columns; (1, 0) per output; None for one."""
+    """Scales for blocks of this many rows and columns; (1, 0): per output; None: a single one."""
 
     def pack(weight: Tensor) -> Stored:
         n, k = weight.shape

@@ -1,4 +1,4 @@
-"""The same model on a GPU: the reference twins serve there, and give the CPU's scores."""
+"""The same model on a GPU with the reference operations gives the CPU's logits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_p
 def test_scores_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(
     checkpoint: Callable, name: str
 ) -> None:
-    """And where the highest score is another token's, the two were nearer than the error."""
+    """Where another token has the highest logit, the two were nearer than the error."""
     folder, theirs = checkpoint(name)
     prompt = torch.randint(509, (300,), generator=torch.Generator().manual_seed(1)).tolist()
     ids = torch.tensor([prompt])

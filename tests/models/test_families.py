@@ -16,7 +16,7 @@ SPECIAL = ("phi3_longrope", "llama_dynamic_short")  # equal only in part; tests 
 
 @pytest.fixture(scope="module", params=[c for c in CASES if c not in SPECIAL])
 def pair(request: pytest.FixtureRequest, checkpoint: Callable) -> tuple[PagedModel, Callable]:
-    """Our model over a paged cache, and the oracle: token ids → logits [T, V]."""
+    """Our model over a paged cache, and the reference: token ids to logits [T, V]."""
     folder, theirs = checkpoint(request.param)
 
     @torch.inference_mode()
@@ -37,7 +37,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 def test_scores_are_not_trivial(pair: tuple[PagedModel, Callable]) -> None:
-    """Guards the other tests: the oracle's scores must depend on far-away and near tokens."""
+    """Checks the other tests: the reference logits must depend on distant and near tokens."""
     _, oracle = pair
     prompt = tokens(90)
     scores, changed = oracle(prompt), oracle([prompt[0] ^ 1, *prompt[1:]])

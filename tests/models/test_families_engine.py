@@ -44,7 +44,7 @@ SETUPS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 @dataclass
 class Answer:
-    """All that the engine told of one request."""
+    """All outputs of the engine for one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Setup:
 
     @property
     def scarce_blocks(self) -> int:
-        """Enough to start all prompts together, and not enough for all answers."""
+        """Blocks for all prompts together, but not for all answers."""
         return sum(-(-len(prompt) // BLOCK_SIZE) + 1 for prompt in self.prompts)
 
     def run(self, core: EngineCore, **sampling: object) -> list[Answer]:
@@ -108,7 +108,7 @@ class Setup:
         return answers
 
     def assert_as_transformers(self, answers: list[Answer], *, with_prompts: bool) -> None:
-        """Every token, and every log-probability that was told."""
+        """Compare each output token and log-probability."""
         for prompt, answer in zip(self.prompts, answers, strict=True):
             assert answer.ends == ["length"]
             scores = self.scores((*prompt, *answer.token_ids))  # row t scores token t + 1
@@ -120,7 +120,7 @@ class Setup:
 
 
 def assert_close(logprobs: list[TokenLogprobs], token_ids: list[int], scores: Tensor) -> None:
-    """scores: float32 [N, V] of transformers, one row for each token told."""
+    """scores: float32 [N, V] of transformers, one row for each output token."""
     assert [position.token_ids[0] for position in logprobs] == token_ids
     if not logprobs:
         return
@@ -160,7 +160,7 @@ def test_in_chunks_and_again_from_the_prefix_cache(setup: Setup) -> None:
 
 
 def test_preempted(setup: Setup) -> None:
-    """Nothing is found again after a preemption, so all of it is computed a second time."""
+    """There is no prefix cache, so everything is computed again after a preemption."""
     core = setup.start(num_blocks=setup.scarce_blocks, enable_prefix_caching=False)
     answers = setup.run(core, prompt_logprobs=NUM_LOGPROBS)
     assert core.stats.num_preemptions > 0

@@ -91,7 +91,7 @@ def greedy(model: Path, **settings: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_tokens_are_those_of_the_dequantized_weights(family: str, tmp_path: Path) -> None:
-    """For each type of blocks."""
+    """For each block type."""
     write_wide(family, tmp_path / "hf")
     for kind in (each.name for each in BLOCK_TYPES.values()):
         file = tmp_path / f"{kind}.gguf"

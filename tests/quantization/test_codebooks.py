@@ -16,7 +16,7 @@ NAMES = [each.name for each in BOTH]
 
 
 def random_rows(weight_format: CodebookFormat, n: int, k: int) -> CodebookWeight:
-    """All codes, with scales as checkpoints have them."""
+    """Rows with all codes, and scales as checkpoints have them."""
     scales = torch.rand(n, k // weight_format.spec.group)
     exponents = torch.randint(100, 140, scales.shape, dtype=torch.uint8)
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
@@ -26,7 +26,7 @@ def random_rows(weight_format: CodebookFormat, n: int, k: int) -> CodebookWeight
 
 @pytest.mark.parametrize("weight_format", BOTH, ids=NAMES)
 def test_numbers_of_codes_are_rounded_to_the_same_codes(weight_format: CodebookFormat) -> None:
-    """Of groups that hold their largest number, which sets the scale."""
+    """For groups that contain their largest number, which sets the scale."""
     group = weight_format.spec.group
     rows = random_rows(weight_format, 64, 4 * group)
     rows.codes[:, :: group // 2] = 0xFF if weight_format is NF4 else 0x7F  # the largest code
@@ -52,7 +52,7 @@ def test_numbers_become_the_nearest_of_the_codebook(weight_format: CodebookForma
 
 @pytest.mark.parametrize("weight_format", BOTH, ids=NAMES)
 def test_linear_is_that_of_the_numbers_in_float64(weight_format: CodebookFormat) -> None:
-    """Within what rounding activations, and NF4's numbers, to bytes costs."""
+    """Within the error of rounding activations, and NF4's values, to bytes."""
     rows = weight_format.round_rows(torch.randn(48, 256))
     x, bias = torch.randn(9, 256), torch.randn(48)
     exact = x.double() @ weight_format.dequantize(rows).double().T + bias.double()

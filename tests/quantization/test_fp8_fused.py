@@ -45,7 +45,7 @@ def test_a_layer_with_all_that_is_fused_equals_one_without(
 def test_rows_are_rounded_by_the_kernels_that_make_them(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than 64 of them, on such a GPU."""
+    """For more than 64 rows, on a GPU with FP8."""
     set_num_threads(1)
     seen: list[Rows] = []
 
@@ -82,7 +82,7 @@ def test_linear_operations_without_fp8_rows_widen_them() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its memory here is the CPU's")
 @pytest.mark.parametrize("operations", [triton_operations, invariant_operations])
 def test_a_weight_that_is_not_in_fp8_gets_rows_that_are_not(operations: ModuleType) -> None:
-    """In a checkpoint some layers may be in FP8, and others not."""
+    """Some layers of a checkpoint may be in FP8, and others not."""
     set_num_threads(1)
     residual = torch.randn(70, 64, generator=torch.Generator().manual_seed(0)).half()
     norm, weight = torch.ones(64).half(), torch.randn(32, 64).half()

@@ -1,4 +1,4 @@
-"""Which weights get which format, and what a format takes in memory."""
+"""Which weights get which format, and how much memory a format takes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_device_without_kernels_for_a_scheme_is_refused() -> None:
 @pytest.mark.parametrize("k", [128, 77], ids=str)
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES.values() if s.formats], ids=lambda s: s.name)
 def test_a_weight_takes_the_bytes_of_the_memory_plan(scheme: Scheme, k: int) -> None:
-    """Without compiled kernels four bits take less: they have no scale for each output."""
+    """Without compiled kernels 4-bit weights take less: they have no scale for each output."""
     weight = torch.randn(64, k, dtype=torch.bfloat16)
     roles: tuple[Role, ...] = ("layer", "head")
     for role in roles:

@@ -62,7 +62,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 def test_rows_become_what_the_device_reads(
     weight_format: WeightFormat, shape: tuple[int, int]
 ) -> None:
-    """Codes made elsewhere, un-rotated or with zero points, are served by the same kernels."""
+    """Codes from other tools, unrotated or with zero points, are served by the same kernels."""
     rows, x, bias = rows_of(weight_format, *shape), torch.randn(9, shape[1]), torch.randn(shape[0])
     kernels = kernels_for("cpu")
     packed = kernels.pack(rows)

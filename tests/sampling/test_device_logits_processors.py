@@ -31,7 +31,7 @@ def greedy(logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Ten
 
 
 class Table:
-    """Rows with histories; the host knows all their tokens, the device those it needs."""
+    """Rows with token histories; the host has all tokens, the device those that it needs."""
 
     def __init__(self, params_list: list[SamplingParams], bad_words: list[list[int]]) -> None:
         rng = random.Random(len(params_list))

@@ -36,7 +36,7 @@ def filtered(row: np.ndarray, uniforms: list[float], **values: float) -> list[in
 
 
 class PlainDraw:
-    """The same in plain Python."""
+    """The same draw in plain Python."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class AnyGrammar:
     is_terminated = False
 
     def advance_to(self, answer: Sequence[int]) -> None:
-        """Nothing to remember."""
+        """Has no state."""
 
     def token_bitmask(self) -> bytes:
         return bytes([255] * 13)

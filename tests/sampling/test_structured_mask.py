@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class WordMatcher:
-    """One of a few answers, or anything that it is told to allow."""
+    """Matches one of a few answers, or a given set of tokens."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self.words = [list(word) for word in words]

@@ -16,9 +16,9 @@ from quire.scheduler.scheduler import Scheduler
 
 
 class Machine(scheduling_model.Machine):
-    """Steps of 5 ms, 0.05 ms per decode and 0.1 ms per prompt token, with noise and hiccups.
+    """Steps of 5 ms, 0.05 ms per decode and 0.1 ms per prompt token, with noise and outliers.
 
-    step_sizes: told to the scheduler.
+    step_sizes: those that the scheduler knows.
     """
 
     def __init__(

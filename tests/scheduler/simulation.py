@@ -34,7 +34,7 @@ DAMAGED = (-1, "damaged")
 
 
 def history_after(history: int, token_id: int) -> int:
-    """A number that stands for all tokens so far."""
+    """A number that represents all tokens so far."""
     return hash((history, token_id))
 
 
@@ -52,7 +52,7 @@ def next_token(history: int) -> int:
 
 
 def pooled(states: list[int], pooling: PoolingParams) -> bytes:
-    """An "embedding": a number that stands for the states that went into it."""
+    """An "embedding": a number that represents the hidden states."""
     return repr(sum(states) if pooling.pooling == "mean" else states[-1]).encode()
 
 
@@ -216,7 +216,7 @@ class Simulation:
         pooling: PoolingParams | None = None,
         stream: bool = True,
     ) -> Request:
-        """Add a request with these prompt tokens, or with so many of its own."""
+        """Add a request with these prompt tokens, or with this number of tokens of its own."""
         number = len(self.requests)
         request_id = f"r{number}"
         if isinstance(prompt, int):
@@ -271,7 +271,7 @@ class Simulation:
             assert all(entry.num_tokens <= threshold for entry in plan.scheduled)
 
     def _check_order(self, plan: SchedulerOutput) -> None:
-        """With due times, the budget cuts no prompt that is before another which gets tokens."""
+        """With due times, the budget cuts no prompt that precedes another which gets tokens."""
         is_on = self.config.enable_chunked_prefill
         if self.config.ttft_target_ms is None or not is_on:
             return
@@ -325,7 +325,7 @@ class Simulation:
         raise AssertionError(f"not idle after {max_steps} steps")
 
     def answer(self, request: Request) -> list[int]:
-        """The tokens told to the caller so far."""
+        """The tokens that the caller has received so far."""
         return [t for delta in self.deltas[request.request_id] for t in delta.token_ids]
 
     def finish_reason(self, request: Request) -> str | None:
@@ -394,7 +394,7 @@ class Simulation:
             assert scored == prompt
 
     def check_idle(self) -> None:
-        """Nobody is left, so nothing may be held."""
+        """No request is left, so no block may be held."""
         self.check()
         assert not self.scheduler.has_unfinished
         assert all(self.finish_reason(request) for request in self.requests.values())

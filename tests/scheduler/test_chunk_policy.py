@@ -30,7 +30,7 @@ def test_itl_stays_within_the_target_at_a_bounded_price() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
-    """Whose chunks could take all that a step beside decodes may have."""
+    """The long prompt's chunks could take the whole budget beside decodes."""
     machine = Machine(30.0).run(3.0, num_talkers=8)
     while machine.scheduler.stats().num_running > 8:
         machine.step()

@@ -34,7 +34,7 @@ def test_what_a_preempted_request_finds_again_is_no_hit() -> None:
 
 
 def test_an_entry_that_is_taken_back_gives_back_its_budget() -> None:
-    """The victim stands before its better in this step, so it has an entry already."""
+    """The victim precedes the better request in this step, so it has an entry already."""
     sim = Simulation(
         num_blocks=10, block_size=4, scheduling_policy="priority", enable_prefix_caching=False
     )

@@ -1,4 +1,4 @@
-"""Who gets how many tokens, one promise a test. See simulation.py for the pretended model."""
+"""How many tokens each request gets: one rule per test. See simulation.py for the fake model."""
 
 from __future__ import annotations
 

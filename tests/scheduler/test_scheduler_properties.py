@@ -1,4 +1,4 @@
-"""Any order of events: what must always hold, holds, and nobody is kept waiting for ever."""
+"""Invariants for any order of events, among them that no request waits for ever."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sim.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        """In any state; finished ids, unknown ids and ids given twice are no-ops."""
+        """In any state; finished, unknown and repeated ids are no-ops."""
         chosen = data.draw(st.lists(st.sampled_from([*self.sim.requests, "unknown"]), max_size=3))
         self.sim.abort(*chosen)
 
@@ -156,7 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sim.check()
 
     def teardown(self) -> None:
-        """Without new arrivals everything ends, within a bound, and nothing stays held."""
+        """Without new arrivals all requests end within a bound, and no block stays held."""
         end_all(self.sim)
 
 
@@ -237,7 +237,7 @@ def random_event(sim: Simulation, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("first", range(0, NUM_TRACES, TRACES_PER_TEST))
 def test_short_random_traces(first: int) -> None:
-    """Without shrinking, and so at less cost: many more orders of events."""
+    """Without shrinking, which is cheaper and allows many more orders of events."""
     for seed in range(first, first + TRACES_PER_TEST):
         rng = random.Random(seed)
         sim = random_simulation(rng)

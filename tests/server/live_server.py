@@ -86,7 +86,7 @@ def as_new(running: Running, engine: FakeEngine) -> Running:
 
 
 def raw_post(body: dict[str, Any], *, headers: bytes = b"") -> bytes:
-    """A whole request as it stands on the wire."""
+    """The bytes of a complete request."""
     data = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     return head + headers + b"content-length: %d\r\n\r\n" % len(data) + data

@@ -1,4 +1,4 @@
-"""Which accepted request fields nobody reads. Used by the house rules, too."""
+"""Which accepted request fields no code reads. The house rules use it, too."""
 
 from __future__ import annotations
 

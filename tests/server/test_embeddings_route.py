@@ -199,7 +199,7 @@ def test_others_are_served_meanwhile(app: Starlette, engine: FakeEngine) -> None
 
 
 def test_each_field_is_read(engine: FakeEngine) -> None:
-    """But for `user`, which is accepted for OpenAI's sake."""
+    """All but `user`, which is accepted for compatibility with OpenAI."""
     app = build_app(engine, ServerSettings())
     read: set[str] = set()
 

@@ -135,7 +135,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 
 def exchange(server: Running, data: bytes) -> bytes:
-    """All that comes back for these bytes until the server hangs up."""
+    """All bytes that the server sends for these until it closes the connection."""
     with server.connect() as sock:
         with suppress(OSError):  # it was hung up on already; what was told is still to be read
             sock.sendall(data)

@@ -118,7 +118,7 @@ def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> No
 
 
 def on_demand(**settings: Any) -> House:
-    """`a` is there, `b` is loaded when somebody asks for it."""
+    """Model `a` is loaded; `b` is loaded when a request names it."""
     house = House(condition("a"), condition("b", "unloaded", at_start=False), **settings)
     house.parent = lambda message: (
         house.later("b", "loading", "loaded") if isinstance(message, LoadModel) else None

@@ -200,19 +200,19 @@ def write_folder(folder: Path, backend: Backend, **settings: Any) -> Path:
 
 @pytest.fixture(scope="session", params=list(BUILDERS))
 def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
-    """Each kind in turn."""
+    """A folder of each kind of tokenizer."""
     return folders[request.param]
 
 
 @pytest.fixture(scope="session")
 def tokenizer(folder: Path) -> Tokenizer:
-    """Each kind in turn."""
+    """A tokenizer of each kind."""
     return Tokenizer.from_folder(folder)
 
 
 @pytest.fixture(scope="session", params=WITH_ALL_BYTES)
 def byte_tokenizer(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Tokenizer:
-    """Each kind whose tokens can spell any bytes."""
+    """A tokenizer of each kind whose tokens can spell any bytes."""
     return Tokenizer.from_folder(folders[request.param])
 
 
@@ -228,7 +228,7 @@ def llama2(folders: dict[str, Path]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_ids(gpt2: Tokenizer) -> list[int]:
-    """For each byte, the id of the token that is only this byte, in the gpt2 kind."""
+    """For each byte, the id of the gpt2 token that is only this byte."""
     single = {gpt2.token_bytes(i): i for i in range(gpt2.vocab_size)}
     return [single[bytes([value])] for value in range(256)]
 

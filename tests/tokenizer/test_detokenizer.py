@@ -1,4 +1,4 @@
-"""The detokenizer against a naive oracle that decodes everything anew after each token."""
+"""The detokenizer against a reference that decodes everything again after each token."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def render(source: str) -> str:
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A short CPU limit, and a fence of 1 GiB around what a bomb that goes off could take."""
+    """A short CPU limit, and a memory limit of 1 GiB in case the sandbox fails."""
     monkeypatch.setattr(template_sandbox, "MAX_CPU_SECONDS", 0.2)
     fence = psutil.Process().memory_info().vms + 2**30
     before = resource.getrlimit(resource.RLIMIT_AS)

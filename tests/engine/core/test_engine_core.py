@@ -1,4 +1,4 @@
-"""The loop, with a runner made of arithmetic: what goes in comes out, whatever breaks."""
+"""The engine loop with a fake runner: outputs for all inputs, also after failures."""
 
 from __future__ import annotations
 

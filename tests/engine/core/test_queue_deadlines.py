@@ -1,4 +1,4 @@
-"""Waiting requests are given up in time, and nobody else."""
+"""Requests that wait too long are expired; running ones are not."""
 
 from __future__ import annotations
 

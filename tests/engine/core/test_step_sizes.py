@@ -70,7 +70,7 @@ class Work:
 
 
 class Recorded:
-    """Stands for a CUDA graph: launches nothing when it is replayed, but what was recorded."""
+    """A fake CUDA graph: a replay launches what was recorded."""
 
     def __init__(self, launch: Callable[[], StepTensors | None]) -> None:
         self.replay = launch

@@ -27,7 +27,7 @@ def _limits(max_model_len: int) -> RequestLimits:
 
 
 class _Encoder:
-    """A tokenizer with so many characters a token; notes how much it was asked to encode."""
+    """A tokenizer with a fixed number of characters per token; counts the characters it encodes."""
 
     def __init__(self, chars_per_token: int) -> None:
         self.chars_per_token = chars_per_token

@@ -1,4 +1,4 @@
-"""Whose fault a death was: real processes, ended in real ways."""
+"""What caused a process's death: real processes that are ended in real ways."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Front:
         self.link.engine_returned(info, self.server.address, self.server.page)
 
     async def until_running(self, count: int) -> None:
-        """Wait until so many requests are in the engine's batch."""
+        """Wait until this number of requests is in the engine's batch."""
         while len(self.server.core._scheduler._batch.running) < count:
             await asyncio.sleep(0.001)
 
@@ -317,7 +317,7 @@ def test_an_engine_that_does_not_return_ends_its_streams(tmp_path: Path) -> None
 
 
 def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
-    """It was started again and unloaded at once; its end is told to those who waited for it."""
+    """It is restarted and unloaded at once; requests that waited for it get an error."""
 
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
@@ -368,7 +368,7 @@ def test_who_only_watches_has_the_figures_of_all(tmp_path: Path) -> None:
 def test_a_view_waits_for_a_client_that_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks for no other before this one is there."""
+    """The client asks for the next view only after it got this one."""
     engine = Engine(tmp_path, 0, is_running=False)
     sent: list[StepOutput] = []
     outcomes = [Sent.FULL, Sent.OK, Sent.OK]

@@ -76,7 +76,7 @@ def test_impossible_settings_are_refused_at_the_start(
 
 
 class Deathbed:
-    """In the supervisor's place: an engine that dies for good while processes are asked of it."""
+    """A fake supervisor: the engine dies for good while processes are requested."""
 
     clients = ("0",)
 

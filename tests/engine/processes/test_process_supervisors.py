@@ -31,7 +31,7 @@ from quire.logs import LogOptions
 
 
 class Mortal:
-    """In an engine process's place: starts, does a step, and dies."""
+    """A fake engine process: starts, runs one step, and dies."""
 
     pid = 1
 

@@ -40,7 +40,7 @@ def _rates(*_: object, in_fp8: bool) -> Roofline:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured here: rates that are known, and each call once."""
+    """Fixed rates and one run of each call, so that nothing is measured."""
     monkeypatch.setattr(torch_profile, "measure_roofline", _rates)
     monkeypatch.setattr(compiled_profile, "measure_host_roofline", partial(_rates, in_fp8=False))
     monkeypatch.setattr("quire.engine.profile.roofline.LEAST_SECONDS", 0.0)

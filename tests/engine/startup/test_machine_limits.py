@@ -19,7 +19,7 @@ from quire.engine.startup.machine_limits import (
 
 
 def write(group: Path, **texts: str) -> None:
-    """Files of a controller: an underscore in a name stands for the dot behind it."""
+    """Write files of a cgroup controller; underscores in names stand for dots."""
     group.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (group / name.replace("_", ".", 1)).write_text(f"{text}\n")

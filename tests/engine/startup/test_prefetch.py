@@ -35,7 +35,7 @@ def test_files_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_prepared_weights_are_asked_for_instead(tmp_path: Path) -> None:
-    """A checkpoint that nobody is going to read must not push the page cache out."""
+    """A checkpoint that will not be read must not evict other files from the page cache."""
     folder, prepared = tmp_path / "model", tmp_path / "prepared"
     folder.mkdir()
     prepared.mkdir()

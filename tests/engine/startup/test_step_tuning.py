@@ -103,7 +103,7 @@ def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> 
 def test_an_engine_begins_with_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a model that is large enough; the figures are made up."""
+    """The model counts as large enough to be tuned; the timings are fake."""
     config = EngineConfig.from_options(
         device="cpu", dtype="float32", prepared_weights=str(tmp_path), itl_target_ms=50.0
     )

@@ -92,7 +92,7 @@ def numbers_of(weight: Any) -> Tensor:
 @pytest.mark.skipif(native.library() is None, reason="there are no compiled kernels")
 @pytest.mark.parametrize("name", METHODS)
 def test_the_compiled_decoder_serves_it(name: str, tmp_path: Path) -> None:
-    """All weights are natively packed; which format they have is what the table here says."""
+    """All weights are natively packed; the table here says in which format."""
     write_quantized(name, tmp_path)
     model, model_config = load_folder(tmp_path, "bfloat16", prepared_weights="none")
     find_weights(model_config.spec, stored_arrays(model), 16)
@@ -123,7 +123,7 @@ load_prepared(
 def test_prepared_weights_are_those_that_were_loaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a start that finds them needs no PyTorch."""
+    """A start with prepared weights needs no PyTorch."""
     monkeypatch.setattr("quire.models.prepared.prepared_weights.WORTH_BYTES", 0)
     write_quantized(name, tmp_path / "model")
     logits = []
@@ -308,7 +308,7 @@ def test_modelopts_own_config_file_is_read(tmp_path: Path) -> None:
 
 
 def test_a_setting_quantizes_the_numbers_again(tmp_path: Path) -> None:
-    """In the setting's format, which is Hadamard-rotated, unlike codes made elsewhere."""
+    """In the setting's format, with a Hadamard rotation, which other tools' codes do not have."""
     oracle = write_quantized("fp8", tmp_path)
     model, model_config = load_folder(tmp_path, prepared_weights="none", quantization="int8")
     down = model.model.layers[0].mlp.down_proj

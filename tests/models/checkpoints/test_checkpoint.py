@@ -262,7 +262,7 @@ def mutate(raw: bytes, rng: random.Random) -> bytes:
 
 
 def test_random_damage_never_passes_as_something_else(folder: Path) -> None:
-    """Each is refused, or what it changed was the content of a weight or the metadata."""
+    """Each is refused, unless it changed only weight data or metadata."""
     file = folder / "model.safetensors"
     raw = file.read_bytes()
     shapes = {name: tensor.shape for name, tensor in load_file(file).items()}

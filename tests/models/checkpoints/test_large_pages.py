@@ -1,4 +1,4 @@
-"""To ask for large pages does no harm where there are none, and reads a file where there are."""
+"""Asking for large pages works also where there are none."""
 
 from __future__ import annotations
 

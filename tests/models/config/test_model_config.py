@@ -66,7 +66,7 @@ GEMMA2 = {
 
 
 def test_soft_caps_are_given_or_null(tmp_path: Path) -> None:
-    """Without the key a model would be computed without the cap that it was trained with."""
+    """A missing key must not mean that the model is computed without its soft cap."""
     found = read(tmp_path, **GEMMA2)
     assert (found.attention_soft_cap, found.logit_soft_cap) == (50.0, None)
     assert found.attention_scale == 1 / 16

@@ -53,7 +53,7 @@ def test_weights_are_converted_while_they_are_loaded(checkpoint: Callable, tmp_p
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3_longrope"])
 def test_dummy_weights(checkpoint: Callable, tmp_path: Path, name: str) -> None:
-    """They need the config file only, are the same for the same seed, and give finite scores."""
+    """They need the config file only, are equal for equal seeds, and give finite logits."""
     folder, _ = checkpoint(name)
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     first, again, other = (

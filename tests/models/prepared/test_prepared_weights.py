@@ -157,7 +157,7 @@ def test_a_broken_file_is_made_again(
     file.write_bytes(broken[harm])
     for ours, theirs in zip(outputs(load(tmp_path)), right, strict=True):
         assert torch.equal(ours, theirs)
-    assert "it will be made again" in caplog.text
+    assert "it will be written again" in caplog.text
     assert file.read_bytes() == whole
 
 
@@ -184,7 +184,7 @@ def test_the_oldest_leave(tmp_path: Path) -> None:
 
 
 def test_tensors_are_written_as_they_are(tmp_path: Path) -> None:
-    """Those of 64 bytes' multiples lie at such places, where they can be multiplied."""
+    """Tensors with a multiple of 64 bytes are aligned so, and can be multiplied where they lie."""
     tensors = {
         "odd": torch.arange(3, dtype=torch.int8),
         "empty": torch.empty(5, 0),

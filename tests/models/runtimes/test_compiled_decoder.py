@@ -62,7 +62,7 @@ class PagedDecoder(PagedModel):
         self.heartbeats = 0
 
     def up_to(self, end: int) -> tuple[Any, Any]:
-        """As `RopeTable` does it."""
+        """See `RopeTable.up_to`."""
         cos, sin = self.model.model.rotaries[0](torch.arange(end))
         angles = arrays_of({"cos": cos, "sin": sin})
         return angles["cos"], angles["sin"]
@@ -77,7 +77,7 @@ class PagedDecoder(PagedModel):
 
 
 def logits(paged: PagedModel, paces: tuple[int, ...] = FEW) -> list[Tensor]:
-    """Of three steps of requests that advance together."""
+    """Logits of three steps of requests that advance together."""
     requests = [PagedRequest([(7 * i + 3 * n) % 500 + 3 for i in range(3 * n)]) for n in paces]
     return [part for _ in range(3) for part in paged.step(list(zip(requests, paces, strict=True)))]
 
@@ -136,7 +136,7 @@ def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> 
 
 
 def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
-    """As they are when steps are timed. And there is a sign of life for each call."""
+    """Step tuning runs fewer layers. Each call sends a heartbeat."""
     model, model_config = load_folder(checkpoint("qwen3_windows")[0])
     ours, theirs = PagedDecoder(model, model_config), PagedModel(model, model_config)
     whole = logits(ours)

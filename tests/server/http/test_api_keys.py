@@ -1,4 +1,4 @@
-"""Who is let in, by which key, and what a key's requests share with others."""
+"""Which keys are admitted, and which cached prefixes requests of different keys share."""
 
 from __future__ import annotations
 

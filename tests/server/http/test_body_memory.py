@@ -23,7 +23,7 @@ PATHS = ["/v1/completions", "/tokenize"]
 
 
 class Upload:
-    """A client that sends as it is told; `status` once it was answered."""
+    """A client that sends on command; `status` is set when it was answered."""
 
     def __init__(self, app: Starlette, path: str) -> None:
         self.status = 0

@@ -384,7 +384,7 @@ def test_what_is_refused_before_the_application_is_counted(
 
 
 def test_whole_answers_keep_to_http(server: Running) -> None:
-    """In one write or two: HEAD has no body, and who wants the connection closed is told so."""
+    """In one write or two: HEAD has no body; Connection: close is answered by the same."""
     with server.connect() as sock:
         for line in (b"HEAD /x HTTP/1.1", b"GET /x HTTP/1.1", b"GET /x HTTP/1.0"):
             sock.sendall(line + b"\r\nhost: a\r\n\r\n")

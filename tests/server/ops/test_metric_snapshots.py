@@ -43,7 +43,7 @@ def leave(folder: Path, name: str, *, requests: int = 1, epoch: int = 0) -> None
 
 
 def sums(folder: Path) -> tuple[float, ...]:
-    """All that is counted, as a process that asks sees it."""
+    """All counters, as read by one process."""
     total = Metrics(folder).total()
     engine = total.engines["fake"]
     return (

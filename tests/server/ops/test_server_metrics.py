@@ -130,7 +130,7 @@ def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:
 
 
 def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> None:
-    """To Prometheus, less than before means that the server was started again."""
+    """Prometheus takes a lower count for a restart of the server."""
     engines = [FakeEngine(), FakeEngine()]
     first, second = (process(tmp_path, engine) for engine in engines)
 

@@ -1,4 +1,4 @@
-"""Answers of every format: well-formed, malformed, cut anywhere, and meant to do harm."""
+"""Outputs of every format: well-formed, malformed, cut anywhere, and hostile."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PIECES = [
 
 
 def count(*pieces: str, in_reasoning: bool = False) -> int:
-    """Each piece is one token."""
+    """Counts each piece as one token."""
     counter = ReasoningTokenCounter(THINK, in_reasoning, lambda token_id: pieces[token_id].encode())
     counter.push(range(len(pieces)))
     return counter.num_tokens

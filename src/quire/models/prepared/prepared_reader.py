@@ -60,7 +60,7 @@ def open_prepared(file: Path) -> PreparedFile | None:
 
 def discard(file: Path, error: Exception) -> None:
     """Remove a file that is damaged, so that it is made again."""
-    logger.warning("%s is of no use (%s); it will be made again", file, error)
+    logger.warning("%s cannot be used (%s); it will be written again", file, error)
     with contextlib.suppress(OSError):
         file.unlink()
 

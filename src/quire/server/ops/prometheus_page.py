@@ -221,7 +221,7 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
 
 def _requests(engines: Engines) -> Iterator[Metric]:
     sent = [((model,), e.requests.num_sent) for model, e in engines]
-    yield _counter("quire:requests_sent", "Answers requested of the engine.", sent)
+    yield _counter("quire:requests_sent", "Answers requested from the engine.", sent)
     ended = [
         ((model, reason), e.requests.finished[reason])
         for model, e in engines
@@ -277,7 +277,9 @@ def _admission_rejections(total: Total) -> Metric:
 
 def _dropped_log_lines(total: Total) -> Metric:
     family = CounterMetricFamily(
-        "quire:log_lines_dropped", "Log lines dropped as nobody reads them.", labels=["process"]
+        "quire:log_lines_dropped",
+        "Log lines dropped because nothing reads them.",
+        labels=["process"],
     )
     engines = sum(e.counted.num_dropped_log_lines for e in total.engines.values())
     for process, count in (("api", total.dropped_log_lines), ("engine", engines)):

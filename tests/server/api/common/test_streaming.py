@@ -1,4 +1,4 @@
-"""Failures and disconnects: before the first byte, after it, and with nobody listening."""
+"""Failures and disconnects: before the first byte, after it, and after the client has left."""
 
 from __future__ import annotations
 

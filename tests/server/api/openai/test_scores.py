@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 
 def cosine(first: str, second: str) -> float:
-    """As the scripted engine embeds: first character, length and two constants."""
+    """The cosine for the fake engine's vectors: first character, length and two constants."""
     vectors = [[ord(text[0]), len(text), 0.1, -1.0] for text in (first, second)]
     a, b = vectors
     norms = math.dist(a, [0] * 4) * math.dist(b, [0] * 4)
