@@ -61,6 +61,12 @@ class ModelSettings:
         "each 64; mxfp4: 4-bit floats, with an exponent for each 32; all but fp8 run on "
         "CPUs; dequantized: the weights of a quantized checkpoint as numbers in dtype",
     )
+    quantization_overrides: str | None = setting(
+        None,
+        "formats of some linear layers, by patterns of their names: *.down_proj=int8,lm_head=none; "
+        "the first pattern that matches decides, others follow quantization",
+        is_list=True,
+    )
     max_model_len: int | None = setting(
         None, "longest prompt + answer in tokens; default: the model's own limit", within=COUNT
     )

@@ -20,6 +20,7 @@ class LLMOptions(TypedDict, total=False):
     served_model_name: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     quantization: Literal["none", "fp8", "int8", "int4", "nf4", "mxfp4", "dequantized"] | None
+    quantization_overrides: str | None
     max_model_len: int | None
     load_format: Literal["auto", "dummy", "null"] | None
     prepared_weights: str | PathLike[str] | None

@@ -15,8 +15,10 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4
 from quire.kernels.formats.int8 import INT8
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions
+from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.quantization.scheme import SCHEMES, Role, Scheme, check_device, scheme_of
@@ -44,14 +46,45 @@ def test_roles_without_a_format_are_left_alone() -> None:
 
 
 def test_modules_may_be_ignored_by_name() -> None:
-    ignored = ("*.down_proj", "model.layers.0.*")
-    scheme = Scheme("invented", {"layer": (INT4, INT8)}, ignored)
+    overrides = (("*.down_proj", None), ("model.layers.0.*", None))
+    scheme = Scheme("invented", {"layer": (INT4, INT8)}, overrides=overrides)
     chosen = {
         name: scheme.format_for(name, "layer", 64, 128)
         for name in ("model.layers.0.mlp.gate_up_proj", "model.layers.1.mlp.gate_up_proj")
     }
     assert list(chosen.values()) == [None, INT4]
     assert scheme.format_for("model.layers.1.mlp.down_proj", "layer", 64, 128) is None
+
+
+def test_modules_may_have_formats_of_their_own() -> None:
+    scheme = scheme_of("int4", "*.0.mlp.*=int8, *.down_proj=none,lm_head=nf4")
+    assert scheme is not None
+
+    def chosen(module: str, role: Role = "layer") -> WeightFormat | None:
+        return scheme.format_for(module, role, 64, 128)
+
+    assert chosen("model.layers.0.mlp.down_proj") is INT8
+    assert chosen("model.layers.1.mlp.down_proj") is None
+    assert chosen("model.layers.1.mlp.gate_up_proj") is INT4
+    assert chosen("lm_head", "head") is INT8
+    alone = scheme_of("none", "*.down_proj=fp8")
+    assert alone is not None
+    assert alone.format_for("model.layers.1.mlp.gate_up_proj", "layer", 64, 128) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("down_proj", "holds 'down_proj'; give pattern=format"),
+        ("*.down_proj=int3", r"the format of '\*.down_proj' must be one of none, fp8"),
+        ("*.q_proj=int8", r"'\*.q_proj' matches no linear layer .* qkv_proj, o_proj, gate_up_proj"),
+    ],
+)
+def test_wrong_overrides_are_refused_before_memory_is_taken(overrides: str, message: str) -> None:
+    folder = resolve_model("quire-tiny-draft")
+    settings = ModelSettings(quantization="int4", quantization_overrides=overrides)
+    with pytest.raises(ConfigError, match=message):
+        choose_formats(settings, None, ModelConfig.from_folder(folder).spec, "cpu")
 
 
 def test_the_first_format_that_sizes_allow_is_taken() -> None:
@@ -64,10 +97,12 @@ def test_the_first_format_that_sizes_allow_is_taken() -> None:
 
 def test_a_device_without_kernels_for_a_scheme_is_refused() -> None:
     for name in ("none", "fp8", "int8", "int4"):
-        check_device(name, "cpu")
-    check_device("fp8", "cuda")
+        check_device(name, None, "cpu")
+    check_device("fp8", None, "cuda")
     with pytest.raises(ConfigError, match=r"'int4', which runs on cpu alone.*use quantization fp8"):
-        check_device("int4", "cuda")
+        check_device("int4", None, "cuda")
+    with pytest.raises(ConfigError, match="'int8', which runs on cpu alone"):
+        check_device("fp8", "lm_head=int8", "cuda")
 
 
 @pytest.mark.parametrize("k", [128, 77], ids=str)
@@ -89,7 +124,8 @@ def test_layers_and_the_memory_plan_choose_by_the_same_names() -> None:
     """An ignored module stays in the model's data type, in one decoder layer alone."""
     folder = resolve_model("quire-tiny-draft")
     spec = ModelConfig.from_folder(folder).spec
-    scheme = Scheme("invented", {"layer": (FP8,)}, ignored=("model.layers.0.mlp.down_proj",))
+    overrides = (("model.layers.0.mlp.down_proj", None),)
+    scheme = Scheme("invented", {"layer": (FP8,)}, overrides=overrides)
     options = LayerOptions(torch.float32, torch.device("meta"), kernels_for("meta"), scheme)
     model = LlamaForCausalLM(spec, 64, options)
     linears = dict(spec.named_linears)

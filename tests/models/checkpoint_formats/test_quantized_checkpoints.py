@@ -17,9 +17,9 @@ from harness import PagedModel, load_folder
 from quantized_checkpoints import DOWN, METHODS, words, write_quantized
 from torch import Tensor
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ModelSettings
 from quire.engine.startup.footprint import weights_by_format
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.operands import Int4Weight, Int8Weight, PackedWeight
@@ -59,7 +59,9 @@ def test_weights_are_the_codes_of_the_checkpoint_to_the_last_bit(name: str, tmp_
     config = ModelConfig.from_folder(tmp_path)
     linears = dict(oracle.named_modules())
     for setting in ("none", "int8"):
-        scheme = choose_formats(setting, config.checkpoint_format, config.spec, "cpu")
+        scheme = choose_formats(
+            ModelSettings(quantization=setting), config.checkpoint_format, config.spec, "cpu"
+        )
         source = CheckpointSource(Checkpoint.open(tmp_path), config, scheme)
         source._names = set(source._checkpoint.entries)
         for weight, found, _ in source.weights(torch.device("cpu"), torch.float32):
@@ -283,7 +285,7 @@ def test_gate_and_up_are_in_fp8_on_a_gpu_only_if_down_is(tmp_path: Path) -> None
     """Their kernel rounds activations for the next layer, and cannot see what that has."""
     write_quantized("float_channel", tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    scheme = choose_formats("none", config.checkpoint_format, config.spec, "cuda")
+    scheme = choose_formats(ModelSettings(), config.checkpoint_format, config.spec, "cuda")
     assert scheme is not None
     found = {
         name: scheme.format_for(name, linear.role, linear.n, linear.k)
@@ -317,3 +319,11 @@ def test_a_setting_quantizes_the_numbers_again(tmp_path: Path) -> None:
     with torch.inference_mode():
         theirs = oracle(torch.tensor([PROMPT])).logits[0]
     assert (ours - theirs).norm() / theirs.norm() < 0.05
+
+
+def test_overrides_of_a_checkpoints_own_formats_are_refused(tmp_path: Path) -> None:
+    write_quantized("awq", tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    settings = ModelSettings(quantization_overrides="*.o_proj=int8")
+    with pytest.raises(ConfigError, match="quantized by awq; leave it out, or give quantization"):
+        choose_formats(settings, config.checkpoint_format, config.spec, "cpu")

@@ -29,6 +29,7 @@ from quire.models.loading import loader
 from quire.models.prepared import prepared_weights as prepared
 from quire.models.prepared import safetensors_writer
 from quire.models.prepared.prepared_files import (
+    checkpoint_key,
     free_space,
     newest_file,
     prepared_file,
@@ -286,3 +287,12 @@ def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "writev", lambda *_: 3)
     with pytest.raises(OSError, match="No space"):
         write_tensors(tmp_path / "file", {"weight": torch.ones(4)})
+
+
+def test_each_choice_of_formats_has_a_file_of_its_own(tmp_path: Path) -> None:
+    choices = ("none", None), ("int4", None), ("int4", "lm_head=none"), ("int4", "lm_head=nf4")
+    keys = {
+        checkpoint_key(ModelSettings(quantization=name, quantization_overrides=rules), tmp_path)
+        for name, rules in choices
+    }
+    assert len(keys) == len(choices)

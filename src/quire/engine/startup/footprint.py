@@ -76,9 +76,7 @@ def weights_by_format(
         num_weights = sum(entry.num_items for entry in open_checkpoint(folder).entries.values())
     dtype = choose_dtype(config, model_config)
     item = DTYPES[dtype].num_bytes
-    scheme = choose_formats(
-        config.model.quantization, model_config.checkpoint_format, spec, device_type(config)
-    )
+    scheme = choose_formats(config.model, model_config.checkpoint_format, spec, device_type(config))
     tied = spec.head if spec.is_head_tied else None
     if scheme is None:
         return {dtype: num_weights * item}

@@ -45,7 +45,8 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
 
     Raises ConfigError or CheckpointError, which say what to change.
     """
-    check_device(requested.model.quantization, device)
+    model = requested.model
+    check_device(model.quantization, model.quantization_overrides, device)
     config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)

@@ -58,7 +58,7 @@ def steps_of(
         return measure()
     key = (
         __version__, LAYOUT, _processor(), native.identity(), runtime, model_config,
-        config.quantization, *numbers, list(candidates),
+        config.quantization, config.quantization_overrides, *numbers, list(candidates),
     )  # fmt: skip
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     file = folder / _NAME

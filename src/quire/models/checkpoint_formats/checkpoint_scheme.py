@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.config import ModelSettings
 from quire.core.layer_spec import LinearSpec, ModelSpec, Role, layer_module
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
-from quire.quantization.scheme import FormatChoice, scheme_of
+from quire.options import require
+from quire.quantization.scheme import FormatChoice, check_patterns, scheme_of
 
-# types of codes that a device multiplies at speed
-_SERVED = {"cpu": ("int4", "int8"), "cuda": ("fp8",)}
+# Formats that a type of device multiplies at speed. For a device to keep the codes of checkpoints in
+# a format, add the format's name here, and its operand to the device's `linear` (and `pack`).
+_SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class CheckpointScheme:
         self._otherwise = otherwise if has_it else None
         self._quantized = _quantized_modules(checkpoint, spec)
         self._linears = dict(stored_weights(spec))
-        # what multiplies gate and up in FP8 rounds activations for down, which has to be so, too
+        # what follows gate and up, whose result some formats round for it (`rounds_next`)
         self._down = {
             f"{layer_module(index)}.{layer.mlp.gate_up.module}": (
                 f"{layer_module(index)}.{layer.mlp.down.module}"
@@ -58,11 +61,12 @@ class CheckpointScheme:
             if self._otherwise is None or module not in self._quantized:
                 return None
             return self._otherwise.format_for(module, role, n, k)
-        if found.codes == "fp8" and module in self._down:
+        own = format_of(found)
+        if own.rounds_next and module in self._down:
             down = self._spec_of(self._down[module])
-            if down is None or down.codes != "fp8":
+            if down is None or down.codes != found.codes:
                 return None
-        return format_of(found)
+        return own
 
     def _spec_of(self, module: str) -> QuantSpec | None:
         linear = self._linears.get(module)
@@ -72,16 +76,25 @@ class CheckpointScheme:
 
 
 def choose_formats(
-    setting: str, checkpoint: CheckpointFormat | None, spec: ModelSpec, device: str
+    settings: ModelSettings, checkpoint: CheckpointFormat | None, spec: ModelSpec, device: str
 ) -> FormatChoice | None:
     """The formats of a model's weights; None for its data type.
 
-    setting: of quantization, which goes before what the checkpoint has.
+    The settings go before what the checkpoint has. Raises ConfigError for overrides that match
+    nothing, or that would be of a checkpoint's formats.
     """
-    found = scheme_of(setting)
-    if found is not None or checkpoint is None:
-        return found
-    return CheckpointScheme(checkpoint, spec, device)
+    setting, overrides = settings.quantization, settings.quantization_overrides
+    if setting == "none" and checkpoint is not None:
+        require(
+            overrides is None,
+            f"quantization_overrides changes weights of the checkpoint, which is quantized by "
+            f"{checkpoint.name}; leave it out, or give quantization, too",
+        )
+        return CheckpointScheme(checkpoint, spec, device)
+    found = scheme_of(setting, overrides)
+    if found is not None:
+        check_patterns(found, [name for name, _ in spec.named_linears])
+    return found
 
 
 def _quantized_modules(checkpoint: CheckpointFormat, spec: ModelSpec) -> set[str]:

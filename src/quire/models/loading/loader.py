@@ -80,9 +80,7 @@ def load_unsaved(
     if kernels is None and device.type == "cpu":
         prepared = prepared_weights(config, model_config, path, dtype)
     kernels = kernels or kernels_for(device.type)
-    scheme = choose_formats(
-        config.quantization, model_config.checkpoint_format, model_config.spec, device.type
-    )
+    scheme = choose_formats(config, model_config.checkpoint_format, model_config.spec, device.type)
     build = partial(_build, config, model_config, dtype=dtype, scheme=scheme)
     if prepared is not None:
         found = prepared.restore(lambda: build(device, kernels))
@@ -122,9 +120,10 @@ def _build(
 def _log_exceptions(scheme: Scheme, model: nn.Module) -> None:
     """Log which weights get another format than their scheme has first, for their size."""
     others: Counter[str] = Counter()
-    for module in model.modules():
-        if isinstance(module, LinearBase) and module.method.weight_format is not None:
-            wanted, found = scheme.formats[module.spec.role][0], module.method.weight_format
+    for name, module in model.named_modules():
+        own = scheme.applying_to(name)
+        if own and isinstance(module, LinearBase) and module.method.weight_format is not None:
+            wanted, found = own.formats[module.spec.role][0], module.method.weight_format
             why = f"{found.name} in place of {wanted.name}: their inputs are no multiple of "
             others[f"{why}{wanted.spec.group}"] += found != wanted
     for what, count in (+others).items():

@@ -73,7 +73,8 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
         for file in sorted(path.iterdir())
         if file.suffix in (_SUFFIX, ".json", ".gguf")
     ]
-    return digest_of((__version__, str(path.resolve()), files, config.quantization))
+    formats = config.quantization, config.quantization_overrides
+    return digest_of((__version__, str(path.resolve()), files, formats))
 
 
 def digest_of(key: tuple[object, ...]) -> str:
