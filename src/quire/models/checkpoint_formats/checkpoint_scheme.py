@@ -17,8 +17,8 @@ from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, 
 from quire.options import require
 from quire.quantization.scheme import FormatChoice, check_patterns, scheme_of
 
-# Formats that a type of device multiplies at speed. For a device to keep the codes of checkpoints in
-# a format, add the format's name here, and its operand to the device's `linear` (and `pack`).
+# Formats that a type of device multiplies at speed. For a device to keep checkpoints' codes in one,
+# add the format's name here, and its operand to the device's `linear` (and `pack`).
 _SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8",)}
 
 
