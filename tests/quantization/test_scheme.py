@@ -75,7 +75,7 @@ def test_modules_may_have_formats_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("down_proj", "holds 'down_proj'; give pattern=format"),
+        ("down_proj", "must hold pattern=format, .* not 'down_proj'"),
         ("*.down_proj=int3", r"the format of '\*.down_proj' must be one of none, fp8"),
         ("*.q_proj=int8", r"'\*.q_proj' matches no linear layer .* qkv_proj, o_proj, gate_up_proj"),
     ],
