@@ -95,7 +95,7 @@ def _override(rule: str) -> tuple[str, Scheme | None]:
     pattern, equals, name = rule.rpartition("=")
     if not (pattern and equals):
         raise ConfigError(
-            f"quantization_overrides must hold pattern=format, such as *.down_proj=int8, not {rule!r}"
+            f"quantization_overrides must hold pattern=format, as in lm_head=int8, not {rule!r}"
         )
     return pattern, _named(name, f"quantization_overrides: the format of {pattern!r}")
 
