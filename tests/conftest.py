@@ -1,4 +1,4 @@
-"""What holds for all tests: Triton's interpreter, a cache, when the garbage collector works.
+"""What holds for all tests: Triton's interpreter, a cache, the garbage collector, the order.
 
 Without a GPU, Triton's kernels run in its interpreter. Triton reads that when it is imported, so it
 is set before any test is: which tests are collected first makes no difference.
@@ -21,6 +21,23 @@ import pytest
 
 gc.disable()
 
+# begun first, longest first: what is begun last keeps one process busy while the others have ended
+LONG = [
+    "test_triton_compile.py",
+    "test_interrupts.py",
+    "test_triton_kernels.py",
+    "test_processes.py",
+    "test_page_browser.py",
+    "test_attention_params.py",
+    "test_several_models.py",
+    "test_invariant.py",
+    "test_mixed_load.py",
+    "test_families_engine.py",
+    "test_scheduler_properties.py",
+    "test_grammar_checker.py",
+    "test_compiled_start.py",
+]
+
 
 def _has_gpu() -> bool:
     if not Path("/dev/nvidiactl").exists():
@@ -40,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="quire-tests-")
         os.environ["XDG_CACHE_HOME"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    index = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: index.get(item.path.name, len(LONG)))
 
 
 def pytest_collection_finish() -> None:

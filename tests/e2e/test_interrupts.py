@@ -75,7 +75,7 @@ def catching(work, levels=4):
 
 def settle():
     sender.join()
-    time.sleep(0.05)  # a busy machine delivers a signal late
+    time.sleep(0.01)  # a busy machine delivers a signal late
 
 async def in_loop():
     await asyncio.sleep(0)
@@ -95,7 +95,7 @@ def attempt_and_settle():
 def settle_for_sure():
     while sender.is_alive():
         catching(settle)
-    time.sleep(0.05)  # a busy machine delivers a signal late
+    time.sleep(0.01)  # a busy machine delivers a signal late
 
 interrupts = 0
 for round in range(25):

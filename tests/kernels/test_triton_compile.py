@@ -55,14 +55,17 @@ KERNELS = {
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each takes; in a process of its own, as the interpreter is chosen for a whole one."""
+def compiled() -> dict[str, Any]:
+    """What each takes; in a process of its own, as the interpreter is chosen for a whole one.
+
+    Triton's own cache spares a machine to compile twice what has not changed.
+    """
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     wanted = [f"{kernel}:{capability}" for kernel in KERNELS for capability in KERNELS[kernel]]
     done = subprocess.run(
         [sys.executable, script, *wanted],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
