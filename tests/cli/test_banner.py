@@ -69,3 +69,10 @@ def test_a_key_of_a_file(tmp_path: Path) -> None:
 )
 def test_no_key_is_shown(settings: dict[str, Any], expected: str) -> None:
     assert header(ServerSettings(**settings), from_environment=False) == expected
+
+
+def test_a_unix_socket_in_the_example() -> None:
+    text = ready_text([], ["m"], "unix:/run/my api.sock", 2.0, key="")
+    assert "is ready at unix:/run/my api.sock" in text
+    assert "curl --unix-socket '/run/my api.sock' http://localhost/v1/chat/completions" in text
+    assert "page" not in text

@@ -35,7 +35,8 @@ SAMPLING = """
     --bad-words --skip-special-tokens --no-skip-special-tokens
 """
 SERVE = """
-    --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
+    --host --port --uds --root-path --api-key --api-key-file
+    --share-prefix-cache --no-share-prefix-cache
     --allowed-hosts
     --allowed-origins
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout

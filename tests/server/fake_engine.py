@@ -50,6 +50,7 @@ class FakeTokenizer:
 
     has_chat_template = True
     chat_template_text = ""
+    names: ClassVar[dict[str, str]] = {"eos_token": "</s>"}
     chat_variables: frozenset[str] = frozenset({"messages", "mood"})
     control_tokens: ClassVar[dict[str, int]] = {}  # name → id
     continued = False  # whether the last message was to be continued

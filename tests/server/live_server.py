@@ -31,8 +31,9 @@ class Running:
         limits: ConnectionLimits | None = None,
         keep_alive: float | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+        sock: socket.socket | None = None,
     ) -> None:
-        self.sock = bind("127.0.0.1", 0)
+        self.sock = sock or bind("127.0.0.1", 0)
         self.port = self.sock.getsockname()[1]
         settings = settings or ServerSettings(shutdown_timeout=1)
         self._admin = bind_admin(settings.admin_port, settings.admin_uds)

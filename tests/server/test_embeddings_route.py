@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
+import time
 from typing import Any
 
 import msgspec
@@ -32,7 +34,10 @@ def embed(app: Starlette, **fields: Any) -> Reply:
 def test_the_answer_is_openais(app: Starlette) -> None:
     reply = embed(app, model="fake", user="me")
     assert reply.status == 200
-    assert reply.json() == {
+    found = reply.json()
+    assert found.pop("id").startswith("embd-")
+    assert abs(found.pop("created") - time.time()) < 60
+    assert found == {
         "object": "list",
         "data": [
             {
@@ -42,7 +47,7 @@ def test_the_answer_is_openais(app: Starlette) -> None:
             }
         ],
         "model": "fake",
-        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+        "usage": {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0},
     }
 
 
@@ -69,6 +74,64 @@ def test_base64_is_of_little_endian_float32(app: Starlette) -> None:
     plain, coded = (embed(app, encoding_format=encoding).json() for encoding in ("float", "base64"))
     data = base64.b64decode(coded["data"][0]["embedding"], validate=True)
     assert list(struct.unpack("<4f", data)) == plain["data"][0]["embedding"]
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_a_header_says_where_vectors_begin(app: Starlette, order: str) -> None:
+    fields = {"input": ["abc", "de"], "embed_dtype": "float16", "endianness": order}
+    plain = embed(app, input=["abc", "de"]).json()
+    reply = embed(app, **fields, encoding_format="bytes")
+    assert reply.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(reply.headers["metadata"])
+    assert metadata["usage"] == plain["usage"]
+    kind = "<4e" if order == "little" else ">4e"
+    for item, wanted in zip(metadata["data"], plain["data"], strict=True):
+        assert (item["embed_dtype"], item["endianness"], item["shape"]) == ("float16", order, [4])
+        found = struct.unpack(kind, reply.body[item["start"] : item["end"]])
+        assert found == pytest.approx(wanted["embedding"], rel=1e-3)
+    assert metadata["data"][-1]["end"] == len(reply.body)
+    bare = embed(app, **fields, encoding_format="bytes_only")
+    assert (bare.body, "metadata" in bare.headers) == (reply.body, False)
+    coded = embed(app, **fields, encoding_format="base64").json()["data"]
+    assert b"".join(base64.b64decode(item["embedding"]) for item in coded) == reply.body
+
+
+def test_a_conversation_is_embedded(app: Starlette, engine: FakeEngine) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    reply = call(app, PATH, {"messages": messages})
+    ids = call(app, "/tokenize", {"messages": messages, "add_generation_prompt": False}).json()
+    assert reply.status == 200
+    assert engine.calls[0]["ids"] == ids["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({}, "input", "missing_field"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input", "invalid_value"),
+        ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        (
+            {"messages": [{"role": "user", "content": "a", "nmae": "b"}]},
+            "messages[0].nmae",
+            "unknown_parameter",
+        ),
+    ],
+)
+def test_an_input_or_messages(
+    app: Starlette, fields: dict[str, Any], param: str, code: str
+) -> None:
+    error = call(app, PATH, fields).error
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_pooling_is_vllms(app: Starlette) -> None:
+    reply = call(app, "/pooling", {"input": "abc", "task": "embed"}).json()
+    assert reply["id"].startswith("pool-")
+    item = {"object": "pooling", "index": 0, "data": pytest.approx([97.0, 3.0, 0.1, -1.0])}
+    assert reply["data"] == [item]
+    refused = call(app, "/pooling", {"input": "abc", "task": "token_embed"})
+    assert (refused.status, refused.error["param"]) == (400, "task")
 
 
 def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
@@ -103,7 +166,7 @@ def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
         (
             {"encoding_format": "int8"},
             "encoding_format",
-            "encoding_format: must be base64 or float, not",
+            "encoding_format: must be base64, bytes, bytes_only or float, not",
         ),
         ({"dimensions": 0}, "dimensions", "dimensions: must be an integer >= 1"),
         ({"dimensions": 5}, "dimensions", "dimensions: 5 is more than the 4 that"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import uvloop
 from fake_engine import FakeEngine
 from live_server import Running
 
 from quire.errors import ConfigError
-from quire.server.http.listen_address import base_url, bind
+from quire.server.http.listen_address import base_url, bind, bind_api, is_loopback
 
 
 @pytest.fixture
@@ -77,3 +79,19 @@ def test_host_of_another_machine(host: str) -> None:
 def test_base_url() -> None:
     with bind("0.0.0.0", 0) as sock:
         assert base_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    with bind_api("", 0, str(path)) as sock:
+        assert base_url(sock) == f"unix:{path}"
+        assert is_loopback(sock)
+        with pytest.raises(ConfigError, match="--uds"), bind_api("", 0, str(path)):
+            pass
+        server = Running(FakeEngine(), loop_factory=uvloop.new_event_loop, sock=sock)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        server.stop()
+    assert not path.exists()

@@ -1,4 +1,4 @@
-"""Stand-in for tests/utils.py of vLLM: RemoteOpenAIServer starts Quire with the bundled model."""
+"""Stand-in for tests/utils.py of vLLM: RemoteOpenAIServer starts Quire with the suite's model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,37 @@ import urllib.parse
 from typing import Any
 
 import openai
+import pytest
 
 ROCM_EXTRA_ARGS: list[str] = []
 ROCM_ENV_OVERRIDES: dict[str, str] = {}
-# options that Quire gets as they are; the others set up what the bundled model does not have
-PASSED_ON = {"--uds": 1, "--root-path": 1, "--api-key": 1, "--served-model-name": 9}
-MAX_MODEL_LEN = 4096  # of the bundled model
+# options that are left out, with their values: those of another model or its hardware, and those
+# that Quire refuses, so that tests of the same file that need none of them can run
+LEFT_OUT = [
+    "--dtype",
+    "--tokenizer",
+    "--chat-template",
+    "--tool-call-parser",
+    "--reasoning-parser",
+    "--load-format",
+    "--hf-overrides",
+    "--gpu-memory-utilization",
+    "--attention-backend",
+    "--attention-config",
+    "--seed",
+    "--enable-lora",
+    "--lora-modules",
+    "--max-lora-rank",
+    "--max-cpu-loras",
+    "--pooler-config",
+    "--watermark-config",
+    "--speculative-config",
+    "--enable-per-request-metrics",
+]
 
 
 class RemoteOpenAIServer:
-    """A running `quire serve`. model: the name under which the bundled model is served."""
+    """A running `quire serve`. model: the name under which the suite's model is served."""
 
     DUMMY_API_KEY = "token-abc123"
 
@@ -32,16 +53,23 @@ class RemoteOpenAIServer:
         env_dict: dict[str, str] | None = None,
         **_options: Any,
     ) -> None:
-        command = [sys.executable, "-m", "quire", "serve", *_own_args(model, vllm_serve_args)]
-        self.show_hidden_metrics = False
+        args = list(vllm_serve_args)
+        command = [sys.executable, "-m", "quire", "serve", *own_args(model, args)]
+        self.show_hidden_metrics = any("--show-hidden-metrics" in word for word in args)
+        self.uds = args[args.index("--uds") + 1] if "--uds" in args else None
         environment = os.environ | (env_dict or {})
-        self.proc = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-        self.uds = _value(vllm_serve_args, "--uds")
-        assert self.proc.stdout is not None
-        line = self.proc.stdout.readline()
-        ready = re.search(r"ready at (http://[^:/]+):?(\d*)", line)
-        assert ready is not None or self.uds, f"the server did not start: {line}"
-        self.host, self.port = "127.0.0.1", int(ready[2] or 0) if ready else 0
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with open(os.environ["SUITE_LOG"], "w+", encoding="utf-8") as log:
+            self.proc = subprocess.Popen(command, env=environment, **pipes | {"stderr": log})
+            assert self.proc.stdout is not None
+            line = self.proc.stdout.readline()
+            if (ready := re.search(r"ready at (\S+)", line)) is None:
+                self.proc.wait(timeout=30)
+                log.seek(0)
+                said = [line for line in log if line.startswith("error")] or ["nothing"]
+                pytest.fail(f"the server did not start: {said[-1]}", pytrace=False)
+        address = urllib.parse.urlsplit(ready[1])
+        self.host, self.port = address.hostname, None if self.uds else address.port
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self
@@ -54,12 +82,12 @@ class RemoteOpenAIServer:
     def url_root(self) -> str:
         """The address of the server."""
         if self.uds:
-            return "http+unix://" + urllib.parse.quote(self.uds, safe="")
+            return "http://localhost"
         return f"http://{self.host}:{self.port}"
 
     def url_for(self, *parts: str) -> str:
         """The address of a path."""
-        return "/".join([self.url_root, *parts])
+        return "/".join([self.url_root, *(part.strip("/") for part in parts)])
 
     def get_client(self, **options: Any) -> openai.OpenAI:
         """OpenAI's client for this server."""
@@ -86,17 +114,18 @@ class RemoteOpenAIServer:
         return given | {"max_retries": 0} | options
 
 
-def _own_args(model: str, args: list[str]) -> list[str]:
-    own = [] if "--served-model-name" in args else ["--served-model-name", model]
-    for index, name in enumerate(args):
-        if (count := PASSED_ON.get(name)) is not None:
-            rest = args[index + 1 : index + 1 + count]
-            ends = [i for i, text in enumerate(rest) if text.startswith("--")] or [len(rest)]
-            own += [name, *rest[: ends[0]]]
-    length = int(_value(args, "--max-model-len") or MAX_MODEL_LEN)
-    own += ["--max-model-len", str(min(length, MAX_MODEL_LEN))]
-    return own if "--uds" in own else [*own, "--port", "0"]
+class RemoteLaunchRenderServer(RemoteOpenAIServer):
+    """A server that only renders; here it is the same one."""
 
 
-def _value(args: list[str], name: str) -> str | None:
-    return args[args.index(name) + 1] if name in args else None
+def own_args(model: str, args: list[str]) -> list[str]:
+    """Arguments of `quire serve` for those of `vllm serve MODEL`."""
+    own, is_left_out = [os.environ["SUITE_MODEL"]], False
+    for word in args:
+        if word.startswith("--"):
+            is_left_out = word.partition("=")[0] in LEFT_OUT
+        if not is_left_out:
+            own.append(word)
+    if "--served-model-name" not in own:
+        own += ["--served-model-name", model]
+    return own if "--uds" in own or "--port" in own else [*own, "--port", "0"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import json
 import sys
 import types
 from collections.abc import Sequence
@@ -17,6 +18,14 @@ from quire.version import __version__ as __version__
 
 class Reply(types.SimpleNamespace):
     """A JSON object with its fields as attributes, in place of vLLM's classes of replies."""
+
+    def __init__(self, *_values: Any, **fields: Any) -> None:
+        super().__init__(**fields)
+
+    @classmethod
+    def model_validate_json(cls, text: str) -> Any:
+        """The object of a JSON text."""
+        return cls.model_validate(json.loads(text))
 
     @classmethod
     def model_validate(cls, value: Any) -> Any:

@@ -1,3 +1,7 @@
 """Stand-in for vllm.version: the version that the server has."""
 
 from quire.version import __version__ as __version__
+
+
+def _prev_minor_version() -> str:
+    return "0.0"

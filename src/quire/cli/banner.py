@@ -19,11 +19,15 @@ def ready_text(
     key: str,
     admin: str = "",
 ) -> str:
-    """The whole text. on_demand: the models that are not loaded yet. key: of `key_in_shell`.
+    """The whole text.
 
+    url: of `base_url`. on_demand: the models that are not loaded yet. key: of `key_in_shell`.
     admin: where the admin endpoints are, if anywhere.
     """
     auth = f' -H "Authorization: Bearer {key}"' if key else ""
+    is_unix = url.startswith("unix:")
+    path = shlex.quote(url.removeprefix("unix:"))
+    base = f"--unix-socket {path} http://localhost" if is_unix else url
     spent = infos[0].seconds if len(infos) == 1 else {}
     if spent:
         spent = {"processes": max(0.0, seconds - sum(spent.values()))} | spent
@@ -33,9 +37,9 @@ def ready_text(
         f"Quire {__version__} is ready at {url} after {after}",
         *map(_model_text, infos),
         *(f"  model     {name}: loaded on demand" for name in on_demand),
-        f"  page      {url}/",
+        *([] if is_unix else [f"  page      {url}/"]),
         *([f"  admin     {admin}"] if admin else []),
-        f"  try       curl {url}/v1/chat/completions{auth} -H 'Content-Type: application/json' \\",
+        f"  try       curl {base}/v1/chat/completions{auth} -H 'Content-Type: application/json' \\",
         """              -d '{"messages": [{"role": "user", "content": "hello"}]}'""",
     ]
     return "\n".join(lines)

@@ -113,8 +113,11 @@ class _Rewriter:
 
 
 def _row_of(flag: str) -> tuple[ForeignName, bool] | None:
-    """The row of a flag, and whether it is the negative of a switch; None without a row."""
-    if row := _ROWS.get(flag):
+    """The row of a flag, and whether it is the negative of a switch; None without a row.
+
+    A flag such as --structured-outputs-config.backend sets a part of the option before its dot.
+    """
+    if row := _ROWS.get(flag.partition(".")[0]):
         return row, False
     row = _ROWS.get("--" + flag.removeprefix("--no-"))
     if flag.startswith("--no-") and row is not None and row.arity == "switch":

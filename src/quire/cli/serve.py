@@ -34,7 +34,13 @@ from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
 from quire.server.http.api_keys import listed
-from quire.server.http.listen_address import admin_address, base_url, bind, bind_admin, is_loopback
+from quire.server.http.listen_address import (
+    admin_address,
+    base_url,
+    bind_admin,
+    bind_api,
+    is_loopback,
+)
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
@@ -105,7 +111,7 @@ def run(argv: Sequence[str]) -> int:
     raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (
-        bind(settings.host, settings.port) as listener,
+        bind_api(settings.host, settings.port, settings.uds) as listener,
         bind_admin(settings.admin_port, settings.admin_uds) as admin,
     ):
         return asyncio.run(_serve(plans, settings, listener, admin, begin, key))

@@ -40,6 +40,8 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("return_progress", _L, "a stream begins with the first token"),
     no_effect("keep_alive", _O, "a model stays loaded; see idle_unload_seconds"),
     no_effect("guided_decoding_backend", _V, "llguidance constrains every structured output"),
+    no_effect("request_id", _V, "a request is named by its header x-request-id"),
+    only("padding", _V, ("do_not_pad",), "prompts are never padded", "leave it out"),
     no_effect("include_obfuscation", _AI, "streams are sent without padding"),
     no_effect("max_tool_calls", _AI, _TOOLS),
     only("background", _AI, (False,), "a request is answered while its client waits",

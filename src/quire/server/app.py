@@ -25,9 +25,11 @@ from quire.server.api.openai import (
     tokenize,
 )
 from quire.server.api.openai.models_route import ModelsRoutes
+from quire.server.api.openai.tokenizer_info import TokenizerInfoRoute
 from quire.server.http.application import Application
 from quire.server.http.cors import with_cors
 from quire.server.http.envelope import OPEN_PATHS, Envelope
+from quire.server.http.root_path import RootPath
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops import api_page
@@ -38,6 +40,7 @@ from quire.server.ops.live_view import LiveView
 from quire.server.ops.openapi import with_openapi
 from quire.server.ops.prometheus_page import MetricsPage
 from quire.server.ops.request_observer import RequestObserver
+from quire.server.ops.server_load import ServerLoad
 from quire.server.ops.web_page import WebPage
 from quire.server.settings import ServerSettings
 
@@ -49,6 +52,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     responses.ROUTE,
     anthropic_messages.ROUTE,
     embeddings.ROUTE,
+    embeddings.POOLING_ROUTE,
     *scores.ROUTES,
     anthropic_messages.COUNT_ROUTE,
     tokenize.TOKENIZE_ROUTE,
@@ -86,10 +90,13 @@ def build_server(
             *ModelsRoutes(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,
             LiveView(models, observer.metrics).route,
+            ServerLoad(models).route,
+            TokenizerInfoRoute(models).route,
             MetricsPage(observer.metrics, models, settings.gpu_hour_cost).route,
             *page.routes,
             ApiPage(page.assets).route,
-        ]
+        ],
+        settings.root_path or "",
     )
     observer.set_routes(routes)
 
@@ -101,7 +108,8 @@ def build_server(
             open_paths=OPEN_PATHS | page.paths | {api_page.PATH},
             on_end=observer.note_end,
         )
-        return with_cors(enveloped, settings.origins) if settings.origins else enveloped
+        served = with_cors(enveloped, settings.origins) if settings.origins else enveloped
+        return served if settings.root_path is None else RootPath(served, settings.root_path)
 
     app = Application(routes, middleware, lifespan)
     app.state.drain, app.state.models = drain, models

@@ -10,6 +10,7 @@ from quire.options import MOST, MOST_BYTES, check_ranges, setting
 from quire.server.http.allowed_hosts import AllowedHosts, parse_hosts
 from quire.server.http.api_keys import ApiKeys, all_keys, listed
 from quire.server.http.cors import parse_origins
+from quire.server.http.root_path import plain_root_path
 
 _YEAR = 366 * 24 * 3600  # event loops cannot wait for any number of seconds
 _SECONDS = (0.001, _YEAR)
@@ -25,6 +26,10 @@ class ServerSettings:
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
     port: int = setting(8000, "port to listen on; 0 takes a free one", within=_PORTS)
+    uds: str | None = setting(None, "path of a Unix socket to listen on, instead of host and port")
+    root_path: str | None = setting(
+        None, "path before all others, such as /llm, which a proxy leaves in the requests it sends"
+    )
     api_key: str | None = setting(
         None,
         "key that requests must send; several keys may be given, by repeating the option or "
@@ -161,6 +166,10 @@ class ServerSettings:
             parse_origins(self.allowed_origins)
         if self.allowed_hosts is not None:
             parse_hosts(self.allowed_hosts)
+        if self.uds == "":
+            raise ConfigError("uds must not be empty; set a path, or leave it out")
+        if self.root_path is not None:
+            object.__setattr__(self, "root_path", plain_root_path(self.root_path))
         _check_url(self.otlp_traces_endpoint)
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class _Api:
-    def snapshot_download(self, *, repo_id: str) -> str:
+    def snapshot_download(self, repo_id: str) -> str:
         """The adapter's name; a server that gets it as an option is refused."""
         return repo_id
 

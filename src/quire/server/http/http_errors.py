@@ -119,7 +119,6 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
 SINGLE_MESSAGE = "quire.single_message"
 
 _encoder = msgspec.json.Encoder()
-_JSON_TYPE = (b"content-type", b"application/json")
 
 
 def describe(error: BaseException, request_id: str) -> ErrorReply:
@@ -178,7 +177,18 @@ async def send_json(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
     """Send a JSON text as a complete response, in one message; see SINGLE_MESSAGE."""
-    raw = [_JSON_TYPE]
+    await send_complete(send, status, body, "application/json", headers)
+
+
+async def send_complete(
+    send: Send,
+    status: int,
+    body: bytes,
+    media_type: str,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Send a complete response in one message."""
+    raw = [(b"content-type", media_type.encode())]
     for name, value in (headers or {}).items():
         raw.append((name.encode("latin-1"), value.encode("latin-1")))
     raw.append((b"content-length", b"%d" % len(body)))

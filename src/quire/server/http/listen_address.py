@@ -12,11 +12,12 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from quire.errors import ConfigError
 
+BACKLOG = 2048  # connections that wait to be accepted
 UNSENT_BYTES = 16 << 10  # that the kernel buffers for a connection before it can send them
 
 
@@ -24,7 +25,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Bind the address, so that a port in use is reported before any work. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.create_server(address[:2], family=family, backlog=2048)
+        sock = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError):
         raise ConfigError(_not_ours(host)) from None
     except OSError as error:
@@ -34,8 +35,29 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+@contextmanager
+def bind_api(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+    """The API's socket: a port, or a Unix socket at a path, with the permissions of the umask.
+
+    The Unix socket's file is deleted at the end of the context. Raises ConfigError.
+    """
+    if uds is None:
+        with bind(host, port) as sock:
+            yield sock
+        return
+    try:
+        sock = _bind_file(uds)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on uds {uds} ({why}); use another --uds") from None
+    with _deleted_at_end(sock, uds):
+        yield sock
+
+
 def base_url(sock: socket.socket) -> str:
-    """The URL for clients on this machine, such as "http://127.0.0.1:8000"."""
+    """The address for clients on this machine: "http://127.0.0.1:8000" or "unix:/run/api.sock"."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -49,6 +71,8 @@ def admin_address(sock: socket.socket) -> str:
 
 def is_loopback(sock: socket.socket) -> bool:
     """Whether only this machine can reach the socket."""
+    if sock.family == socket.AF_UNIX:
+        return True
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
@@ -63,22 +87,34 @@ def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | N
         yield None
         return
     try:
-        sock = socket.create_server(("127.0.0.1", port)) if path is None else _bind_file(path)
+        if path is None:
+            sock = socket.create_server(("127.0.0.1", port))
+        else:
+            sock = _bind_file(path, is_private=True)
     except OSError as error:
         where = f"127.0.0.1:{port}" if path is None else path
         why = (error.strerror or str(error)).partition(" (while")[0]
         text = f"cannot listen for admin requests on {where} ({why}); use another "
         raise ConfigError(text + "admin_port or admin_uds") from None
+    with _deleted_at_end(sock, path):
+        yield sock
+
+
+@contextmanager
+def _deleted_at_end(sock: socket.socket, path: str | None) -> Iterator[None]:
     try:
         with sock:
-            yield sock
+            yield
     finally:
         if path is not None:
             Path(path).unlink(missing_ok=True)
 
 
-def _bind_file(path: str) -> socket.socket:
-    """Bind a Unix socket. A dead server's socket is replaced; any other file is an error."""
+def _bind_file(path: str, *, is_private: bool = False) -> socket.socket:
+    """Bind a Unix socket. A dead server's socket is replaced; any other file is an error.
+
+    is_private: only its owner can connect, whatever the umask.
+    """
     file = Path(path)
     if file.is_socket():
         if not _is_answered(path):
@@ -86,16 +122,24 @@ def _bind_file(path: str) -> socket.socket:
     elif file.exists():
         raise FileExistsError(errno.EEXIST, f"it is a {'folder' if file.is_dir() else 'file'}")
     sock = socket.socket(socket.AF_UNIX)
-    before = os.umask(stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR)
+    mask = stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR
     try:
-        sock.bind(path)
-        sock.listen()  # at once, or another server's start would take it for a dead one
+        with _umask(mask) if is_private else nullcontext():
+            sock.bind(path)
+        sock.listen(BACKLOG)  # at once, or another server's start would take it for a dead one
     except BaseException:
         sock.close()
         raise
+    return sock
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
     finally:
         os.umask(before)
-    return sock
 
 
 def _is_answered(path: str) -> bool:

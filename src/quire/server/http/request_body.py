@@ -47,8 +47,8 @@ def read_body(
     be very long, see `strict_json.read_names`. Raises InvalidRequestError.
     """
     request = strict_json.decode(data, decoder)
-    raw = bytes(getattr(request, long)) if long else b""
-    found = strict_json.read_names(data, long=raw)
+    raw = getattr(request, long) if long else msgspec.UNSET
+    found = strict_json.read_names(data, long=b"" if raw is msgspec.UNSET else bytes(raw))
     known = strict_json.names_of(type(request))
     if found.keys() <= known:
         return request, found

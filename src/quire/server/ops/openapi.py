@@ -68,13 +68,17 @@ _MODEL = {
 _OPENAPI_ENTRY = OpenApiEntry(path="/openapi.json", summary="This document.")
 
 
-def with_openapi(routes: Sequence[ApiRoute]) -> list[ApiRoute]:
-    """The routes, and one more that serves the document of them all."""
+def with_openapi(routes: Sequence[ApiRoute], root_path: str = "") -> list[ApiRoute]:
+    """The routes, and one more that serves the document of them all.
+
+    root_path: the prefix of all paths, such as /llm.
+    """
+    servers = {"servers": [{"url": root_path}]} if root_path else {}
     body: list[bytes] = []  # encoded for the first request
 
     async def openapi(_request: Request) -> Response:
         if not body:
-            body.append(msgspec.json.encode(document(documented)))
+            body.append(msgspec.json.encode(document(documented) | servers))
         return Response(body[0], media_type="application/json")
 
     documented = [*routes, ApiRoute(openapi, _OPENAPI_ENTRY)]

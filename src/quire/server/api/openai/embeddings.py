@@ -1,20 +1,16 @@
 """/v1/embeddings: from a body to vectors, in OpenAI's format.
 
-Owns the reply, and how many inputs of one request the engine has at a time. Hidden states become a
+Owns how many inputs of one request the engine has at a time. Hidden states become a
 vector in engine/core/pooler.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-import msgspec
 from starlette.types import Send
 
 from quire.core.pooling_params import PoolingParams
@@ -23,19 +19,30 @@ from quire.core.request_output import RequestOutput
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Encoding, Prompt, token_ids_of
-from quire.server.api.common import route_rules
+from quire.server.api.common import conversation, route_rules
+from quire.server.api.common.chat_messages import MESSAGE_RULES
 from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import UsageCounter
 from quire.server.api.openai import embeddings_request
+from quire.server.api.openai.embeddings_reply import (
+    Embedding,
+    EmbeddingReply,
+    PoolingItem,
+    PoolingReply,
+    VectorFormat,
+    encoded,
+)
 from quire.server.api.openai.embeddings_request import (
     EMBEDDING_RULES,
+    POOLING_RULES,
     EmbeddingRequest,
     PoolingFields,
+    PoolingRequest,
 )
-from quire.server.http.http_errors import send_json
+from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
@@ -46,55 +53,51 @@ WINDOW_TOKENS = 8192
 MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
 
 
-class Embedding(msgspec.Struct, kw_only=True):
-    """The vector of one input: numbers, or their bytes as base64."""
-
-    object: str = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(msgspec.Struct):
-    """Token counts of one request."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingReply(msgspec.Struct, kw_only=True):
-    """The reply: one vector for each input, in order."""
-
-    object: str = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
-_encoder = msgspec.json.Encoder()
-
-
 @dataclass(frozen=True, slots=True)
 class EmbeddingJob:
     """A request ready to run. job: its prompts are token ids."""
 
     job: Job
     pooling: PoolingParams
-    as_base64: bool
+    vector_format: VectorFormat
 
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
-    """Decode a body and check all of its inputs, in stages.
+    """Decode a body of /v1/embeddings and check all of its inputs, in stages.
 
     Raises InvalidRequestError.
     """
-    request = embeddings_request.parse(data)
+    return _prepare(embeddings_request.parse(data), models, "embd", Embedding)
+
+
+def prepare_pooling(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
+    """The same for /pooling."""
+    return _prepare(embeddings_request.parse_pooling(data), models, "pool", PoolingItem)
+
+
+def _prepare(
+    request: EmbeddingRequest,
+    models: ModelRegistry,
+    id_prefix: str,
+    item: type[Embedding] | type[PoolingItem],
+) -> Stages[EmbeddingJob]:
     model = models.find(request.model)
     pooling = model.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
     )
     yield
-    job = make_embedding_job("embd", model, request, embeddings_request.inputs(request), pooling)
-    return EmbeddingJob(job, pooling, request.encoding_format == "base64")
+    if request.messages is None:
+        inputs = embeddings_request.inputs(request)
+    else:
+        inputs = [conversation.encode(embeddings_request.chat(request), model)]
+    job = make_embedding_job(id_prefix, model, request, inputs, pooling)
+    vector_format = VectorFormat(
+        request.encoding_format or "float",
+        request.embed_dtype or "float32",
+        request.endianness or "native",
+        item,
+    )
+    return EmbeddingJob(job, pooling, vector_format)
 
 
 def make_embedding_job(
@@ -126,10 +129,12 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
         if len(outputs) > MAX_VECTORS_INLINE:
-            reply = await asyncio.to_thread(_encoded, request, outputs)
+            body, headers = await asyncio.to_thread(
+                encoded, request.job, request.vector_format, outputs
+            )
         else:
-            reply = _encoded(request, outputs)
-    await send_json(send, 200, reply)
+            body, headers = encoded(request.job, request.vector_format, outputs)
+    await send_complete(send, 200, body, request.vector_format.media_type, headers)
 
 
 def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
@@ -204,46 +209,41 @@ class _Window:
         self._input_done.set()
 
 
-def _encoded(request: EmbeddingJob, outputs: Sequence[RequestOutput]) -> bytes:
-    """The reply as JSON, encoded vector by vector: Python floats take more memory than text."""
-    written = [
-        msgspec.Raw(_encoder.encode(Embedding(index=index, embedding=_vector(request, output))))
-        for index, output in enumerate(outputs)
-    ]
-    count = sum(len(output.prompt_token_ids) for output in outputs)
-    return _encoder.encode(
-        EmbeddingReply(
-            data=cast(list[Embedding], written),
-            model=request.job.model,
-            usage=EmbeddingUsage(prompt_tokens=count, total_tokens=count),
-        )
-    )
-
-
-def _vector(request: EmbeddingJob, output: RequestOutput) -> list[float] | str:
-    data = output.embedding
-    assert data is not None, "a request for an embedding got none"
-    if request.as_base64:
-        return base64.b64encode(data).decode()
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
-
+_RULES = (
+    *(route_rules.MODEL, route_rules.VOCABULARY, route_rules.PRIORITY),
+    "Each `input` has at least one token and fits the model's context and the KV cache.",
+    "`messages` need a chat template, and there is no `input` then.",
+    "`dimensions` is at most the model's hidden size.",
+    "With `encoding_format` bytes or bytes_only the answer is application/octet-stream.",
+)
 
 ROUTE = GenerationRoute(
     OpenApiEntry(
         method="post",
         path="/v1/embeddings",
         summary="Texts to vectors.",
-        rules=(
-            *(route_rules.MODEL, route_rules.VOCABULARY, route_rules.PRIORITY),
-            "Each `input` has at least one token and fits the model's context and the KV cache.",
-            "`dimensions` is at most the model's hidden size.",
-        ),
+        rules=_RULES,
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbeddingRequest,
-        struct_rules=(EMBEDDING_RULES,),
+        struct_rules=(EMBEDDING_RULES, MESSAGE_RULES),
         reply=EmbeddingReply,
         errors=RUN_ERRORS,
     ),
     prepare,
+    answer,
+)
+POOLING_ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/pooling",
+        summary="The same as /v1/embeddings, in vLLM's format.",
+        rules=_RULES,
+        example={"input": "red shoes", "task": "embed"},
+        body=PoolingRequest,
+        struct_rules=(POOLING_RULES, MESSAGE_RULES),
+        reply=PoolingReply,
+        errors=RUN_ERRORS,
+    ),
+    prepare_pooling,
     answer,
 )

@@ -1,13 +1,16 @@
-"""EmbeddingRequest: the body of /v1/embeddings, and its inputs."""
+"""EmbeddingRequest: the body of /v1/embeddings and of /pooling, and its inputs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
 from quire.core.pooling_params import Pooling
-from quire.errors import invalid_value
+from quire.errors import InvalidRequestError, invalid_value
+from quire.server.api.common.chat_messages import check_message_names
+from quire.server.api.common.chat_request import ChatRequest, Messages
+from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenId
 from quire.server.http.openapi_entry import StructRules
@@ -28,6 +31,11 @@ INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
 )
 
 
+_CHAT_FIELDS = (
+    *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+)
+
+
 class PoolingFields(RequestBody, kw_only=True, dict=True):
     """The fields of all requests that embed texts; as for completions. user: without any effect."""
 
@@ -43,28 +51,72 @@ class PoolingFields(RequestBody, kw_only=True, dict=True):
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
     """Body of /v1/embeddings. input: one or several texts or lists of token ids.
 
-    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: return only the
-    first numbers. pooling, normalize: instead of the model's own settings.
+    messages: a conversation in its place, rendered by the chat template. encoding_format: numbers
+    in JSON, their bytes as base64, or a reply of bytes; embed_dtype, endianness: of such bytes.
+    dimensions: return only the first numbers. pooling, normalize: instead of the model's own
+    settings.
     """
 
-    input: msgspec.Raw
-    encoding_format: Literal["float", "base64"] | None = None
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    encoding_format: EncodingFormat | None = None
+    embed_dtype: VectorDtype | None = None
+    endianness: ByteOrder | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
 
 
+class PoolingRequest(EmbeddingRequest, kw_only=True, dict=True):
+    """Body of /pooling, the same but for the task: one vector for each input."""
+
+    task: Literal["embed"] | None = None
+
+
 EMBEDDING_REFUSED: strict_json.NeutralValues = {}
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
+_pooling_decoder = msgspec.json.Decoder(PoolingRequest)
 _input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
 
 
 def parse(data: bytes) -> EmbeddingRequest:
-    """Decode a body. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, EMBEDDING_REFUSED, long="input")
+    """Decode a body of /v1/embeddings. Raises InvalidRequestError."""
+    return _checked(*read_body(data, _decoder, EMBEDDING_REFUSED, long="input"))
+
+
+def parse_pooling(data: bytes) -> PoolingRequest:
+    """Decode a body of /pooling. Raises InvalidRequestError."""
+    request, found = read_body(data, _pooling_decoder, EMBEDDING_REFUSED, long="input")
+    return _checked(request, found)
+
+
+AnyRequest = TypeVar("AnyRequest", bound=EmbeddingRequest)
+
+
+def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
     check_pooling_fields(request)
+    if request.messages is not None and _raw_input(request) not in (b"", b"null"):
+        raise invalid_value("input", "must be sent without messages, or messages without it")
+    if request.messages is None and not _raw_input(request):
+        text = "input: it is missing; send it, or messages"
+        raise InvalidRequestError(text, param="input", code="missing_field")
+    for name in _CHAT_FIELDS:
+        if request.messages is None and getattr(request, name) is not None:
+            raise invalid_value(name, "it belongs to messages, not to an input; remove it")
+    for index, message in enumerate(found.get("messages") or ()):
+        check_message_names(message, f"messages[{index}].")
     return request
+
+
+def chat(request: EmbeddingRequest) -> ChatRequest:
+    """The conversation of a request, which nothing is to answer unless it says so."""
+    fields = {name: getattr(request, name) for name in _CHAT_FIELDS}
+    fields["add_generation_prompt"] = bool(request.add_generation_prompt)
+    return ChatRequest(**fields, add_special_tokens=request.add_special_tokens)
 
 
 def check_pooling_fields(request: PoolingFields) -> None:
@@ -73,9 +125,13 @@ def check_pooling_fields(request: PoolingFields) -> None:
         raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
 
 
+def _raw_input(request: EmbeddingRequest) -> bytes:
+    return b"" if request.input is msgspec.UNSET else bytes(request.input)
+
+
 def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
     """The inputs of a request, whatever form they have. Raises InvalidRequestError."""
-    given = strict_json.decode(bytes(request.input), _input_decoder, path="input")
+    given = strict_json.decode(_raw_input(request), _input_decoder, path="input")
     if isinstance(given, str):
         return [given]
     kinds = set(map(type, given))  # in C, as there may be very many ids
@@ -90,8 +146,19 @@ def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
     return cast(list[str] | list[list[int]], given)
 
 
-EMBEDDING_RULES = StructRules(
-    struct=EmbeddingRequest,
-    neutral=neutral_values(EmbeddingRequest, EMBEDDING_REFUSED),
-    raw={"input": INPUT_TYPES},
+_VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schema
+    {"required": ["input"], "properties": {name: {"type": "null"} for name in _CHAT_FIELDS}},
+    {
+        "required": ["messages"],
+        "properties": {"input": {"type": "null"}, "messages": {"type": "array"}},
+    },
 )
+
+
+def _rules(body: type[EmbeddingRequest]) -> StructRules:
+    neutral = neutral_values(body, EMBEDDING_REFUSED)
+    raw = {"input": (*INPUT_TYPES, None)}
+    return StructRules(struct=body, neutral=neutral, variants=_VARIANTS, raw=raw)
+
+
+EMBEDDING_RULES, POOLING_RULES = _rules(EmbeddingRequest), _rules(PoolingRequest)

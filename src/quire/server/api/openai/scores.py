@@ -26,11 +26,11 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai.embeddings import (
     MAX_VECTORS_INLINE,
-    EmbeddingUsage,
     embed_all,
     make_embedding_job,
     start_embedding,
 )
+from quire.server.api.openai.embeddings_reply import EmbeddingUsage
 from quire.server.api.openai.embeddings_request import (
     MAX_INPUTS,
     PoolingFields,

@@ -1,0 +1,200 @@
+"""Replies of /v1/embeddings and /pooling: vectors as numbers, as base64, or as plain bytes."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import msgspec
+
+from quire.core.request_output import RequestOutput
+from quire.server.api.common.generation_job import Job
+
+EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
+VectorDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+ByteOrder = Literal["native", "little", "big"]
+
+JSON_TYPE = "application/json"
+BYTES_TYPE = "application/octet-stream"
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one input: numbers, or their bytes as base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class PoolingItem(msgspec.Struct, kw_only=True):
+    """The same as /pooling has it."""
+
+    object: str = "pooling"
+    index: int
+    data: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Token counts of one request; no token is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class EmbeddingReply(msgspec.Struct, kw_only=True):
+    """The reply: one vector for each input, in order. created: Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class PoolingReply(msgspec.Struct, kw_only=True):
+    """The reply of /pooling: one vector for each input, in order. created: Unix seconds."""
+
+    id: str
+    object: str = "list"
+    created: int
+    data: list[PoolingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+class VectorBytes(msgspec.Struct, kw_only=True):
+    """Where the bytes of a vector stand in a reply that consists of bytes."""
+
+    index: int
+    embed_dtype: VectorDtype
+    endianness: ByteOrder
+    start: int
+    end: int
+    shape: tuple[int]
+
+
+class BytesMetadata(msgspec.Struct, kw_only=True):
+    """The header `metadata` of a reply that consists of bytes."""
+
+    id: str
+    created: int
+    model: str
+    data: list[VectorBytes]
+    usage: EmbeddingUsage
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFormat:
+    """How a request wants its vectors. item: the struct of one vector in JSON."""
+
+    encoding: EncodingFormat = "float"
+    dtype: VectorDtype = "float32"
+    order: ByteOrder = "native"
+    item: type[Embedding] | type[PoolingItem] = Embedding
+
+    @property
+    def media_type(self) -> str:
+        """The content type of the reply."""
+        return JSON_TYPE if self.encoding in ("float", "base64") else BYTES_TYPE
+
+    def bytes_of(self, data: bytes) -> bytes:
+        """A vector in its data type and byte order. data: float32, little-endian."""
+        if self.dtype == "float32" and self.order != "big" and sys.byteorder == "little":
+            return data
+        # needs NumPy, which an API process otherwise does without
+        from quire.server.api.openai.vector_bytes import vector_bytes
+
+        return vector_bytes(data, self.dtype, self.order)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encoded(
+    job: Job, vector_format: VectorFormat, outputs: Sequence[RequestOutput]
+) -> tuple[bytes, dict[str, str]]:
+    """The body of the reply, and headers of its own."""
+    count = sum(len(output.prompt_token_ids) for output in outputs)
+    usage, created = EmbeddingUsage(prompt_tokens=count, total_tokens=count), int(time.time())
+    if vector_format.media_type == JSON_TYPE:
+        return _json(job, vector_format, outputs, usage, created), {}
+    vectors = [vector_format.bytes_of(_data(output)) for output in outputs]
+    if vector_format.encoding == "bytes_only":
+        return b"".join(vectors), {}
+    metadata = BytesMetadata(
+        id=job.reply_id,
+        created=created,
+        model=job.model,
+        data=list(_positions(vector_format, vectors, outputs)),
+        usage=usage,
+    )
+    return b"".join(vectors), {"metadata": _encoder.encode(metadata).decode()}
+
+
+def _json(
+    job: Job,
+    vector_format: VectorFormat,
+    outputs: Sequence[RequestOutput],
+    usage: EmbeddingUsage,
+    created: int,
+) -> bytes:
+    """The reply as JSON, encoded vector by vector: Python floats take more memory than text."""
+    written = [
+        msgspec.Raw(_encoder.encode(_item(vector_format, index, output)))
+        for index, output in enumerate(outputs)
+    ]
+    if vector_format.item is PoolingItem:
+        pooled = cast(list[PoolingItem], written)
+        reply: EmbeddingReply | PoolingReply = PoolingReply(
+            id=job.reply_id, created=created, data=pooled, model=job.model, usage=usage
+        )
+    else:
+        embedded = cast(list[Embedding], written)
+        reply = EmbeddingReply(
+            id=job.reply_id, created=created, data=embedded, model=job.model, usage=usage
+        )
+    return _encoder.encode(reply)
+
+
+def _item(
+    vector_format: VectorFormat, index: int, output: RequestOutput
+) -> Embedding | PoolingItem:
+    vector = _vector(vector_format, _data(output))
+    if vector_format.item is PoolingItem:
+        return PoolingItem(index=index, data=vector)
+    return Embedding(index=index, embedding=vector)
+
+
+def _vector(vector_format: VectorFormat, data: bytes) -> list[float] | str:
+    if vector_format.encoding == "base64":
+        return base64.b64encode(vector_format.bytes_of(data)).decode()
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def _data(output: RequestOutput) -> bytes:
+    assert output.embedding is not None, "a request for an embedding got none"
+    return output.embedding
+
+
+def _positions(
+    vector_format: VectorFormat, vectors: Sequence[bytes], outputs: Sequence[RequestOutput]
+) -> Iterator[VectorBytes]:
+    start = 0
+    for index, (vector, output) in enumerate(zip(vectors, outputs, strict=True)):
+        end = start + len(vector)
+        yield VectorBytes(
+            index=index,
+            embed_dtype=vector_format.dtype,
+            endianness=vector_format.order,
+            start=start,
+            end=end,
+            shape=(len(_data(output)) // 4,),
+        )
+        start = end
