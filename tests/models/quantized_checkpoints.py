@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from codebook_checkpoints import four_bits, llm_int8, mxfp4
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -173,6 +174,9 @@ ROUND = {
 }
 TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
 
+BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+MX = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}
+
 METHODS = {
     "awq": Method(
         AWQ | {"group_size": 32, "modules_to_not_convert": [DOWN]}, awq(32), "INT4_ZEROS", (DOWN,)
@@ -254,6 +258,14 @@ METHODS = {
         None,
         (DOWN,),
     ),
+    "nf4": Method(
+        BITS4 | {"llm_int8_skip_modules": ["lm_head", DOWN]}, four_bits(False), "NF4", (DOWN,)
+    ),
+    "nf4_nested": Method(BITS4 | {"bnb_4bit_use_double_quant": True}, four_bits(True), "NF4"),
+    "llm_int8": Method(
+        {"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8, "INT8_HADAMARD"
+    ),
+    "mxfp4": Method(group_config("mxfp4-pack-quantized", **MX), mxfp4, "MXFP4", (DOWN,)),
     "fp8": Method({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8(None)),
     "fp8_block": Method(
         {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},

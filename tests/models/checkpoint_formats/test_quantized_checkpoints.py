@@ -22,7 +22,8 @@ from quire.engine.startup.footprint import weights_by_format
 from quire.errors import CheckpointError, ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.formats.native_format import NativeFormat
-from quire.kernels.operands import Int4Weight, Int8Weight, PackedWeight
+from quire.kernels.formats.table import format_of
+from quire.kernels.operands import CodebookWeight, Int4Weight, Int8Weight, PackedWeight
 from quire.layers.linear_layers import LinearBase
 from quire.models.checkpoint_formats.awq import ORDER, rows_of
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
@@ -74,6 +75,8 @@ def test_weights_are_the_codes_of_the_checkpoint_to_the_last_bit(name: str, tmp_
 
 def numbers_of(weight: Any) -> Tensor:
     """What codes stand for, by their definition."""
+    if isinstance(weight, CodebookWeight):
+        return format_of(weight.spec).dequantize(weight)
     if isinstance(weight, Int8Weight):
         assert not weight.hadamard
         return weight.codes.float() * weight.scale[:, None]

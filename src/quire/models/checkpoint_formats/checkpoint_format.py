@@ -27,7 +27,7 @@ KV_SCALES = (".k_scale", ".v_scale")  # ends of names: of an FP8 KV cache, which
 class StoredTensor:
     """What a tensor of a quantized weight has to be. dtypes: by the names of safetensors.
 
-    shapes: any of these. needed: whether it has to be there.
+    shapes: any of these; empty for any at all. needed: whether it has to be there.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -78,18 +78,12 @@ class StoredLinear(ABC):
 class CheckpointFormat(ABC):
     """How a checkpoint's weights are quantized. It can be compared and hashed.
 
-    name: of the method, as config.json has it.
+    name: of the method, as config.json has it. otherwise: scheme of quantized weights whose codes
+    are not kept, on devices that have it; "none": they become numbers of the model's data type.
     """
 
     name: str
-
-    @property
-    def otherwise(self) -> str:
-        """The scheme of quantized weights whose codes are not kept, on devices that have it.
-
-        "none": they become numbers of the model's data type.
-        """
-        return "none"
+    otherwise: str = "none"
 
     @abstractmethod
     def stored_linear(self, module: str) -> StoredLinear | None:

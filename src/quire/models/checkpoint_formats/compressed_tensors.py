@@ -27,6 +27,7 @@ from quire.models.checkpoint_formats.integer_layout import group_problem, intege
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import Int8Linear
+from quire.models.checkpoint_formats.stored_mxfp4 import Mxfp4Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block") and symmetric:
         block = read_block(weights, "block_structure") if strategy == "block" else None
         return Fp8Linear(where, "weight_scale", block)
+    if stored_as == "mxfp4-pack-quantized" and (kind, bits) == ("float", 4):
+        return Mxfp4Linear(where, "weight_packed", "weight_scale")
     if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):
         if strategy in ("group", "channel"):
             size = weights.integer("group_size", -1, low=-1) if strategy == "group" else -1
@@ -183,5 +186,5 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
         "num_bits",
         f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "
         "format), which is not read; take pack-quantized integers of 4 or 8 bits by group or "
-        "channel, symmetric int-quantized ones by channel or tensor, or FP8",
+        "channel, symmetric int-quantized ones by channel or tensor, FP8 or MXFP4",
     )

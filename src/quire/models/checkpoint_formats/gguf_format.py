@@ -89,11 +89,7 @@ class GgufFormat(CheckpointFormat):
 
     types: tuple[tuple[str, str], ...]
     name: str = "gguf"
-
-    @property
-    def otherwise(self) -> str:
-        """See `CheckpointFormat`."""
-        return "int8"
+    otherwise: str = "int8"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
         """See `CheckpointFormat`."""

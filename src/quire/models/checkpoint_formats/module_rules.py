@@ -31,6 +31,7 @@ class ModuleRules(CheckpointFormat):
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     has_head: bool = False
+    otherwise: str = "none"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
         """See `CheckpointFormat`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from quire.models.checkpoint_formats.auto_round import read_auto_round
 from quire.models.checkpoint_formats.awq import read_awq
+from quire.models.checkpoint_formats.bitsandbytes import read_bitsandbytes
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 from quire.models.checkpoint_formats.compressed_tensors import read_compressed_tensors
 from quire.models.checkpoint_formats.fp8_checkpoint import read_fp8
@@ -19,6 +20,7 @@ _MODELOPT_FILE = "hf_quant_config.json"  # beside config.json, in older checkpoi
 READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
     "auto-round": read_auto_round,
     "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "gguf": read_gguf,

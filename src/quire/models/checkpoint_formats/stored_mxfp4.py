@@ -1,0 +1,77 @@
+"""MXFP4 weights of checkpoints: e2m1 codes, and an exponent for each 32 inputs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.kernels.operands import QuantSpec
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.kernels.operands import CodebookWeight, QuantizedWeight
+
+_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Linear(StoredLinear):
+    """Codes uint8 [N, K / 2], of two the first in the lower bits, and exponents [N, K / 32].
+
+    codes, scale: names of the tensors.
+    """
+
+    codes: str
+    scale: str
+
+    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
+        """See `StoredLinear`."""
+        return f"{k} inputs are no multiple of {_GROUP}" if k % _GROUP else None
+
+    def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
+        """See `StoredLinear`."""
+        return QuantSpec("mxfp4", _GROUP)
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        groups = k // _GROUP
+        shapes = ((n, k // 2), (n, groups, _GROUP // 2))
+        return {
+            self.codes: StoredTensor(shapes, ("U8",)),
+            self.scale: StoredTensor(((n, groups),), ("U8", "F8_E8M0")),
+        }
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `StoredLinear`."""
+        return self._rows(tensors)
+
+    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """See `StoredLinear`."""
+        import torch
+
+        from quire.kernels.formats.table import format_of
+        from quire.kernels.reference_quantized import WIDENED_ELEMENTS
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        weight = self._rows(tensors)
+        n, k = len(weight.codes), 2 * weight.codes.shape[1]
+        out = torch.empty(n, k, dtype=torch_dtype(dtype), device=weight.codes.device)
+        step = max(1, WIDENED_ELEMENTS // k)
+        for begin in range(0, n, step):
+            own = slice(begin, begin + step)
+            piece = weight.map_rows(lambda tensor, own=own: tensor[own])  # type: ignore[misc]
+            out[own] = format_of(weight.spec).dequantize(piece)
+        return out
+
+    def _rows(self, tensors: Mapping[str, Tensor]) -> CodebookWeight:
+        import torch
+
+        from quire.kernels.operands import CodebookWeight
+
+        scale = tensors[self.scale].view(torch.uint8)
+        if bool((scale == 255).any()):
+            raise ValueError("a scale is not a number; download the file again")
+        return CodebookWeight(tensors[self.codes].flatten(1), scale, "mxfp4", _GROUP)
