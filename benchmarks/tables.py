@@ -42,6 +42,7 @@ DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
     "docs/decisions/gemm-configs.md",
+    "docs/gguf.md",
     "docs/gpu-kernels.md",
     "docs/kv-cache.md",
     "docs/performance.md",
@@ -246,6 +247,22 @@ def quantization_quality(result: Result) -> str:
     return "\n".join(lines)
 
 
+def gguf_quality(result: Result) -> str:
+    """What GGUF files have lost, and what their conversion adds."""
+    lines = [
+        f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:",
+        "",
+        "| file | file | INT8, INT4 for Q4_0 | same top-1 | in all | `int4` | in all |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        cells = [row["file"], f"{row['of_file']['mean_kl']:.4f}"]
+        cells += [f"{row['none']['mean_kl']:.4f}", f"{row['none']['same_top_1']:.1%}"]
+        cells += [f"{row[key]['mean_kl']:.4f}" for key in ("none_in_all", "int4", "int4_in_all")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_attention": cpu_attention,
@@ -259,6 +276,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "api_fuzz": api_fuzz,
     "faults": faults,
     "quantization_quality": quantization_quality,
+    "gguf_quality": gguf_quality,
     "overload": overload,
     "soak": soak,
     "server_overhead": server_overhead,

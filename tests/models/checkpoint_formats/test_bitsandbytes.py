@@ -1,0 +1,105 @@
+"""Weights as bitsandbytes stores them: the numbers that it makes of them, and what is refused.
+
+bitsandbytes.safetensors was written by bitsandbytes 0.50.2, with its own numbers beside the codes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.kernels.formats.table import format_of
+from quire.models.checkpoint_formats.bitsandbytes import (
+    EightBitLinear,
+    FourBitLinear,
+    read_bitsandbytes,
+)
+from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
+from quire.models.checkpoints.config_file import ConfigFile
+
+WRITTEN = load_file(Path(__file__).with_name("bitsandbytes.safetensors"))
+LINEARS: dict[str, StoredLinear] = {
+    "nf4": FourBitLinear("", "nf4", is_nested=False),
+    "nf4_nested": FourBitLinear("", "nf4", is_nested=True),
+    "fp4": FourBitLinear("", "fp4", is_nested=False),
+    "int8": EightBitLinear(""),
+}
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def written(name: str) -> tuple[dict[str, Tensor], Tensor]:
+    start = f"{name}."
+    found = {k.removeprefix(start): v for k, v in WRITTEN.items() if k.startswith(start)}
+    return found, found.pop("numbers")
+
+
+@pytest.mark.parametrize("name", LINEARS)
+def test_numbers_are_those_of_bitsandbytes_to_the_last_bit(name: str) -> None:
+    tensors, numbers = written(name)
+    assert torch.equal(LINEARS[name].numbers(tensors, "float32"), numbers)
+    expected = LINEARS[name].tensors(*numbers.shape)
+    assert expected.keys() == tensors.keys()
+    for leaf, tensor in tensors.items():
+        shapes = expected[leaf].shapes
+        assert not shapes or tuple(tensor.shape) in shapes
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
+def test_rows_have_the_codes_and_scales_in_float16(name: str) -> None:
+    tensors, numbers = written(name)
+    linear = LINEARS[name]
+    rows, spec = linear.rows(tensors), linear.spec(numbers.shape[1])
+    assert rows.spec == spec
+    found = format_of(rows.spec).dequantize(rows)
+    torch.testing.assert_close(found, numbers, rtol=2**-11, atol=0.0)
+
+
+def with_state(**changes: Any) -> dict[str, Tensor]:
+    tensors, _ = written("nf4")
+    state = json.loads(bytes(tensors[STATE].tolist())) | changes
+    return tensors | {STATE: torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        (with_state(blocksize=128), "has not blocks of 64 and the shape"),
+        (with_state(shape=[8, 65]), "has not blocks of 64 and the shape"),
+        (with_state(shape="8"), "has not blocks of 64 and the shape"),
+        (with_state(nested_offset="x"), "is damaged"),
+        (with_state() | {STATE: torch.zeros(3, dtype=torch.uint8)}, "Expecting value"),
+        (with_state() | {"weight.quant_map": torch.zeros(16)}, "not the numbers of NF4"),
+        (with_state() | {"weight.absmax": torch.full((8,), 1e6)}, "beyond those of float16"),
+    ],
+    ids=["blocks", "shape", "text", "offset", "json", "map", "scale"],
+)
+def test_settings_that_do_not_fit_are_refused(tensors: dict[str, Tensor], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        LINEARS["nf4"].rows(tensors)
+
+
+def test_tiles_of_old_versions_are_refused() -> None:
+    tensors, _ = written("int8")
+    with pytest.raises(ValueError, match="weight_format is that of tiles"):
+        EightBitLinear("").numbers(tensors | {"weight_format": torch.tensor(2)}, "float32")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({}, "load_in_4bit and load_in_8bit are false; take"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type is 'af4'"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "storage is not 'uint8'"),
+    ],
+    ids=["none", "kind", "storage"],
+)
+def test_configs_that_are_not_read_are_refused(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        read_bitsandbytes(ConfigFile(Path("config.json"), values))
