@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+import quire
 from quire.kernels import reference
 from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.mxfp4 import MXFP4
@@ -13,6 +18,7 @@ from quire.kernels.operands import CodebookWeight
 
 BOTH: tuple[CodebookFormat, ...] = (NF4, MXFP4)
 NAMES = [each.name for each in BOTH]
+NAME = re.compile(r"(\w+\.)*_?\w*mxfp4\w*", re.I)
 
 
 def random_rows(weight_format: CodebookFormat, n: int, k: int) -> CodebookWeight:
@@ -79,3 +85,30 @@ def test_mxfp4_is_that_of_the_standard() -> None:
     assert powers[0, :4].tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127]
     assert powers[0, 4].isnan()
     assert MXFP4.round_rows(torch.full((1, 32), torch.inf)).scale.tolist() == [[255]]
+
+
+# docs/decisions/weight-formats.md: to add a format
+FILES = {
+    "config.py", "llm_options.py", "kernels/formats/mxfp4.py", "kernels/formats/native_format.py",
+    "kernels/formats/table.py", "kernels/operands.py", "kernels/reference_codebook.py",
+    "quantization/scheme.py", "models/checkpoint_formats/checkpoint_scheme.py",
+}  # fmt: skip
+
+
+def test_only_the_files_that_the_docs_list_know_a_format_by_its_name() -> None:
+    """A file that has to be told of each format is one more that a new format touches."""
+    source = Path(quire.__file__).parent
+    found = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        for text in [path.read_text()]
+        if "mxfp4" in text.lower() and any(map(names_mxfp4, ast.walk(ast.parse(text))))
+    }
+    readers = {path for path in found if path.startswith(("gguf/", "models/checkpoint_formats/"))}
+    assert found - readers <= FILES
+
+
+def names_mxfp4(node: ast.AST) -> bool:
+    """Whether it is the format's name in code: an identifier, or a text of one word."""
+    values = (getattr(node, name, None) for name in ("id", "name", "attr", "value", "module"))
+    return any(isinstance(value, str) and NAME.fullmatch(value) for value in values)

@@ -162,8 +162,11 @@ def load(quantization: str, load_format: str) -> LlamaForCausalLM:
     return load_model(config, model_config, folder, torch.device("cpu"), torch.float32)
 
 
+LIKENESS = {"int8": 0.9999, "int4": 0.99, "nf4": 0.99, "mxfp4": 0.985}
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-@pytest.mark.parametrize(("scheme", "likeness"), [("int8", 0.9999), ("int4", 0.99)])
+@pytest.mark.parametrize(("scheme", "likeness"), LIKENESS.items())
 def test_each_linear_layer_is_like_the_unquantized_one(
     scheme: str, likeness: float, load_format: str
 ) -> None:

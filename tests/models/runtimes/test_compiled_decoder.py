@@ -202,7 +202,7 @@ def test_a_layer_that_is_not_computed_is_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"quantization": "fp8"}, "qkv_proj is not packed"),
+        ({"quantization": "fp8"}, "qkv_proj is in fp8, and no compiled kernel reads fp8"),
         ({"dtype": "float16"}, "activations of float16"),
     ],
 )

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
-    StoredLinear,
     StoredTensor,
 )
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import ModuleRules
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
 _SHARED = 8  # outputs of a word
@@ -31,7 +30,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word, lowest bits first
 
 
 @dataclass(frozen=True, slots=True)
-class AwqLinear(StoredLinear):
+class AwqLinear(IntegerLinear):
     """A weight in AWQ's GEMM packing. group: inputs that share a scale; -1 for all."""
 
     group: int
@@ -55,17 +54,8 @@ class AwqLinear(StoredLinear):
             "scales": StoredTensor(((groups, n),), SCALE_DTYPES),
         }
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `StoredLinear`."""
-        return self._integer_rows(tensors).canonical()
-
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """See `StoredLinear`."""
-        from quire.kernels.torch_dtypes import torch_dtype
-
-        return self._integer_rows(tensors).numbers(torch_dtype(dtype))
-
-    def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+    def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        """See `IntegerLinear`."""
         from quire.models.checkpoint_formats.integer_rows import IntegerRows, unpacked
 
         codes, words = rows_of(tensors["qweight"]), tensors["qzeros"]

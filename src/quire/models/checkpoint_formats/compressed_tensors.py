@@ -24,6 +24,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
 from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import Int8Linear
@@ -33,7 +34,6 @@ from quire.models.checkpoints.config_file import ConfigFile
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
 _WORD = 32  # bits
@@ -41,7 +41,7 @@ _REGEX = "re:"
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear(StoredLinear):
+class PackedLinear(IntegerLinear):
     """Codes of 4 or 8 bits in words. group: inputs that share a scale; -1 for all.
 
     rounds: whether activations are in eight bits, too.
@@ -76,21 +76,12 @@ class PackedLinear(StoredLinear):
         }
         return found if self.is_symmetric else {**found, "weight_zero_point": zeros}
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `StoredLinear`."""
-        return self._integer_rows(tensors).canonical()
-
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """See `StoredLinear`."""
-        from quire.kernels.torch_dtypes import torch_dtype
-
-        return self._integer_rows(tensors).numbers(torch_dtype(dtype))
-
     def order(self, k: int) -> tuple[str, int] | None:
         """See `StoredLinear`."""
         return "weight_g_idx", k // (k if self.group == -1 else self.group)
 
-    def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+    def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        """See `IntegerLinear`."""
         from quire.models.checkpoint_formats.input_order import in_order
         from quire.models.checkpoint_formats.integer_rows import (
             IntegerRows,

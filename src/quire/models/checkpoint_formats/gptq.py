@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
-    StoredLinear,
     StoredTensor,
 )
 from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.kernels.operands import QuantizedWeight
     from quire.models.checkpoint_formats.integer_rows import IntegerRows
 
 _WORD = 32  # bits
@@ -33,7 +32,7 @@ _BITS = (4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class GptqLinear(StoredLinear):
+class GptqLinear(IntegerLinear):
     """A weight of GPTQ. group: inputs that share a scale; -1 for all.
 
     is_symmetric: all zero points are half of the codes' range. is_ordered: groups were made in the
@@ -68,21 +67,12 @@ class GptqLinear(StoredLinear):
             "g_idx": StoredTensor(((k,),), ("I32", "I64"), needed=self.is_ordered),
         }
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `StoredLinear`."""
-        return self._integer_rows(tensors).canonical()
-
-    def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
-        """See `StoredLinear`."""
-        from quire.kernels.torch_dtypes import torch_dtype
-
-        return self._integer_rows(tensors).numbers(torch_dtype(dtype))
-
     def order(self, k: int) -> tuple[str, int] | None:
         """See `StoredLinear`."""
         return "g_idx", k // (k if self.group == -1 else self.group)
 
-    def _integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+    def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        """See `IntegerLinear`."""
         from quire.models.checkpoint_formats.input_order import in_order
         from quire.models.checkpoint_formats.integer_rows import IntegerRows, words_as_rows
 

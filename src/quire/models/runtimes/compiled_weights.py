@@ -23,7 +23,7 @@ from quire.core.layer_spec import (
 from quire.kernels.cpu.array_ops import ARRAY_DTYPES, address
 from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
 from quire.kernels.formats.native_format import BLOCK
-from quire.kernels.operands import PackedWeight
+from quire.kernels.operands import PackedWeight, QuantizedWeight
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.quantization.stored_weight import restore, tensors_of
 
@@ -117,6 +117,14 @@ def _heads(attention: AttentionSpec) -> tuple[int, int, int, int]:
     return attention.num_heads, attention.num_kv_heads, attention.key_dim, attention.value_dim
 
 
+def _not_packed(name: str, weight: object) -> str:
+    """Why no compiled kernel reads a weight."""
+    if isinstance(weight, QuantizedWeight):
+        kind = weight.spec.codes
+        return f"{name} is in {kind}, and no compiled kernel reads {kind} weights of its sizes"
+    return f"{name} is not packed, as its sizes or data type have no compiled kernel"
+
+
 class _Reader:
     """Reads arrays by name and remembers which were read."""
 
@@ -148,7 +156,7 @@ class _Reader:
         except LookupError as error:
             raise UnsupportedModelError(f"{name} cannot be read ({error})") from error
         if not isinstance(weight, PackedWeight):
-            raise UnsupportedModelError(f"{name} is not packed")
+            raise UnsupportedModelError(_not_packed(name, weight))
         if weight.inputs != linear.k or not linear.n <= weight.outputs < linear.n + BLOCK:
             found = f"[{weight.outputs}, {weight.inputs}]"
             raise UnsupportedModelError(f"{name} is {found}, not [{linear.n}, {linear.k}]")
