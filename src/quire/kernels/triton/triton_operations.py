@@ -12,6 +12,7 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
 from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next, rows_for
 from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -27,9 +28,7 @@ from quire.kernels.triton.step.elementwise import (
     gelu_and_mul,
     rms_norm,
     rms_norm_residual,
-    rms_norm_residual_fp8,
     silu_and_mul,
-    silu_and_mul_fp8,
 )
 from quire.kernels.triton.step.rope_kernels import rope_angles, rope_write_kv
 from quire.kernels.triton.step.step_kernels import build_inputs, finish_step, move
@@ -82,9 +81,7 @@ def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | Non
     if _are_few(rows, weight):
         return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
     out = rms_norm_linear(x, weight, bias)
-    if rounds_next(out, weight):
-        return silu_and_mul_fp8(out)
-    return silu_and_mul(out, interleaved=True)
+    return silu_rows(out, rounds=rounds_next(out, weight))
 
 
 def linear_gelu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
@@ -108,9 +105,7 @@ def linear_add_norm(
         residual.addmm_(x, weight.t())  # saves the norm's kernel one tensor read and one written
         return ResidualState(residual, rms_norm(residual, norm_weight, eps), norm_weight, eps)
     out = linear(x, weight, bias)
-    normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
-    rows, residual = normalise(out, residual, norm_weight, eps)
-    return ResidualState(residual, rows, norm_weight, eps)
+    return add_norm(out, residual, norm_weight, eps, rounds=rounds_next(out, weight))
 
 
 def _are_few(x: Rows, weight: Tensor | Fp8Weight) -> TypeGuard[Tensor]:

@@ -20,15 +20,12 @@ from torch import Tensor
 from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.invariant.invariant_gemm import invariant_gemm
+from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
 from quire.kernels.triton.ops.fp8_linear import rows_for
 from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
 from quire.kernels.triton.step.elementwise import (
     gelu_and_mul,
     quantize_rows,
-    rms_norm_residual,
-    rms_norm_residual_fp8,
-    silu_and_mul,
-    silu_and_mul_fp8,
 )
 
 # operations that are batch-invariant as they are
@@ -73,9 +70,7 @@ def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor |
 def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     out = rms_norm_linear(x, weight, bias)
-    if _rounds_next(out, weight):
-        return silu_and_mul_fp8(out)
-    return silu_and_mul(out, interleaved=True)
+    return silu_rows(out, rounds=_rounds_next(out, weight))
 
 
 def linear_gelu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
@@ -93,9 +88,7 @@ def linear_add_norm(
 ) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     out = linear(x, weight, bias)
-    normalise = rms_norm_residual_fp8 if _rounds_next(out, weight) else rms_norm_residual
-    rows, residual = normalise(out, residual, norm_weight, eps)
-    return ResidualState(residual, rows, norm_weight, eps)
+    return add_norm(out, residual, norm_weight, eps, rounds=_rounds_next(out, weight))
 
 
 def _rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
