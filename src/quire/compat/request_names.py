@@ -10,7 +10,7 @@ from quire.compat.foreign_name import ForeignName, no_effect, only
 
 _AI, _ANT, _V, _L, _O = "OpenAI", "Anthropic", "vLLM", "llama.cpp", "Ollama"
 _CACHED = "equal prefixes of one key are always cached"
-_STORED = "nothing is stored"
+_STORED = "only /v1/responses stores answers"
 _RESEND = "send the whole conversation"
 _TIER = "there is one service tier; see priority"
 _TEXT_ONLY = "models read and write text alone"

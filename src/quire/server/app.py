@@ -25,6 +25,8 @@ from quire.server.api.openai import (
     tokenize,
 )
 from quire.server.api.openai.models_route import ModelsRoutes
+from quire.server.api.openai.response_store import ResponseStore
+from quire.server.api.openai.stored_responses import StoredResponsesRoutes
 from quire.server.api.openai.tokenizer_info import TokenizerInfoRoute
 from quire.server.http.application import Application
 from quire.server.http.cors import with_cors
@@ -44,12 +46,11 @@ from quire.server.ops.server_load import ServerLoad
 from quire.server.ops.web_page import WebPage
 from quire.server.settings import ServerSettings
 
-# The routes that use a model; each is declared beside its handler.
+# The routes that use a model, besides /v1/responses; each is declared beside its handler.
 MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     completions.ROUTE,
     chat.ROUTE,
     batch_chat.ROUTE,
-    responses.ROUTE,
     anthropic_messages.ROUTE,
     embeddings.ROUTE,
     embeddings.POOLING_ROUTE,
@@ -76,6 +77,7 @@ def build_server(
     """
     drain, observer = Drain(), RequestObserver(settings, metrics_folder)
     models, gate, page = loader.models, RequestGate(loader, settings), WebPage()
+    store = ResponseStore(metrics_folder, settings.response_store_bytes)
     models.on_engine(observer.metrics.add_engine)
 
     @asynccontextmanager
@@ -83,10 +85,13 @@ def build_server(
         async with observer.running():
             yield
             await models.close()
+            store.close()
 
     routes = with_openapi(
         [
             *(route.connect(loader, gate, settings) for route in MODEL_ROUTES),
+            responses.route(store).connect(loader, gate, settings),
+            *StoredResponsesRoutes(store).routes,
             *ModelsRoutes(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,
             LiveView(models, observer.metrics).route,

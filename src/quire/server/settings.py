@@ -130,6 +130,12 @@ class ServerSettings:
         "default: 64 times max-body-bytes",
         within=_BYTES,
     )
+    response_store_bytes: int = setting(
+        64 << 20,
+        "bytes of responses that /v1/responses stores, in a file that goes when the server ends; "
+        "0: nothing is stored",
+        within=(0, MOST_BYTES),
+    )
     api_server_count: int = setting(
         1, "number of API processes (HTTP, tokenizer) on the one port", within=(1, 256)
     )

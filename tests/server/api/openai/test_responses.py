@@ -155,7 +155,6 @@ def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -
         ({"input": ["a"]}, "input[0]"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0]"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"instrutions": "a"}, "instrutions"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
@@ -180,13 +179,13 @@ def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
 def test_hints_without_effect(app: Starlette) -> None:
     sent = ask(
         app,
-        store=True,
+        include=["x"],
         reasoning={"effort": "low", "summary": "auto"},
         text={"verbosity": "low"},
         stream=True,
         stream_options={"include_obfuscation": True},
     ).headers["x-quire-no-effect"]
-    for name in ("store", "reasoning.summary", "text.verbosity", "include_obfuscation"):
+    for name in ("include: 'x'", "reasoning.summary", "text.verbosity", "include_obfuscation"):
         assert f"{name} has no effect: " in sent
 
 

@@ -36,14 +36,16 @@ IN_THREAD_BYTES = 4096
 class GenerationRoute(Generic[T]):
     """A route that runs a model.
 
-    prepare: from a body to a job, in stages (micro_batch.py). answer: runs the job and sends the
-    response. in_thread_bytes: larger bodies are prepared in a thread.
+    prepare: from a body to a job, in stages (micro_batch.py); it also gets the request's tenant if
+    needs_tenant. answer: runs the job and sends the response. in_thread_bytes: larger bodies are
+    prepared in a thread.
     """
 
     entry: OpenApiEntry
-    prepare: Callable[[bytes, ModelRegistry], Stages[T]]
+    prepare: Callable[..., Stages[T]]
     answer: Callable[[T, RequestContext, Send], Awaitable[None]]
     in_thread_bytes: int = IN_THREAD_BYTES
+    needs_tenant: bool = False
 
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
         """Make the starlette route that runs the handler."""
@@ -73,7 +75,7 @@ class _GenerationApp(Generic[T]):
         settings: ServerSettings,
     ) -> None:
         self._prepare, self._send_answer = route.prepare, route.answer
-        self._in_thread_bytes = route.in_thread_bytes
+        self._in_thread_bytes, self._needs_tenant = route.in_thread_bytes, route.needs_tenant
         self._micro_batch = MicroBatch()
         self._loader = loader
         self._gate = gate
@@ -98,7 +100,8 @@ class _GenerationApp(Generic[T]):
             await self._run(body, send, context)
 
     async def _run(self, body: bytes, send: Send, context: RequestContext) -> None:
-        stages = self._prepare(body, self._loader.models)
+        own = (context.tenant,) if self._needs_tenant else ()
+        stages = self._prepare(body, self._loader.models, *own)
         if len(body) > self._in_thread_bytes:
             prepared = partial(run_stages, stages)
             job = await self._gate.prepare_threads.run(context.caller, prepared)

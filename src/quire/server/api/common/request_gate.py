@@ -43,8 +43,8 @@ class RequestContext:
     """One admitted request, until its `with` block ends.
 
     record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
-    deadline: when the request must have ended. caller: see `caller_of`. usage: its token counts,
-    once it has started.
+    deadline: when the request must have ended. tenant: of its API key. caller: see `caller_of`.
+    usage: its token counts, once it has started.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RequestContext:
         self.usage: UsageCounter
         self.caller: str
         self._loader = loader
-        self._tenant = tenant
+        self.tenant = tenant
         self._queue_timeout = settings.queue_timeout
         self._ticket = ticket
         self._body_space = body_space
@@ -94,7 +94,7 @@ class RequestContext:
         options = Options(
             encoding=job.encoding,
             priority=job.priority,
-            cache_salt=cache_salt_of(self._tenant, job.cache_salt),
+            cache_salt=cache_salt_of(self.tenant, job.cache_salt),
             queue_timeout=self._queue_timeout,
         )
         return AdmittedJob(job, model.engine, options, self.caller)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
+from quire.server.api.common.logprob_formats import ChatLogprob, chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
+from quire.server.api.openai.response_items import new_id, previous_items, stored_response
+from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
 from quire.server.api.openai.responses_to_chat import to_chat
 from quire.server.http.http_errors import ErrorReply
@@ -27,6 +32,7 @@ from quire.server.parsing.output_events import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from quire.tokenizer.tokenizer import Tokenizer
 
 _NAMES = FieldNames(
     {
@@ -42,14 +48,33 @@ _NAMES = FieldNames(
 )
 
 
-def prepare(data: bytes, models: ModelRegistry) -> Stages[ResponsesFormatter]:
+def prepare(
+    store: ResponseStore, data: bytes, models: ModelRegistry, tenant: str
+) -> Stages[ResponsesFormatter]:
     """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
     request = responses_request.parse(data)
     model = models.find(request.model)
-    chat = to_chat(request)
+    if not store.is_on:
+        request.store = False
+    previous = previous_items(store, request, tenant)
+    chat = to_chat(request, previous)
     yield
     chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=_NAMES)
-    return ResponsesFormatter(chat_job, request)
+    keep = partial(_keep, store, tenant, request, previous)
+    return ResponsesFormatter(chat_job, request, model.engine.tokenizer, keep)
+
+
+def _keep(
+    store: ResponseStore,
+    tenant: str,
+    request: ResponsesRequest,
+    previous: Sequence[msgspec.Raw],
+    response: replies.Response,
+) -> None:
+    """Store a complete response, unless its request does not want that."""
+    if response.store:
+        stored = stored_response(response, request, previous)
+        response.store = store.put(response.id, tenant, stored)
 
 
 class ResponsesFormatter:
@@ -57,8 +82,17 @@ class ResponsesFormatter:
 
     end_marker = b""
 
-    def __init__(self, conversation: Conversation, request: ResponsesRequest) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        request: ResponsesRequest,
+        tokenizer: Tokenizer,
+        keep: Callable[[replies.Response], None],
+    ) -> None:
         self.job = conversation.job
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._logprobs: list[ChatLogprob] = []  # of tokens whose text has not been read yet
         self._conversation = conversation
         self._request = request
         self._output: list[replies.OutputItem] = []
@@ -73,7 +107,7 @@ class ResponsesFormatter:
             pass
         for _ in self._close():
             pass
-        return self._response(self._conversation.counted(usage))
+        return self._complete(usage)
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """The stream events that one part of the answer makes."""
@@ -88,7 +122,7 @@ class ResponsesFormatter:
         """The last events of a complete stream."""
         for event in self._close():
             yield self._numbered(event)
-        response = self._response(self._conversation.counted(usage))
+        response = self._complete(usage)
         if response.status == "incomplete":
             yield self._numbered(replies.Incomplete(response=response))
         else:
@@ -101,7 +135,15 @@ class ResponsesFormatter:
             replies.Failure(code=error.code, message=error.message, param=error.param)
         )
 
+    def _complete(self, usage: Usage) -> replies.Response:
+        response = self._response(self._conversation.counted(usage))
+        self._keep(response)
+        return response
+
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
+        if (count := num_shown(self.job.sampling)) is not None:
+            shown = chat_logprobs(output.logprobs or [], output.token_ids, count, self._tokenizer)
+            self._logprobs += shown.content
         for event in self._conversation.read(output):
             yield from self._events(event)
         if output.finish_reason is not None:
@@ -115,13 +157,15 @@ class ResponsesFormatter:
     def _events(self, event: Event) -> Iterator[replies.StreamEvent]:
         match event:
             case TextDelta(text):
-                yield from self._open(replies.OutputMessage(id=_new_id("msg"), content=[]))
+                yield from self._open(replies.OutputMessage(id=new_id("msg"), content=[]))
                 yield from self._add_text(text, replies.TextPiece)
             case ReasoningDelta(text):
-                yield from self._open(replies.OutputReasoning(id=_new_id("rs"), content=[]))
+                self._logprobs = []
+                yield from self._open(replies.OutputReasoning(id=new_id("rs"), content=[]))
                 yield from self._add_text(text, replies.ReasoningPiece)
             case ToolCallBegin(_, call_id, name):
-                call = replies.OutputCall(id=_new_id("fc"), call_id=call_id, name=name)
+                self._logprobs = []
+                call = replies.OutputCall(id=new_id("fc"), call_id=call_id, name=name)
                 yield from self._open(call)
             case ToolCallArguments(_, text):
                 item = self._output[-1]
@@ -152,7 +196,11 @@ class ResponsesFormatter:
         item = self._output[-1]
         assert not isinstance(item, replies.OutputCall), "the item has just been opened"
         item.content[0].text += text
-        yield piece(item_id=item.id, output_index=self._index, delta=text)
+        event = piece(item_id=item.id, output_index=self._index, delta=text)
+        if isinstance(event, replies.TextPiece) and isinstance(item, replies.OutputMessage):
+            event.logprobs, self._logprobs = self._logprobs, []
+            item.content[0].logprobs = item.content[0].logprobs + event.logprobs
+        yield event
 
     def _close(self) -> Iterator[replies.StreamEvent]:
         """Complete the open item. If max_tokens cut the answer inside it, it is incomplete."""
@@ -168,7 +216,10 @@ class ResponsesFormatter:
                 )
             case replies.OutputMessage():
                 yield replies.TextDone(
-                    item_id=item.id, output_index=index, text=item.content[0].text
+                    item_id=item.id,
+                    output_index=index,
+                    text=item.content[0].text,
+                    logprobs=item.content[0].logprobs,
                 )
             case replies.OutputReasoning():
                 text = item.content[0].text
@@ -201,30 +252,31 @@ class ResponsesFormatter:
             text=request.text or responses_request.PLAIN_TEXT,
             reasoning=request.reasoning or responses_request.Reasoning(),
             user=request.user,
+            previous_response_id=request.previous_response_id,
+            store=request.store is not False,
         )
 
 
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
+    """The route, which keeps responses in the store."""
+    return GenerationRoute(_ENTRY, partial(prepare, store), answer, needs_tenant=True)
 
 
-ROUTE = GenerationRoute(
-    OpenApiEntry(
-        method="post",
-        path="/v1/responses",
-        summary="Answer a conversation, as a response. Nothing is stored.",
-        rules=(
-            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.STRUCTURED_OUTPUT),
-            *(*route_rules.CHAT, route_rules.TOOL_CHOICE),
-            "`reasoning.effort` needs a chat template that reads it.",
-        ),
-        example={"input": "hello", "max_output_tokens": 8},
-        body=ResponsesRequest,
-        struct_rules=RESPONSES_RULES,
-        reply=replies.Response,
-        events=replies.EVENTS,
-        errors=RUN_ERRORS,
+_ENTRY = OpenApiEntry(
+    method="post",
+    path="/v1/responses",
+    summary="Answer a conversation, as a response, which is stored unless `store` is false.",
+    rules=(
+        *(route_rules.MODEL, route_rules.CONTEXT, route_rules.STRUCTURED_OUTPUT),
+        route_rules.LOGPROBS,
+        "`previous_response_id` names a stored response of the same API key.",
+        *(*route_rules.CHAT, route_rules.TOOL_CHOICE),
+        "`reasoning.effort` needs a chat template that reads it.",
     ),
-    prepare,
-    answer,
+    example={"input": "hello", "max_output_tokens": 8},
+    body=ResponsesRequest,
+    struct_rules=RESPONSES_RULES,
+    reply=replies.Response,
+    events=replies.EVENTS,
+    errors=RUN_ERRORS,
 )

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.server.api.openai.responses_request import (
     Reasoning,
@@ -21,7 +22,7 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -121,7 +122,7 @@ class Response(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     reasoning: Reasoning
     store: bool = False
     temperature: float
@@ -210,14 +211,14 @@ class TextPiece(_OfPart, kw_only=True, tag_field="type", tag="response.output_te
     """Stream event: the next part of a message's text."""
 
     delta: str
-    logprobs: list[Any] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class TextDone(_OfPart, kw_only=True, tag_field="type", tag="response.output_text.done"):
     """Stream event: the complete text of a message."""
 
     text: str
-    logprobs: list[Any] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningPiece(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.delta"):

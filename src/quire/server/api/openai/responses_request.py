@@ -1,7 +1,6 @@
 """ResponsesRequest: the body of /v1/responses. responses_to_chat.py converts it to a ChatRequest.
 
-Nothing is stored, so a request must contain its whole conversation. Unknown fields are refused
-anywhere in it.
+Unknown fields are refused anywhere in it.
 """
 
 from __future__ import annotations
@@ -144,7 +143,12 @@ class ResponsesStreamOptions(Strict):
 
 
 class ResponsesRequest(RequestBody, kw_only=True, dict=True):
-    """Body of /v1/responses. metadata: returned unchanged. user: without effect."""
+    """Body of /v1/responses. metadata: returned unchanged. user: without effect.
+
+    store: keep the response (the default). previous_response_id: of a stored response, whose
+    conversation goes on. include: message.output_text.logprobs asks for log-probabilities, as
+    top_logprobs does; other values have no effect.
+    """
 
     model: str | None = None
     input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -161,14 +165,18 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     metadata: Metadata | None = None
     user: ShortText | None = None
     stream_options: ResponsesStreamOptions | None = None
+    store: bool | None = None
+    previous_response_id: ShortText | None = None
+    include: Annotated[list[ShortText], msgspec.Meta(max_length=32)] | None = None
+    top_logprobs: field_bounds.NumLogprobs | None = None
 
 
 RESPONSES_REFUSED: strict_json.NeutralValues = {
     "access_programs": (None, {}),
     "background_options": (None, {}),
     "prompt": (None,),
-    "top_logprobs": (None, 0),
 }
+LOGPROBS = "message.output_text.logprobs"  # a value of include
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 _item_decoder: msgspec.json.Decoder[InputItem] = msgspec.json.Decoder(InputItem)

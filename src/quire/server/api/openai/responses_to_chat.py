@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from quire.errors import invalid_value
 from quire.server.api.common import response_format
@@ -17,6 +19,7 @@ from quire.server.api.common.tool_definitions import (
     ToolChoice,
 )
 from quire.server.api.openai.responses_request import (
+    LOGPROBS,
     InputCall,
     InputItem,
     InputMessage,
@@ -31,11 +34,17 @@ from quire.server.api.openai.responses_request import (
 )
 
 
-def to_chat(request: ResponsesRequest) -> ChatRequest:
-    """The ChatRequest with the same conversation. Raises InvalidRequestError."""
+def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> ChatRequest:
+    """The ChatRequest with the same conversation. previous: the items of its earlier turns.
+
+    Raises InvalidRequestError.
+    """
+    includes_logprobs = LOGPROBS in (request.include or ())
     chat = ChatRequest(
         model=request.model,
-        messages=list(_messages(request)),
+        messages=list(_messages(request, previous)),
+        logprobs=includes_logprobs or request.top_logprobs is not None,
+        top_logprobs=request.top_logprobs,
         max_completion_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -61,20 +70,19 @@ def _without_effect(request: ResponsesRequest) -> Iterator[str]:
         for name in ("summary", "generate_summary"):
             if getattr(request.reasoning, name) is not None:
                 yield f"reasoning.{name} has no effect: the reasoning itself is returned"
+    for name in request.include or ():
+        if name != LOGPROBS:
+            yield f"include: {name!r} has no effect: there is nothing of the kind"
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         yield NO_PADDING
 
 
-def _messages(request: ResponsesRequest) -> Iterator[Message]:
+def _messages(request: ResponsesRequest, previous: Sequence[msgspec.Raw]) -> Iterator[Message]:
     """Items in order; reasoning, text and calls of one answer are one assistant message."""
     if request.instructions:
         yield Message(role="system", content=request.instructions)
-    if isinstance(request.input, str):
-        yield Message(role="user", content=request.input)
-        return
     message: Message | None = None  # the assistant's, while items may still belong to it
-    for index, raw in enumerate(request.input):
-        item = read_item(raw, f"input[{index}]")
+    for item in _items(request, previous):
         if _continues(item, message):
             assert message is not None
         else:
@@ -87,6 +95,16 @@ def _messages(request: ResponsesRequest) -> Iterator[Message]:
             _add(item, message)
     if message is not None:
         yield message
+
+
+def _items(request: ResponsesRequest, previous: Sequence[msgspec.Raw]) -> Iterator[InputItem]:
+    for raw in previous:
+        yield read_item(raw, "previous_response_id")
+    if isinstance(request.input, str):
+        yield InputMessage(role="user", content=request.input)
+        return
+    for index, raw in enumerate(request.input):
+        yield read_item(raw, f"input[{index}]")
 
 
 def _is_assistant_item(item: InputItem) -> bool:

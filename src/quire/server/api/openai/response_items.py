@@ -1,0 +1,82 @@
+"""The items of stored responses: those of a conversation so far, and how they are kept."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError, invalid_value
+from quire.server.api.common.chat_request import MAX_MESSAGES
+from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+from quire.server.api.openai.responses_reply import Response
+from quire.server.api.openai.responses_request import ResponsesRequest
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+
+
+class _Output(msgspec.Struct):
+    """The part of a stored reply that the next turn reads."""
+
+    output: list[msgspec.Raw]
+
+
+_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_output_decoder = msgspec.json.Decoder(_Output)
+_encoder = msgspec.json.Encoder()
+
+
+def new_id(prefix: str) -> str:
+    """The id of an item."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def previous_items(
+    store: ResponseStore, request: ResponsesRequest, tenant: str
+) -> list[msgspec.Raw]:
+    """The items of the conversation that a request goes on with. Raises InvalidRequestError."""
+    response_id = request.previous_response_id
+    if response_id is None:
+        return []
+    stored = store.get(response_id, tenant)
+    if stored is None:
+        raise InvalidRequestError(
+            f"Previous response with id '{response_id[:128]}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    items = _items_decoder.decode(stored.items) + _output_decoder.decode(stored.reply).output
+    num_own = 1 if isinstance(request.input, str) else len(request.input)
+    if len(items) + num_own > MAX_MESSAGES:
+        problem = f"{len(items)} items before these are more than {MAX_MESSAGES} in all"
+        raise invalid_value("input", f"{problem}; start a new conversation")
+    return items
+
+
+def stored_response(
+    response: Response, request: ResponsesRequest, previous: Sequence[msgspec.Raw]
+) -> StoredResponse:
+    """What is kept of a response. previous: the items of its earlier turns."""
+    items = [*previous, *(msgspec.Raw(_encoder.encode(item)) for item in _own_items(request))]
+    return StoredResponse(_encoder.encode(response), _encoder.encode(items))
+
+
+def _own_items(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
+    """The request's items, each with its type and an id; texts of messages as parts."""
+    if isinstance(request.input, str):
+        yield _with_id({"type": "message", "role": "user", "content": request.input})
+        return
+    for raw in request.input:
+        yield _with_id(msgspec.json.decode(raw))
+
+
+def _with_id(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.setdefault("type", "message")
+    if item.get("id") is None:
+        item["id"] = new_id(_PREFIXES.get(kind, "rs"))
+    if kind == "message" and isinstance(item["content"], str):
+        part = "output_text" if item["role"] == "assistant" else "input_text"
+        item["content"] = [{"type": part, "text": item["content"]}]
+    return item

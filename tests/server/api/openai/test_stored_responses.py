@@ -1,0 +1,169 @@
+"""Stored responses: what is kept, for whom, how a conversation goes on, and what is dropped."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgi_client import JSON, Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+PATH = "/v1/responses"
+
+
+def ask(app: Starlette, **fields: Any) -> dict[str, Any]:
+    reply = call(app, PATH, {"input": "hi"} | fields)
+    assert reply.status == 200, reply.body
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def read(app: Starlette, response_id: str, tail: str = "", **options: Any) -> Reply:
+    return call(app, f"{PATH}/{response_id}{tail}", **options)
+
+
+def test_a_response_is_read_and_deleted(app: Starlette) -> None:
+    whole = ask(app, metadata={"a": "b"})
+    assert whole["store"] is True
+    assert read(app, whole["id"]).json() == whole
+    deleted = read(app, whole["id"], method="DELETE").json()
+    assert deleted == {"id": whole["id"], "object": "response", "deleted": True}
+    for method in ("GET", "DELETE"):
+        gone = read(app, whole["id"], method=method)
+        assert (gone.status, gone.error["code"]) == (404, "not_found")
+        assert gone.error["message"] == f"Response with id '{whole['id']}' not found."
+
+
+def test_the_end_of_a_stream_is_stored(app: Starlette) -> None:
+    body = call(app, PATH, {"input": "hi", "stream": True}).body
+    response_id = body.split(b'"id":"')[1].split(b'"')[0].decode()
+    stored = read(app, response_id).json()
+    assert (stored["status"], stored["output"][0]["content"][0]["text"]) == ("completed", "Hello!")
+
+
+@pytest.mark.parametrize("fields", [{"store": False}, {}])
+def test_what_is_not_stored(engine: FakeEngine, fields: dict[str, Any]) -> None:
+    settings = ServerSettings() if fields else ServerSettings(response_store_bytes=0)
+    app = build_app(engine, settings)
+    whole = ask(app, **fields)
+    assert whole["store"] is False
+    assert read(app, whole["id"]).status == 404
+
+
+def test_a_conversation_goes_on(app: Starlette, engine: FakeEngine) -> None:
+    first = ask(app, instructions="be kind")
+    second = ask(app, input=[{"role": "user", "content": "and?"}], previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    read(app, first["id"], method="DELETE")  # later turns have what they need
+    ask(app, input="so?", previous_response_id=second["id"])
+    rendered = "<user>hi<assistant>Hello!<user>and?<assistant>Hello!<user>so?<assistant>"
+    assert "".join(map(chr, engine.calls[-1]["ids"])) == rendered
+    error = call(app, PATH, {"input": "a", "previous_response_id": first["id"]}).error
+    assert error["message"] == f"Previous response with id '{first['id']}' not found."
+    assert (error["param"], error["code"]) == (
+        "previous_response_id",
+        "previous_response_not_found",
+    )
+
+
+def test_input_items_are_listed_in_pages(app: Starlette) -> None:
+    first = ask(app)
+    call_item = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    items = [call_item, {"role": "assistant", "content": "ok", "id": "mine"}]
+    second = ask(app, input=items, previous_response_id=first["id"])
+    page = read(app, second["id"], "/input_items", query="order=asc&limit=2").json()
+    assert [item["type"] for item in page["data"]] == ["message", "message"]
+    assert page["data"][0]["content"] == [{"type": "input_text", "text": "hi"}]
+    assert page["data"][1]["content"][0]["text"] == "Hello!"
+    assert (page["has_more"], page["last_id"]) == (True, page["data"][1]["id"])
+    query = f"order=asc&after={page['last_id']}"
+    rest = read(app, second["id"], "/input_items", query=query).json()
+    assert [item["type"] for item in rest["data"]] == ["function_call_output", "message"]
+    assert rest["data"][1] == {
+        "type": "message", "role": "assistant", "id": "mine",
+        "content": [{"type": "output_text", "text": "ok"}],
+    }  # fmt: skip
+    latest = read(app, second["id"], "/input_items").json()["data"]
+    assert latest == [*rest["data"][::-1], *page["data"][::-1]]
+    for query in ("limit=0", "order=up", "after=nobody"):
+        assert read(app, second["id"], "/input_items", query=query).status == 400
+
+
+def test_only_background_responses_could_be_cancelled(app: Starlette) -> None:
+    reply = read(app, ask(app)["id"], "/cancel", method="POST")
+    assert (reply.status, reply.error["message"]) == (400, "Cannot cancel a synchronous response.")
+    assert read(app, "resp_0", "/cancel", method="POST").status == 404
+    assert read(app, ask(app)["id"], query="stream=true").status == 400
+
+
+def test_responses_belong_to_their_key(engine: FakeEngine) -> None:
+    app = build_app(engine, ServerSettings(api_key="one,two"))
+    keys = [JSON | {"authorization": f"Bearer {key}"} for key in ("one", "two")]
+    response_id = call(app, PATH, {"input": "hi"}, headers=keys[0]).json()["id"]
+    assert read(app, response_id, headers=keys[1]).status == 404
+    assert read(app, response_id, method="DELETE", headers=keys[1]).status == 404
+    body = {"input": "a", "previous_response_id": response_id}
+    assert call(app, PATH, body, headers=keys[1]).status == 400
+    assert call(app, PATH, body, headers=keys[0]).status == 200
+    assert read(app, response_id, headers=keys[0]).status == 200
+
+
+def test_api_processes_share_what_they_store(tmp_path: Path) -> None:
+    first, second = (ResponseStore(tmp_path, 1000) for _ in range(2))
+    assert first.put("a", "t", StoredResponse(b"reply", b"items"))
+    assert second.get("a", "t") == (b"reply", b"items")
+    assert second.delete("a", "t")
+    assert first.get("a", "t") is None
+
+
+def test_the_least_recently_used_are_dropped(tmp_path: Path, monkeypatch: Any) -> None:
+    store = ResponseStore(tmp_path, 100)
+    for name in "abc":
+        assert store.put(name, "", StoredResponse(b"r" * 20, b"i" * 10))
+    assert store.get("a", "") is not None
+    assert store.put("d", "", StoredResponse(b"r" * 20, b"i" * 20))
+    assert [name for name in "abcd" if store.get(name, "")] == ["a", "c", "d"]
+    assert not store.put("e", "", StoredResponse(b"r" * 101, b""))
+    monkeypatch.setattr("quire.server.api.openai.response_store.MAX_RESPONSES", 2)
+    store.put("f", "", StoredResponse(b"", b""))
+    assert [name for name in "abcdf" if store.get(name, "")] == ["d", "f"]
+
+
+def test_an_answer_outlives_a_store_that_fails(
+    engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "responses.sqlite").write_bytes(b"no database" * 100)
+    whole = ask(build_app(engine, ServerSettings(), tmp_path))
+    assert (whole["status"], whole["store"]) == ("completed", False)
+    assert "a response could not be stored" in caplog.text
+    store = ResponseStore(tmp_path / "missing", 1000)
+    assert store.get("a", "") is None
+    assert not store.delete("a", "")
+
+
+def test_a_locked_file_is_not_waited_for_long(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path, 1000)
+    assert store.put("a", "", StoredResponse(b"", b""))
+    other = sqlite3.connect(tmp_path / "responses.sqlite")
+    other.execute("BEGIN EXCLUSIVE")
+    assert not store.put("b", "", StoredResponse(b"", b""))
+    other.rollback()
+    assert store.put("b", "", StoredResponse(b"", b""))
+
+
+def test_log_probabilities_of_the_text(app: Starlette) -> None:
+    include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    reply = call(app, PATH, {"input": "hi", "include": include, "top_logprobs": 2})
+    assert "reasoning.encrypted_content" in reply.headers["x-quire-no-effect"]
+    (part,) = reply.json()["output"][0]["content"]
+    assert [score["token"] for score in part["logprobs"]] == list("Hello!")
+    assert all(len(score["top_logprobs"]) == 2 for score in part["logprobs"])
+    stream = call(app, PATH, {"input": "hi", "include": include[:1], "stream": True}).body
+    assert stream.count(b'"token":"H"') == 5  # in a delta, and in four events of the whole text
