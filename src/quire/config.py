@@ -46,8 +46,18 @@ class ModelSettings:
         "sampling params of requests that give none of their own; auto: those of the model's "
         "generation_config.json; none: Quire's defaults; or a folder with such a file",
     )
+    override_generation_config: str | None = setting(
+        None,
+        'sampling params as a JSON object, such as {"temperature": 0.5}, which go before those of '
+        "generation_config",
+    )
     revision: str | None = setting(None, "branch, tag or commit of the model on the hub")
-    served_model_name: str | None = setting(None, "name that requests use for the model")
+    served_model_name: str | None = setting(
+        None,
+        "name that requests use for the model; of several, with commas between, replies have the "
+        "first",
+        is_list=True,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
         "data type of weights and KV cache, unless they have one of their own; auto takes the "
@@ -99,13 +109,27 @@ class ModelSettings:
     @property
     def public_name(self) -> str:
         """The model's name in requests and replies."""
-        return self.served_model_name or self.model
+        return self._names[0]
+
+    @property
+    def aliases(self) -> list[str]:
+        """Further names that requests may use for it."""
+        return self._names[1:]
+
+    @property
+    def _names(self) -> list[str]:
+        given = self.served_model_name
+        return [self.model] if given is None else [name.strip() for name in given.split(",")]
 
     def __post_init__(self) -> None:
         check_ranges(self)
         require(
-            self.served_model_name is None or self.served_model_name.strip() != "",
+            all(self._names),
             "served_model_name must not be empty; set a name, or leave it out",
+        )
+        require(
+            len(set(self._names)) == len(self._names),
+            f"served_model_name is {self.served_model_name!r}, which has a name twice; remove one",
         )
 
 

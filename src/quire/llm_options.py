@@ -16,8 +16,9 @@ class LLMOptions(TypedDict, total=False):
     skip_tokenizer_init: bool | None
     chat_template: str | PathLike[str] | None
     generation_config: str | PathLike[str] | None
+    override_generation_config: str | dict[str, float] | None
     revision: str | None
-    served_model_name: str | None
+    served_model_name: str | list[str] | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     quantization: Literal["none", "fp8", "int8", "int4", "nf4", "mxfp4", "dequantized"] | None
     quantization_overrides: str | None

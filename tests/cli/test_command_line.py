@@ -20,7 +20,7 @@ from quire.processes import interrupted
 ENGINE = """
     --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
     --max-logprobs --skip-tokenizer-init --no-skip-tokenizer-init --chat-template
-    --generation-config
+    --generation-config --override-generation-config --quantization-overrides
     --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
     --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
@@ -43,6 +43,7 @@ SERVE = """
     --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
+    --response-store-bytes
     --engine-hang-timeout --shutdown-timeout --log-level --log-format --otlp-traces-endpoint
     --gpu-hour-cost --dry-run --gpu-memory-gib --json
 """

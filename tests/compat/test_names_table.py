@@ -72,6 +72,11 @@ def test_values_in_another_spelling_are_those_of_settings() -> None:
         ({"num_ctx": 2048, "max_model_len": 2048}, {"max_model_len": 2048}),
         ({"load_format": "safetensors", "quantization": None, "seed": None}, {}),
         ({"served_model_name": ["a"]}, {"served_model_name": "a"}),
+        ({"served_model_name": ["a", "b"]}, {"served_model_name": "a,b"}),
+        (
+            {"override_generation_config": {"top_k": 3}},
+            {"override_generation_config": '{"top_k": 3}'},
+        ),
         ({"n_gpu_layers": 0}, {"device": "cpu"}),
         ({"disable_radix_cache": True}, {"enable_prefix_caching": False}),
         ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, {"kv_cache_dtype": "int8"}),
@@ -108,7 +113,7 @@ def test_a_checkpoints_own_quantization_is_no_setting() -> None:
         ({"enable_lora": True}, r"^enable_lora is not supported: .*; merge the adapter"),
         ({"cache_type_k": "q4_0"}, r"^cache_type_k 'q4_0' is not supported: .*'int8' on a CPU"),
         ({"n_ctx": 1, "max_model_len": 2}, "^n_ctx and max_model_len are one setting"),
-        ({"served_model_name": ["a", "b"]}, "^served_model_name has 2 names"),
+        ({"served_model_name": ["a", "a"]}, "^served_model_name is 'a,a', which has a name twice"),
         ({"max_model_length": 1}, "did you mean 'max_model_len'"),
         ({"ctx_len": 1}, "^unknown setting 'ctx_len'; known: model,"),  # and not block_size
     ],
@@ -204,6 +209,15 @@ def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]
     assert (
         f"error: unknown command {word!r}; {call_names.COMMANDS[word]}" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("flag", ["--served-model-name", "--served_model_name"])
+def test_a_model_may_have_several_names(flag: str) -> None:
+    for line in (f"x {flag} a b --port 1", f"x {flag} a --port 1 {flag} b", f"{flag} a,b x"):
+        args = serve.make_parser().parse(line.split())
+        (plan,) = serve.model_plans(args, serve.server_settings(args))
+        assert (plan.name, plan.config.model.aliases) == ("a", ["b"])
+        assert plan.config.model.model == "x"
 
 
 def test_one_model_is_the_model() -> None:

@@ -359,3 +359,19 @@ def test_pages_of_models_for_anthropics_clients(query: str, ids: str, has_more: 
     assert (page["has_more"], page["first_id"], page["last_id"]) == (has_more, *ends)
     for wrong in ("after_id=x", "before_id=x", "after_id=a&before_id=b"):
         assert call(house.app, "/v1/models", headers=headers, query=wrong).status == 400
+
+
+def test_a_model_answers_to_all_its_names() -> None:
+    house = House(condition("a", aliases=["gpt", "b"]), condition("b"))
+    for name in ("a", "gpt"):
+        reply = call(house.app, "/v1/completions", {"prompt": "x", "model": name}).json()
+        assert (reply["model"], reply["choices"][0]["text"]) == ("a", "I am a.")
+    body = {"prompt": "x", "model": "b"}  # a model's own name goes before an alias
+    assert call(house.app, "/v1/completions", body).json()["model"] == "b"
+    cards = call(house.app, "/v1/models").json()["data"]
+    assert [(card["id"], card["root"]) for card in cards] == [("a", "a"), ("b", "b"), ("gpt", "a")]
+    assert call(house.app, "/v1/models/gpt").json()["root"] == "a"
+    house.become("a", "unloaded", aliases=["gpt"])
+    assert len(house.models.loaded()) == 1
+    error = call(house.app, "/v1/completions", {"prompt": "x", "model": "c"}).error
+    assert "'a' or 'b' or 'gpt'" in error["message"]

@@ -104,6 +104,7 @@ class ConfigFile:
             config = EngineConfig.from_options(**{**common, **values, "served_model_name": name})
         except ConfigError as error:
             raise explain(error) from None
+        name = config.model.public_name
         return ModelSpec(name=name, config=config, at_start=load == "at_start", explain=explain)
 
     def _text(self, node: yaml.Node | None, where: str) -> str | None:

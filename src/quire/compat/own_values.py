@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from quire.compat.foreign_name import DEFAULT, same_value
-from quire.errors import ConfigError
 
 _FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf")
 _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
@@ -42,25 +42,17 @@ def value_notice(name: str, value: Any) -> str | None:
 def own_value(name: str, value: Any) -> Any:
     """The value of one of Quire's settings as Quire spells it; DEFAULT: leave the setting out.
 
-    None is the default of each setting. A torch.dtype is its name. Raises ConfigError for several
-    names of one model.
+    None is the default of each setting. A torch.dtype is its name.
     """
     if value is None:
         return DEFAULT
     if type(value).__module__.partition(".")[0] == "torch":
         value = str(value).removeprefix("torch.")
     if name == "served_model_name" and isinstance(value, list | tuple):
-        return _only_name(value)
+        return ",".join(map(str, value)) or DEFAULT
+    if name == "override_generation_config" and isinstance(value, dict):
+        return json.dumps(value)
     for foreign, own in OWN_VALUES.get(name, {}).items():
         if same_value(value, foreign):
             return own
     return value
-
-
-def _only_name(names: list[Any] | tuple[Any, ...]) -> Any:
-    if len(names) > 1:
-        raise ConfigError(
-            f"served_model_name has {len(names)} names, but a model has one; set the one that "
-            "requests use"
-        )
-    return names[0] if names else DEFAULT

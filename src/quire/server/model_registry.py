@@ -91,6 +91,9 @@ class ModelRegistry:
             ]
         entries = map(ModelEntry, conditions, parts)
         self._entries = {entry.name: entry for entry in entries}
+        self._names = {  # of all that requests may use; a model's own name goes before an alias
+            alias: condition.name for condition in conditions for alias in condition.aliases
+        } | {name: name for name in self._entries}
         self._first = conditions[0].name
         self._loaded: dict[str | None, RegisteredModel] = {}
 
@@ -117,10 +120,16 @@ class ModelRegistry:
 
     def entry(self, name: str | None) -> ModelEntry:
         """The entry of a model, loaded or not. Raises ModelNotFoundError."""
-        entry = self._entries.get(self._first if name is None else name)
-        if entry is None:
+        known = self._first if name is None else self._names.get(name)
+        if known is None:
             raise ModelNotFoundError(self._unknown(str(name)))
-        return entry
+        return self._entries[known]
+
+    def named_entries(self) -> list[tuple[str, ModelEntry]]:
+        """All models by all names that requests may use, the default model first."""
+        named = {name: self._entries[name] for name in self._entries}
+        aliases = {name: self._entries[own] for name, own in self._names.items()}
+        return list((named | aliases).items())
 
     def entries(self) -> list[ModelEntry]:
         """The entries of all models, the default model first."""
@@ -128,7 +137,7 @@ class ModelRegistry:
 
     def loaded(self) -> list[RegisteredModel]:
         """The entries of all loaded models."""
-        return [model for name, model in self._loaded.items() if name is not None]
+        return [self._loaded[name] for name in self._entries if name in self._loaded]
 
     @property
     def may_answer(self) -> bool:
@@ -160,8 +169,8 @@ class ModelRegistry:
         """Update a model's state, as the parent process reports it."""
         entry = self._entries[condition.name]
         entry.condition = condition
-        names = (entry.name, None) if entry.name == self._first else (entry.name,)
-        for name in names:
+        names = [name for name, own in self._names.items() if own == entry.name]
+        for name in (*names, None) if entry.name == self._first else names:
             if entry.is_usable and entry.model is not None:
                 self._loaded[name] = entry.model
             else:
@@ -192,7 +201,7 @@ class ModelRegistry:
         )
 
     def _missing(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
-        if name is not None and name not in self._entries:
+        if name is not None and name not in self._names:
             return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
         entry = self.entry(name)
         condition = entry.condition
@@ -202,7 +211,7 @@ class ModelRegistry:
         )
 
     def _unknown(self, name: str) -> str:
-        known = " or ".join(map(repr, self._entries))
+        known = " or ".join(repr(known) for known, _ in self.named_entries())
         return f"model: {name[:128]!r} is not served here; use {known}"
 
 

@@ -85,7 +85,8 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_condition"):
     """To an API process: the current state of a model.
 
-    at_start: loaded with the server, which is not ready before. num_bytes: memory while loaded;
+    aliases: further names that requests may use. at_start: loaded with the server, which is not
+    ready before. num_bytes: memory while loaded;
     None if unknown. failure: why it could not be loaded or kept running; loading is tried again
     after retry_after seconds.
     """
@@ -97,6 +98,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_conditio
     num_bytes: int | None = None
     failure: str = ""
     retry_after: float = 1.0
+    aliases: list[str] = []
 
 
 class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load_model"):

@@ -80,6 +80,7 @@ class FleetModel:
         """Its state as a message to API processes."""
         return ModelStatus(
             name=self.plan.name,
+            aliases=self.plan.config.model.aliases,
             state=self.state,
             at_start=self.plan.at_start,
             max_num_seqs=self.plan.config.scheduler.max_num_seqs,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from quire.config import EngineConfig
 from quire.core.sampling_params import SamplingParams
-from quire.errors import CheckpointError, InvalidRequestError
+from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import resolve_model
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -22,10 +24,43 @@ _PARAMS = {
 
 
 def read_sampling_defaults(config: EngineConfig) -> dict[str, float]:
-    """Sampling params by name, those of the file that `generation_config` names; mostly empty.
+    """Sampling params by name that requests get which leave them out; mostly empty.
 
-    Raises CheckpointError for values that no request could have.
+    They are those of the file that `generation_config` names, and `override_generation_config` goes
+    before it. Raises CheckpointError or ConfigError for values that no request could have.
     """
+    return _of_file(config) | _overrides(config.model.override_generation_config)
+
+
+def _overrides(text: str | None) -> dict[str, float]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            "override_generation_config must be a JSON object, such as "
+            f'{{"temperature": 0.5}}, not {text[:64]!r}'
+        )
+    if unknown := sorted(found.keys() - _PARAMS.keys()):
+        known = ", ".join(_PARAMS)
+        raise ConfigError(f"override_generation_config has {unknown[0][:64]!r}; known: {known}")
+    try:
+        return _checked(found)
+    except InvalidRequestError as error:
+        raise ConfigError(f"override_generation_config: {error}") from None
+
+
+def _checked(given: dict[str, Any]) -> dict[str, float]:
+    """Values by the file's keys as sampling params. Raises InvalidRequestError."""
+    named = {_PARAMS[key]: value for key, value in given.items() if value is not None}
+    SamplingParams(**named)
+    return named
+
+
+def _of_file(config: EngineConfig) -> dict[str, float]:
     wanted = config.model.generation_config
     if wanted == "none":
         return {}
@@ -34,11 +69,9 @@ def read_sampling_defaults(config: EngineConfig) -> dict[str, float]:
     if wanted == "auto" and not path.is_file():
         return {}
     file = ConfigFile.read(path)
-    given = {own: file.get(key) for key, own in _PARAMS.items() if file.get(key) is not None}
     try:
-        SamplingParams(**given)
+        return _checked({key: file.get(key) for key in _PARAMS})
     except InvalidRequestError as error:
         raise CheckpointError(
             f"{path}: {error} (or set generation_config to 'none', to leave it unread)"
         ) from None
-    return given

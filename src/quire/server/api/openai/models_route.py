@@ -119,24 +119,25 @@ class ModelsRoutes:
 
     async def models(self, request: Request) -> Response:
         """Handle GET /v1/models."""
-        entries = self._models.entries()
+        named = self._models.named_entries()
         if ANTHROPIC_VERSION in request.headers:
-            return _json(_page([self._anthropic(e) for e in entries], request.query_params))
-        return _json(ModelList(data=[self._card(entry) for entry in entries]))
+            return _json(_page([self._anthropic(*one) for one in named], request.query_params))
+        return _json(ModelList(data=[self._card(*one) for one in named]))
 
     async def model(self, request: Request) -> Response:
         """Handle GET /v1/models/{name}."""
-        entry = self._models.entry(request.path_params["name"])
+        name = request.path_params["name"]
+        entry = self._models.entry(name)
         is_anthropic = ANTHROPIC_VERSION in request.headers
-        return _json(self._anthropic(entry) if is_anthropic else self._card(entry))
+        return _json(self._anthropic(name, entry) if is_anthropic else self._card(name, entry))
 
     async def version(self, _request: Request) -> Response:
         """Handle GET /version."""
         return _json(VersionReply(__version__))
 
-    def _card(self, entry: ModelEntry) -> ModelCard:
+    def _card(self, name: str, entry: ModelEntry) -> ModelCard:
         return ModelCard(
-            entry.name,
+            name,
             self._created,
             _max_model_len(entry),
             _has_chat_template(entry),
@@ -144,10 +145,10 @@ class ModelsRoutes:
             root=entry.name,
         )
 
-    def _anthropic(self, entry: ModelEntry) -> AnthropicModel:
+    def _anthropic(self, name: str, entry: ModelEntry) -> AnthropicModel:
         max_len = _max_model_len(entry)
         return AnthropicModel(
-            id=entry.name,
+            id=name,
             display_name=entry.name,
             created_at=datetime.fromtimestamp(self._created, UTC),
             max_input_tokens=max_len,
