@@ -81,6 +81,14 @@ def test_sentence_piece_without_a_space_in_front(tmp_path: Path) -> None:
     assert ours.decode(ours.encode(" hello")) == " hello"
 
 
+def test_phi_3_takes_spaces_behind_its_marks(tmp_path: Path) -> None:
+    ours = made(tmp_path, SPM | {"general.architecture": "phi3"})
+    assert ours.encode("<think>\n hello") == ours.encode("<think>hello")
+    assert ours.encode("<s> hello", parse_special=True) != ours.encode(
+        "<s>hello", parse_special=True
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "text", "pieces"),
     [

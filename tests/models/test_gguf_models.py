@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from safetensors.torch import save_file
 
 import quire
 from quire import LLM, SamplingParams, hub
+from quire.config import ModelSettings
 from quire.errors import CheckpointError
 from quire.gguf.block_types import BLOCK_TYPES
+from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.checkpoint_source import CheckpointSource
+from quire.models.prepared.prepared_files import checkpoint_key
 
 BUNDLED = Path(quire.__file__).parent / "bundled" / "quire-tiny"
 PROMPT = torch.randint(3, 500, (70,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -113,6 +117,39 @@ def test_the_bundled_model_answers_the_same_from_a_gguf_file(tmp_path: Path) -> 
         answers.append([output.outputs[0].text for output in outputs])
     assert answers[0][0] == "red running shoes"
     assert answers[1] == answers[2] == answers[0]
+
+
+def test_prepared_weights_are_made_once_for_a_file(tmp_path: Path) -> None:
+    """A folder and a prepared file by the file's path, size and time."""
+    file, settings = tmp_path / "a.gguf", ModelSettings(prepared_weights=str(tmp_path))
+    write_checkpoint(BUNDLED, file, "Q4_0")
+    keys = []
+    for seconds in (1_000_000, 1_000_000, 2_000_000):
+        os.utime(file, (seconds, seconds))
+        folder = hub.resolve_model(str(file))
+        keys.append((folder, checkpoint_key(settings, folder)))
+    assert keys[0] == keys[1]
+    assert keys[0][0] != keys[2][0]
+    assert keys[0][1] != keys[2][1]
+    assert hub.resolve_model(str(keys[2][0])) == keys[2][0]  # which is the folder of a model, too
+
+
+def test_formats_follow_the_types_of_blocks(tmp_path: Path) -> None:
+    """Codes of Q4_0 are kept; where parts of a weight differ, and for other types, INT8."""
+    file = tmp_path / "a.gguf"
+    write_checkpoint(BUNDLED, file, "Q4_0", {"attn_v": "Q6_K", "1.ffn_down": "F16"})
+    config = ModelConfig.from_folder(hub.resolve_model(str(file)))
+    for device, expected in (("cpu", ("int8", "int4", None, "int8")), ("cuda", (None,) * 4)):
+        scheme = choose_formats(ModelSettings(), config.checkpoint_format, config.spec, device)
+        assert scheme is not None
+        linears = dict(config.spec.named_linears)
+        modules = ("self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj")
+        names = [*(f"model.layers.1.{module}" for module in modules), "lm_head"]
+        found = [
+            scheme.format_for(name, linears[name].role, linears[name].n, linears[name].k)
+            for name in names
+        ]
+        assert tuple(each and each.name for each in found) == expected
 
 
 def llama(**changes: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def _sizes(metadata: Metadata, name: str) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{name}.context_length"),
         "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        "sliding_window": metadata.get(f"{name}.attention.sliding_window") or None,
+        "sliding_window": metadata.integer(f"{name}.attention.sliding_window", 0, low=0) or None,
     }
 
 
@@ -92,10 +92,9 @@ def _one(metadata: Metadata, key: str, default: int | None = None) -> int:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """The data type that the model runs in: that of matrices, bfloat16 for quantized ones."""
-    kinds = {each.kind.name for each in header.tensors.values() if len(each.shape) > 1}
-    plain = {"F16": "float16", "F32": "float32"}
-    return plain.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
+    """The data type that the model runs in: float32 if all is; else what kernels are fast in."""
+    kinds = {each.kind.name for each in header.tensors.values()}
+    return "float32" if kinds == {"F32"} else "bfloat16"
 
 
 def _rope(header: GgufHeader, name: str, head_dim: int) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 from quire.errors import CheckpointError
 from quire.gguf.metadata import Metadata
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from quire.gguf.vocabulary_list import VocabularyList
+from quire.gguf.vocabulary_list import MODEL, VocabularyList
 
-MODEL, _PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
+_PRE = "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
 _ANOTHER = "name the folder of the model's tokenizer with --tokenizer"
 _SPACE = "\u2581"  # SentencePiece's

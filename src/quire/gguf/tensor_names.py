@@ -28,7 +28,7 @@ _PARTS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)")
 
 
 def model_name(name: str, architecture: Architecture) -> str | None:
@@ -40,4 +40,4 @@ def model_name(name: str, architecture: Architecture) -> str | None:
         return None
     layer, part, leaf = match.groups()
     module = architecture.parts.get(part) or _PARTS.get(part)
-    return None if module is None else f"model.layers.{int(layer)}.{module}.{leaf}"
+    return None if module is None else f"model.layers.{layer}.{module}.{leaf}"

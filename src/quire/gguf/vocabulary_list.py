@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.gguf.metadata import Metadata
 
-TOKENS = "tokenizer.ggml.tokens"
+TOKENS, MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 # control tokens that end an answer, whatever a file says: as llama.cpp finds them
@@ -15,6 +15,7 @@ _ENDS = (
     "<|end_of_text|>", "<EOT>", "</s>", "<|return|>", "<|call|>",
 )  # fmt: skip
 _END_KEYS = ("eos", "eot", "eom")
+_WITHOUT_SPACES = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's added tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,19 @@ class VocabularyList:
 
     def added(self) -> list[dict[str, object]]:
         """`added_tokens` of tokenizer.json: what is found in a text before anything is merged."""
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        plain = {"single_word": False, "lstrip": False, "normalized": False}
         return [
-            {"id": i, "content": self.tokens[i], **plain, "special": kind != USER_DEFINED}
-            for i, kind in enumerate(self.kinds)
-            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and self.tokens[i]
+            {"id": i, "content": token, **plain, "special": kind != USER_DEFINED}
+            | {"rstrip": self.takes_spaces and token not in _WITHOUT_SPACES}
+            for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token
         ]
+
+    @property
+    def takes_spaces(self) -> bool:
+        """Whether spaces behind an added token are part of it: Phi-3's, which no key says."""
+        names = [self.metadata.get(key) for key in ("general.architecture", MODEL)]
+        return names == ["phi3", "llama"]
 
     def ids(self) -> dict[str, int]:
         """Token → id; of equal tokens the first."""
