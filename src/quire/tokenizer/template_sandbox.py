@@ -4,9 +4,9 @@ A chat template is code that came with a checkpoint. The sandbox keeps it away f
 file adds the bounds that the sandbox lacks. Templates are compiled to Python, and a call that
 looks at the thread's CPU clock is put at the head of each loop and function of that Python, so
 that no loop, macro or recursion outlives the limit; every joined string, and every operator or
-count that multiplies sizes, is checked before it takes memory, and values are weighed before a
-filter, a test, a comparison or their text runs over all of them (template_work.py). Who serves
-checkpoints of strangers gives the process a memory limit besides.
+count that multiplies sizes, is checked before it takes memory, and each operation's price is taken
+before it runs (template_work.py). Who serves checkpoints of strangers gives the process a memory
+limit besides.
 
 It does not know messages, roles or tokens.
 """
@@ -34,21 +34,25 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from quire.tokenizer import template_work
 from quire.tokenizer.template_work import (
     MAX_INDENT,
+    SHORT,
     TemplateLimitError,
     check_repetition,
+    checked_number,
+    measured,
+    take_call,
+    take_copy,
+    take_format,
     text_of,
-    weigh,
     weighed,
 )
 
 MAX_CPU_SECONDS = 1.0
 MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
 MAX_COUNT = 100_000  # of repetitions, widths and indents
-_MAX_INT_BITS = 64
 _TICKS_PER_LOOK = 8  # at the clock: most conversations end before the first
-_WIDE = re.compile(r"\d{6}")
-_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #\d.]*(\*|\d{6})")
-_WIDTH_FILTERS = ("batch", "center", "indent", "slice", "wordwrap")
+_WIDE = re.compile(r"\d{4}")
+_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #\d.]*(\*|\d{4})")
+_WIDTH_FILTERS = ("batch", "center", "indent", "round", "slice", "wordwrap")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -71,9 +75,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["sum"] = _sum
         self.filters["indent"] = _indent(self.filters["indent"])
         for name, function in self.filters.items():
-            self.filters[name] = template_work.weighing_filter(name, function)
+            self.filters[name] = template_work.pricing_filter(name, function)
         for name, test in self.tests.items():
-            self.tests[name] = template_work.weighing_test(name, cast(Any, test))
+            self.tests[name] = template_work.pricing_test(name, cast(Any, test))
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
@@ -86,6 +90,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if size > MAX_CHARACTERS:
                 _check_size(size)
             joined.append(part)
+        if size > SHORT:
+            take_copy(text := "".join(joined))
+            return text
         return "".join(joined)
 
     def join_operands(self, operands: Iterable[Any]) -> str:
@@ -94,12 +101,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     text_of = staticmethod(text_of)
     weighed = staticmethod(weighed)
+    measured = staticmethod(measured)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Bound what `*`, `**`, `+` and `%` can make of small operands."""
         if operator == "+" and type(left) is type(right) is str:  # as it mostly is
             _check_size(len(left) + len(right))
-            return left + right
+            text = left + right
+            if len(text) > SHORT:
+                take_copy(text)
+            return text
         if operator == "**":
             _check_count(right)
         elif operator == "*":
@@ -108,26 +119,35 @@ class Sandbox(ImmutableSandboxedEnvironment):
             _check_size(_length(left) + _length(right))
         elif isinstance(left, str):
             _check_percents(left)
+            take_format(left, right)
         result = super().call_binop(context, operator, left, right)
-        if isinstance(result, int) and result.bit_length() > _MAX_INT_BITS:
-            raise TemplateLimitError("a number of more than 64 bits")
+        if type(result) is int:
+            return checked_number(result)
+        take_copy(result)
         return result
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the template, with limits on widths in string methods."""
+        take_call(function, args, kwargs)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
             for argument in (*args, *kwargs.values()):
                 _check_count(argument)
             _check_method(owner, function.__name__, args)
-        return super().call(context, function, *args, **kwargs)
+        return checked_number(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format` with limits on the widths in its format."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_braces(value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+        _check_braces(value.__self__)
+
+        def priced(*args: Any, **kwargs: Any) -> str:
+            take_call(value, args, kwargs)
+            return wrapped(*args, **kwargs)
+
+        return functools.wraps(wrapped)(priced)
 
     def _compile(self, source: str, filename: str) -> CodeType:
         tree = _Metering().visit(ast.parse(source, filename))
@@ -184,10 +204,45 @@ class _Metering(ast.NodeTransformer):
         """Weigh what is compared, unless one side is a constant and so bounds the work."""
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
-        if any(isinstance(side, ast.Constant) or _is_own(side) for side in sides):
-            return node
-        node.left, *node.comparators = map(_weighed, sides)
+        if isinstance(node.left, ast.Constant) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            node.comparators = [_passed("measured", side) for side in node.comparators]
+        elif not any(_is_constant(side) or _is_own(side) for side in sides):
+            node.left, *node.comparators = (_passed("weighed", side) for side in sides)
         return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Weigh the operands of `-`, which may be views of dicts."""
+        self.generic_visit(node)
+        if not _is_constant(node.left) and not _is_constant(node.right):
+            node.left, node.right = _passed("weighed", node.left), _passed("weighed", node.right)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Take the price of a slice."""
+        self.generic_visit(node)
+        if isinstance(node.slice, ast.Slice):
+            node.value = _passed("measured", node.value)
+        return node
+
+    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+        """Weigh the keys of a dict: a tuple's hash is that of all its parts."""
+        self.generic_visit(node)
+        node.keys = [key and _weighed_key(key) for key in node.keys]
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Weigh keys; leave out what calls pass for functions that read the context."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "getitem":
+            node.args[1] = _weighed_key(node.args[1])
+        elif isinstance(node.func, ast.Attribute) and node.func.attr == "call":
+            node.keywords = [k for k in node.keywords if k.arg not in ("_loop_vars", "_block_vars")]
+        return node
+
+
+def _is_constant(node: ast.expr) -> bool:
+    parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+    return all(isinstance(part, ast.Constant) for part in parts)
 
 
 def _is_own(node: ast.expr) -> bool:
@@ -195,8 +250,13 @@ def _is_own(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and not node.id.startswith("l_")
 
 
-def _weighed(node: ast.expr) -> ast.expr:
-    call = ast.parse("environment.weighed(None)", mode="eval").body
+def _weighed_key(node: ast.expr) -> ast.expr:
+    return node if isinstance(node, ast.Constant) else _passed("weighed", node)
+
+
+def _passed(function: str, node: ast.expr) -> ast.expr:
+    """A call of the environment's function with the node's value."""
+    call = ast.parse(f"environment.{function}(None)", mode="eval").body
     assert isinstance(call, ast.Call)
     call.args = [node]
     return call
@@ -237,7 +297,6 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
     """Bound what a string's method makes of it."""
     if not isinstance(owner, str):
         return
-    weigh(*args)
     if name == "replace" and len(args) > 1 and isinstance(args[0], str):
         check_repetition(owner.count(args[0]), _length(args[1]), MAX_CHARACTERS)
     elif name == "expandtabs":
