@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,11 +18,12 @@ from quire.core.messages import (
     RequestDelta,
     StepOutput,
 )
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.startup.null_engine import start_null_engine
-from quire.errors import ContextLengthError, EngineError
+from quire.errors import ContextLengthError, EngineError, InvalidRequestError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -112,3 +115,40 @@ def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> 
             await running[0]
 
     asyncio.run(main())
+
+
+def test_long_texts_are_encoded_in_an_order_that_is_fair_among_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of one caller: a text that is not so long goes first."""
+    going, order = threading.Event(), list[str]()
+
+    def prepare(_id: str, text: str, _params: SamplingParams, **_options: Any) -> None:
+        order.append(text[0])
+        assert going.wait(10)
+        raise InvalidRequestError("it is enough")
+
+    greedy = [letter * 8000 for letter in "abcdefgh"]
+    others = {"x": "near", "y": "far"}
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        engine = AsyncEngine(EagerLink(), TOKENIZER, info, 0)
+        monkeypatch.setattr(engine._inputs, "prepare", prepare)
+        params = SamplingParams(max_tokens=1)
+
+        def complete(text: str, caller: str) -> asyncio.Task[RequestOutput]:
+            return asyncio.create_task(engine.complete(text, params, caller=caller))
+
+        tasks = [complete(text, "near") for text in greedy]
+        await asyncio.sleep(0)
+        tasks += [complete(text * 5000, caller) for text, caller in others.items()]
+        await asyncio.sleep(0)
+        going.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await engine.close()
+        with pytest.raises(EngineError, match="shut down"):
+            await complete("z" * 5000, "far")
+
+    asyncio.run(main())
+    assert sorted(order[:4]) == ["a", "b", "x", "y"]

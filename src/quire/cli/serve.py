@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -114,6 +115,8 @@ def run(argv: Sequence[str]) -> int:
         bind_api(settings.host, settings.port, settings.uds) as listener,
         bind_admin(settings.admin_port, settings.admin_uds) as admin,
     ):
+        # a thread, as it waits for DNS
+        threading.Thread(target=settings.hosts.log_names, daemon=True).start()
         return asyncio.run(_serve(plans, settings, listener, admin, begin, key))
 
 

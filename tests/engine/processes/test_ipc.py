@@ -26,6 +26,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.output_processor import MAX_DEATHS_SEEN
 from quire.engine.processes import ipc
 from quire.engine.processes.control_channel import ControlMessage, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
@@ -298,6 +299,24 @@ def test_deaths_from_outside_are_no_requests_fault(tmp_path: Path) -> None:
             front.server.pause = 0.001
         front.server.pause = 0.0
         assert tokens(await stream) == whole
+
+    run(tmp_path, scenario)
+
+
+def test_a_request_that_sees_many_deaths_ends_whatever_their_cause(tmp_path: Path) -> None:
+    """One that kills engines in a way that is taken for another's must not kill for ever."""
+
+    async def scenario(front: Front) -> None:
+        front.server.pause = 0.001
+        stream = asyncio.create_task(front.collect(3000))
+        for _ in range(MAX_DEATHS_SEEN):
+            assert not stream.done()
+            await front.until_running(1)
+            front.lose(is_blameless=True)
+            front.restart()
+            front.server.pause = 0.001
+        with pytest.raises(EngineError, match="engine"):
+            await stream
 
     run(tmp_path, scenario)
 

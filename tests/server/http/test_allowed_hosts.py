@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -59,6 +60,38 @@ def test_a_balancer_may_ask_for_health_by_any_name() -> None:
 def test_names_of_private_networks_are_served_where_such_networks_reach(name: str) -> None:
     assert ask(name).status == 403
     assert ask(name, host="0.0.0.0").status == 200
+
+
+def test_the_full_name_is_looked_up_beside_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = threading.Event()
+
+    def getfqdn() -> str:
+        assert answered.wait(10)
+        return "Node7.Corp.Example.com."
+
+    monkeypatch.setattr(socket, "getfqdn", getfqdn)
+    hosts = AllowedHosts([], bound="0.0.0.0", needs_key=False)
+    with pytest.raises(HttpError):
+        hosts.check({b"host": b"node7.corp.example.com"})
+    answered.set()
+    with caplog.at_level("INFO"):
+        hosts.log_names()
+    hosts.check({b"host": b"node7.corp.example.com:8000"})
+    assert "node7.corp.example.com" in caplog.text
+    assert "*.localhost" in caplog.text
+    with pytest.raises(HttpError):
+        hosts.check({b"host": b"other.corp.example.com"})
+
+
+def test_nothing_is_looked_up_or_logged_where_it_does_not_matter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        AllowedHosts([], bound="0.0.0.0", needs_key=True).log_names()
+    assert not caplog.text
+    assert AllowedHosts([], bound="127.0.0.1", needs_key=False).lookup.ident is None
 
 
 def test_names_can_be_added() -> None:

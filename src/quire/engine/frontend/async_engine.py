@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from typing import Unpack
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import TypeVar, Unpack
 
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
@@ -29,11 +30,15 @@ from quire.engine.frontend.input_processor import (
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import RequestTracker
 from quire.engine.frontend.thread_link import ThreadLink
+from quire.fair_queue import FairExecutor
 from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.tokenizer import Tokenizer
 
 # Longer texts are encoded in a thread, so that they do not block the event loop.
 ENCODE_IN_THREAD_CHARS = 4096
+NUM_THREADS = 2
+SECONDS_PER_CHAR = 5e-7  # an estimate, to encode short texts first
+T = TypeVar("T")
 
 
 class AsyncEngine:
@@ -51,6 +56,7 @@ class AsyncEngine:
         )
         self._tracker = RequestTracker(link, tokenizer, info, self._inputs.set_limits)
         self.metrics = self._tracker.metrics
+        self._threads = FairExecutor(NUM_THREADS, "quire-encode")
         self._num_requests = 0
 
     @classmethod
@@ -150,10 +156,8 @@ class AsyncEngine:
         """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
         arrival = time.monotonic()
         unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
-        if _is_long(prompt):
-            prepared = await asyncio.to_thread(prepare, unique_id, prompt, pooling, **options)
-        else:
-            prepared = prepare(unique_id, prompt, pooling, **options)
+        work = partial(prepare, unique_id, prompt, pooling, **options)
+        prepared = await self._encode(prompt, work)
         try:
             return await self._tracker.send(prepared, arrival, final_only=True).take()
         finally:
@@ -172,6 +176,7 @@ class AsyncEngine:
         await self._link.close()
         await asyncio.to_thread(self._inputs.close)
         self._tracker.on_failure("the engine was shut down")
+        self._threads.close()
 
     async def _prepare(
         self,
@@ -181,20 +186,22 @@ class AsyncEngine:
         **options: Unpack[PrepareOptions],
     ) -> PreparedRequest:
         unique_id, prepare = self._unique_id(label), self._inputs.prepare
-        if _is_long(prompt):
-            prepared = await asyncio.to_thread(prepare, unique_id, prompt, sampling, **options)
-        else:
-            prepared = prepare(unique_id, prompt, sampling, **options)
+        work = partial(prepare, unique_id, prompt, sampling, **options)
+        prepared = await self._encode(prompt, work, options.get("caller", ""))
         if sampling.structured_outputs is not None:
             await self._inputs.grammar_checker.check_async(
                 sampling.structured_outputs, prepared.caller
             )
         return prepared
 
+    async def _encode(self, prompt: Prompt, work: Callable[[], T], caller: str = "") -> T:
+        """The result of the work; that for a long text is done in a thread, in a fair order."""
+        if not isinstance(prompt, str) or len(prompt) <= ENCODE_IN_THREAD_CHARS:
+            return work()
+        if self._tracker.failure is not None:
+            raise self._tracker.failure
+        return await self._threads.run(caller, work, expected=SECONDS_PER_CHAR * len(prompt))
+
     def _unique_id(self, label: str | None) -> str:
         self._num_requests += 1
         return f"{label or self._link.client}-{self._num_requests}"
-
-
-def _is_long(prompt: Prompt) -> bool:
-    return isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS

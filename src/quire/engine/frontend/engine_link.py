@@ -22,7 +22,9 @@ class EngineListener(Protocol):
     def on_failure(self, message: str) -> None:
         """The engine has ended, and no other one is being started."""
 
-    def on_down(self, find_started: Callable[[Iterable[str]], set[str]]) -> None:
+    def on_down(
+        self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False
+    ) -> None:
         """The engine process has died, and another one is being started.
 
         find_started: which of some engine request ids may have caused that: those that had entered

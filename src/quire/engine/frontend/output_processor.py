@@ -30,7 +30,8 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 2  # of engine processes while they ran one request
+MAX_DEATHS = 2  # of engine processes while they ran one request, which may have caused them
+MAX_DEATHS_SEEN = 8  # whatever their cause: one may have been taken for another
 FATAL = (
     "the engine died twice while it ran this request, so it is not tried again; send it again only "
     "if you know why"
@@ -53,6 +54,7 @@ class _AnswerState(msgspec.Struct, eq=False):
     is_over: Callable[[str], bool] | None = None
     token_ids: list[int] = []
     num_deaths: int = 0
+    num_deaths_seen: int = 0
 
     def continuation(self) -> AddRequest:
         """The message with which another engine process continues the answer."""
@@ -148,14 +150,18 @@ class OutputProcessor:
         return [answer.continuation() for answer in self._answers.values()]
 
     def record_death(
-        self, find_started: Callable[[Iterable[str]], set[str]]
+        self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False
     ) -> dict[str, EngineError]:
-        """Record that an engine process has died; returns the errors of requests that end now."""
+        """Record that an engine process has died; returns the errors of requests that end now.
+
+        find_started: those of some requests that ran. is_blameless: none can have caused it.
+        """
         failures: dict[str, EngineError] = {}
         for answer_id in find_started(self._answers):
             answer = self._answers[answer_id]
-            answer.num_deaths += 1
-            if answer.num_deaths >= MAX_DEATHS:
+            answer.num_deaths += not is_blameless
+            answer.num_deaths_seen += 1
+            if answer.num_deaths >= MAX_DEATHS or answer.num_deaths_seen >= MAX_DEATHS_SEEN:
                 failures[answer.request.prepared.request_id] = EngineError(FATAL)
         for request_id in failures:
             self.forget(request_id, FinishReason.ERROR)

@@ -169,14 +169,18 @@ class RequestTracker:
         if processed.aborts:  # last, because sending may deliver the next step
             self._link.send(AbortRequests(request_ids=processed.aborts))
 
-    def on_down(self, find_started: Callable[[Iterable[str]], set[str]]) -> None:
+    def on_down(
+        self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False
+    ) -> None:
         """The engine process has died, and another one is being started.
 
-        find_started: which of some engine request ids may have caused that. A request that may have
-        caused two deaths ends with an error.
+        find_started: which of some engine request ids ran in it. is_blameless: none of them can
+        have caused that. A request that may have caused two deaths, or has seen eight, ends with an
+        error.
         """
         self.is_down = True
-        for request_id, failure in self._processor.record_death(find_started).items():
+        failures = self._processor.record_death(find_started, is_blameless=is_blameless)
+        for request_id, failure in failures.items():
             self._put(request_id, failure)
 
     def on_up(self, info: EngineInfo) -> None:

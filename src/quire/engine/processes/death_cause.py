@@ -7,6 +7,8 @@ when a process was killed (by an administrator, an orchestrator, for another's m
 from __future__ import annotations
 
 import signal
+import time
+from collections import deque
 from pathlib import Path
 
 # What a process does to itself by a fault of its own code; other signals are sent by others.
@@ -16,16 +18,26 @@ FAULTS = {
 }
 
 
+# From the kernel's kill of a process for lack of memory to its end: its pages are freed meanwhile
+SECONDS_TO_END = 10.0
+
+
 class DeathCause:
-    """What is known of one engine process's death. Read `watch` now and then while it lives."""
+    """What is known of one engine process's death. Call `watch` now and then while it lives."""
 
     def __init__(self) -> None:
-        self._kills = num_memory_kills()
+        self._kills = deque([(time.monotonic(), num_memory_kills())])  # when, and how many by then
         self._has_hung = self._was_stopped = False
 
     def watch(self) -> None:
-        """Note the kernel's kills for lack of memory before the death, which explain others."""
-        self._kills = num_memory_kills()
+        """Note the kernel's kills for lack of memory long before the death, which explain others.
+
+        Later ones may be this process's, which takes a while to end.
+        """
+        now = time.monotonic()
+        self._kills.append((now, num_memory_kills()))
+        while len(self._kills) > 1 and self._kills[1][0] <= now - SECONDS_TO_END:
+            self._kills.popleft()
 
     def hung(self, pid: int) -> None:
         """The process is about to be killed, as it gives no sign of life."""
@@ -39,7 +51,7 @@ class DeathCause:
             return True
         if status >= 0 or -status in FAULTS:
             return False
-        return num_memory_kills() == self._kills  # else the step may have taken the memory
+        return num_memory_kills() == self._kills[0][1]  # else the step may have taken the memory
 
 
 def num_memory_kills() -> int:

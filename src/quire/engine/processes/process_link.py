@@ -5,8 +5,6 @@ Owns which process it is connected to. Frames and sockets are in ipc.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
@@ -60,7 +58,7 @@ class ProcessLink:
         if not will_return:
             self._listener.on_failure(why or "the engine has stopped; restart the server")
         elif was_alive:
-            self._listener.on_down(_find_none if is_blameless else self._page.find_started)
+            self._listener.on_down(self._page.find_started, is_blameless=is_blameless)
 
     def engine_returned(self, info: EngineInfo, address: str, page: StatusPage) -> None:
         """Connect to another process."""
@@ -88,7 +86,3 @@ class ProcessLink:
     def _deliver(self, step: StepOutput) -> None:
         if self._listener is not None:
             self._listener.on_step(step)
-
-
-def _find_none(_request_ids: Iterable[str]) -> set[str]:
-    return set()

@@ -34,6 +34,7 @@ from quire.engine.processes.control_channel import (
 )
 from quire.engine.processes.death_cause import DeathCause
 from quire.engine.processes.shared_memory import clear_page
+from quire.engine.processes.silence import Silence
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import EngineError
@@ -198,14 +199,16 @@ class EngineSupervisor:
     async def _watch(self, child: Child, page: StatusPage, cause: DeathCause) -> None:
         """Wait until the process has died, or its heartbeat is too old."""
         hang = self._settings.hang
+        tick = _tick(hang)
+        silence = Silence(tick)
         end = asyncio.ensure_future(
             child.receive()
         )  # an engine sends nothing more, so this is its end
         try:
             while not end.done():
                 cause.watch()
-                await asyncio.wait({end}, timeout=min(1.0, hang / 10) if hang else 1.0)
-                if hang and page.age() > hang:
+                await asyncio.wait({end}, timeout=tick)
+                if silence.seconds(page.age()) > hang > 0:
                     cause.hung(child.pid)
                     logger.error(
                         "engine process %d has had no heartbeat for %.0f s; it is killed",
@@ -215,6 +218,11 @@ class EngineSupervisor:
                     return
         finally:
             end.cancel()
+
+
+def _tick(hang: float) -> float:
+    """Seconds between two looks at a heartbeat. hang: after how many it has hung; 0: never."""
+    return min(1.0, hang / 10) if hang else 1.0
 
 
 class WorkerParent(Protocol):
@@ -321,9 +329,11 @@ class WorkerSupervisor:
 
     async def _watch(self, child: Child, client: str) -> None:
         """Kill the process when its event loop gives no sign of life."""
+        tick = _tick(self._hang)
+        silence = Silence(tick)
         while self._hang:
-            await asyncio.sleep(min(1.0, self._hang / 10))
-            if (age := self._heartbeats.age(self._index)) > self._hang:
+            await asyncio.sleep(tick)
+            if (age := silence.seconds(self._heartbeats.age(self._index))) > self._hang:
                 text = "API process %s has had no heartbeat for %.0f s; it is killed"
                 logger.error(text, client, age)
                 child.kill()

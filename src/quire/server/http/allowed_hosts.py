@@ -10,13 +10,18 @@ machine, those that are only resolved in a private network.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 
 from quire.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 ANY = "*"
+LOOKUP_SECONDS = 10.0  # that the log line about the names waits for this machine's full name
 MAX_REMEMBERED = 1024
 _LOCAL = (".localhost",)
 _PRIVATE = (".local", ".internal", ".home.arpa")
@@ -29,6 +34,8 @@ class AllowedHosts:
 
     listed: given by the user; "*" is any, "*.example.com" any below. bound: what the server listens
     on. needs_key: whether requests must send an API key.
+
+    The full name of this machine, which DNS knows, is looked up in a thread and then served too.
     """
 
     def __init__(self, listed: Sequence[str], *, bound: str, needs_key: bool) -> None:
@@ -38,6 +45,22 @@ class AllowedHosts:
         if not _is_loopback(bound):
             self._suffixes += _PRIVATE
         self._known: set[bytes] = set()  # headers that were allowed before
+        self.lookup = threading.Thread(target=self._add_full_name, name="quire-fqdn", daemon=True)
+        if not self._is_open and not _is_loopback(bound):
+            self.lookup.start()
+
+    def log_names(self) -> None:
+        """Tell for which hosts requests are served; waits for the look-up of the full name."""
+        if self._is_open:
+            return
+        if self.lookup.ident is not None:
+            self.lookup.join(LOOKUP_SECONDS)
+        names = ", ".join(sorted({*self._names, *(f"*{suffix}" for suffix in self._suffixes)}))
+        text = "without an API key requests are served for IP addresses, names without a dot and %s"
+        logger.info("%s; others get 403 (--allowed-hosts)", text % names)
+
+    def _add_full_name(self) -> None:
+        self._names = {*self._names, socket.getfqdn().lower().removesuffix(".")}
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises HttpError 403 for a foreign Host. Without one it is HTTP/1.0, not a browser."""

@@ -81,7 +81,10 @@ def test_rerank(app: Starlette, path: str) -> None:
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0},
          "truncate_prompt_tokens"),
-        ("/v1/rerank", {"query": "a", "documents": ["x" * 2000]}, "input"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "x" * 2000]}, "documents"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "x" * 2000]}, "text_2"),
+        ("/v1/score", {"text_1": "x" * 2000, "text_2": "b"}, "text_1"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
     ],
 )  # fmt: skip
 def test_refusals(app: Starlette, path: str, fields: dict[str, Any], param: str) -> None:

@@ -106,12 +106,18 @@ def make_embedding_job(
     request: PoolingFields,
     inputs: Sequence[Prompt],
     pooling: PoolingParams,
+    fields: Sequence[tuple[str, int]] = (),
 ) -> Job:
-    """The job of a request whose inputs are embedded. Raises InvalidRequestError."""
+    """The job of a request whose inputs are embedded. Raises InvalidRequestError.
+
+    fields: names of those that the inputs are from, in order, with the number of each one's inputs;
+    by default all are from `input`.
+    """
+    named = fields or [("input", len(inputs))]
     return Job(
         reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
         model=model.name,
-        prompts=_token_ids(inputs, request, pooling, model.engine),
+        prompts=_token_ids(inputs, named, request, pooling, model.engine),
         sampling=DEFAULT_SAMPLING,
         stream=False,
         include_usage=False,
@@ -145,6 +151,7 @@ def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
 
 def _token_ids(
     inputs: Sequence[Prompt],
+    fields: Sequence[tuple[str, int]],
     request: PoolingFields,
     pooling: PoolingParams,
     engine: AsyncEngine,
@@ -152,8 +159,9 @@ def _token_ids(
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, list[list[int]]()
     encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
-    for index, given in enumerate(inputs):
-        with errors_name_field("input", index, len(inputs)):
+    places = [(name, index, count) for name, count in fields for index in range(count)]
+    for given, place in zip(inputs, places, strict=True):
+        with errors_name_field(*place):
             ids = token_ids_of(given, engine.tokenizer, limits, encoding)
             limits.check_embedding(ids, pooling)
             found.append(ids)

@@ -123,14 +123,14 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _score_decoder, {})
     check_pooling_fields(request)
-    queries = _one_of(request, "queries", "text_1")
-    documents = _one_of(request, "documents", "text_2")
+    query_field, queries = _one_of(request, "queries", "text_1")
+    field, documents = _one_of(request, "documents", "text_2")
     if len(queries) not in (1, len(documents)):
-        problem = f"must be 1 text or as many as documents ({len(documents)}), not {len(queries)}"
-        raise invalid_value("queries", problem)
+        problem = f"must be 1 text or as many as {field} ({len(documents)}), not {len(queries)}"
+        raise invalid_value(query_field, problem)
     model = models.find(request.model)
     yield
-    return _job("score", model, request, queries, documents)
+    return _job("score", model, request, {query_field: queries, field: documents})
 
 
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
@@ -139,25 +139,30 @@ def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     check_pooling_fields(request)
     model = models.find(request.model)
     yield
-    return _job("rerank", model, request, [request.query], request.documents)
+    texts = {"query": [request.query], "documents": request.documents}
+    return _job("rerank", model, request, texts)
 
 
-def _one_of(request: ScoreRequest, name: str, older: str) -> list[str]:
-    given = [texts for n in (name, older) if (texts := getattr(request, n)) is not None]
+def _one_of(request: ScoreRequest, name: str, older: str) -> tuple[str, list[str]]:
+    """The field that was given, and its texts."""
+    given = [(n, texts) for n in (name, older) if (texts := getattr(request, n)) is not None]
     if len(given) != 1:
         raise invalid_value(name, f"use either this or {older}")
-    return [given[0]] if isinstance(given[0], str) else list(given[0])
+    field, texts = given[0]
+    return field, [texts] if isinstance(texts, str) else list(texts)
 
 
 def _job(
     prefix: str,
     model: RegisteredModel,
     request: PoolingFields,
-    queries: list[str],
-    documents: list[str],
+    texts: dict[str, list[str]],
 ) -> ScoreJob:
+    """texts: by field, the queries first."""
+    (query_field, queries), (field, documents) = texts.items()
     pooling = model.engine.info.pooling.changed(normalize=True)
-    job = make_embedding_job(prefix, model, request, [*queries, *documents], pooling)
+    fields = [(query_field, len(queries)), (field, len(documents))]
+    job = make_embedding_job(prefix, model, request, [*queries, *documents], pooling, fields)
     rerank = request if isinstance(request, RerankRequest) else None
     return ScoreJob(job, pooling, len(queries), rerank)
 
