@@ -208,7 +208,8 @@ def _pricing(
         result = function(own, *args, **kwargs)
         return result if after is None else after(result)
 
-    return bounded_with if hasattr(function, "jinja_pass_arg") else bounded  # own: of Jinja
+    takes_own = getattr(function, "jinja_pass_arg", None) is not None  # first, from Jinja
+    return bounded_with if takes_own else bounded
 
 
 def take_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
