@@ -159,9 +159,9 @@ def _token_ids(
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, list[list[int]]()
     encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
-    places = [(name, index, count) for name, count in fields for index in range(count)]
-    for given, place in zip(inputs, places, strict=True):
-        with errors_name_field(*place):
+    names = [(name, index, count) for name, count in fields for index in range(count)]
+    for given, name in zip(inputs, names, strict=True):
+        with errors_name_field(*name):
             ids = token_ids_of(given, engine.tokenizer, limits, encoding)
             limits.check_embedding(ids, pooling)
             found.append(ids)
