@@ -166,22 +166,24 @@ def check(prompt: list[int], limits: RequestLimits = LIMITS, **sampling: Any) ->
         (
             [1, 10],
             {"max_tokens": 1},
-            "prompt: token ids of this model must be between 0 and 9, not 10",
+            "prompt: token ids of this model must be between 0 and 9, not 10 (out of vocabulary)",
         ),
         (
             [-1, 3],
             {"max_tokens": 1},
-            "prompt: token ids of this model must be between 0 and 9, not -1",
+            "prompt: token ids of this model must be between 0 and 9, not -1 (out of vocabulary)",
         ),
         (
             [1],
             {"stop_token_ids": [10]},
-            "stop_token_ids: token ids of this model must be between 0 and 9, not 10",
+            "stop_token_ids: token ids of this model must be between 0 and 9, "
+            "not 10 (out of vocabulary)",
         ),
         (
             [1],
             {"logit_bias": {12: 1.0}},
-            "logit_bias: token ids of this model must be between 0 and 9, not 12",
+            "logit_bias: token ids of this model must be between 0 and 9, "
+            "not 12 (out of vocabulary)",
         ),
     ],
 )

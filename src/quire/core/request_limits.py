@@ -161,7 +161,9 @@ class RequestLimits:
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             known = f"between 0 and {self.vocab_size - 1}"
-            raise invalid_value(field, f"token ids of this model must be {known}, not {wrong}")
+            raise invalid_value(
+                field, f"token ids of this model must be {known}, not {wrong} (out of vocabulary)"
+            )
 
 
 @cache

@@ -145,6 +145,16 @@ def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -
     assert sampling.structured_outputs.name == "text.format.schema"  # as errors of it call it
 
 
+def test_sampling_fields_of_chats(app: Starlette, engine: FakeEngine) -> None:
+    fields = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 3, "stop": "x"}
+    ask(app, **fields, priority=0, chat_template_kwargs={"mood": "calm"})
+    sampling = engine.calls[0]["sampling"]
+    assert (sampling.top_k, sampling.min_p, sampling.seed) == (5, 0.1, 3)
+    assert (sampling.repetition_penalty, sampling.stop) == (1.5, ["x"])
+    assert "[mood=calm]" in "".join(map(chr, engine.calls[0]["ids"]))
+    assert ask(app, chat_template_kwargs={"messages": 1}).status == 400
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
@@ -95,16 +96,32 @@ async def events(
             usage.add(index, output)
             chunks = formatter.chunks(index, output)
             if formatter.job.continuous_usage:
-                chunks = _with_usage(chunks, usage.total())
+                chunks = _with_usage(chunks, usage.total(), output)
             if data := b"".join([_event(chunk) for chunk in chunks]):
                 yield data
     yield b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
 
 
-def _with_usage(chunks: Iterable[msgspec.Struct], usage: Usage) -> Iterator[msgspec.Struct]:
-    """Chunks of OpenAI's older APIs with the token counts so far."""
+def _with_usage(
+    chunks: Iterable[msgspec.Struct], usage: Usage, output: RequestOutput
+) -> Iterator[msgspec.Struct]:
+    """Chunks of OpenAI's older APIs with the token counts so far.
+
+    output: what they are made of. A chunk that only gives an answer's role precedes its tokens.
+    """
+    num_new = sum(len(answer.token_ids) for answer in output.outputs)
+    before = msgspec.structs.replace(
+        usage,
+        completion_tokens=usage.completion_tokens - num_new,
+        total_tokens=usage.total_tokens - num_new,
+    )
     for chunk in chunks:
-        yield msgspec.structs.replace(chunk, usage=usage)
+        yield msgspec.structs.replace(chunk, usage=before if _gives_role(chunk) else usage)
+
+
+def _gives_role(chunk: msgspec.Struct) -> bool:
+    choices = getattr(chunk, "choices", ())
+    return any(getattr(getattr(c, "delta", None), "role", UNSET) is not UNSET for c in choices)
 
 
 async def _send_events(

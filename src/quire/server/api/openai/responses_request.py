@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.server.api.common.chat_request import MAX_MESSAGES, Metadata
+from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
 from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
@@ -147,7 +147,7 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
 
     store: keep the response (the default). previous_response_id: of a stored response, whose
     conversation goes on. include: message.output_text.logprobs asks for log-probabilities, as
-    top_logprobs does; other values have no effect.
+    top_logprobs does; other values have no effect. Fields after top_logprobs are those of a chat.
     """
 
     model: str | None = None
@@ -169,6 +169,20 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     previous_response_id: ShortText | None = None
     include: Annotated[list[ShortText], msgspec.Meta(max_length=32)] | None = None
     top_logprobs: field_bounds.NumLogprobs | None = None
+    top_k: field_bounds.TopK | None = None
+    min_p: field_bounds.MinP | None = None
+    presence_penalty: field_bounds.Penalty | None = None
+    frequency_penalty: field_bounds.Penalty | None = None
+    repetition_penalty: field_bounds.RepetitionPenalty | None = None
+    logit_bias: field_bounds.LogitBias | None = None
+    seed: field_bounds.Seed | None = None
+    stop: field_bounds.Word | field_bounds.StopStrings | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: field_bounds.Int32 | None = None
+    cache_salt: ShortText | None = None
 
 
 RESPONSES_REFUSED: strict_json.NeutralValues = {
@@ -176,6 +190,13 @@ RESPONSES_REFUSED: strict_json.NeutralValues = {
     "background_options": (None, {}),
     "prompt": (None,),
 }
+_OWN_KINDS = ("tools", "tool_choice", "metadata", "stream_options")  # of other types in chats
+# fields that a ChatRequest has, too
+AS_IN_CHATS = tuple(
+    name
+    for name in ResponsesRequest.__struct_fields__
+    if name in ChatRequest.__struct_fields__ and name not in _OWN_KINDS
+)
 LOGPROBS = "message.output_text.logprobs"  # a value of include
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)

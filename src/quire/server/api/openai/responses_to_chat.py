@@ -19,6 +19,7 @@ from quire.server.api.common.tool_definitions import (
     ToolChoice,
 )
 from quire.server.api.openai.responses_request import (
+    AS_IN_CHATS,
     LOGPROBS,
     InputCall,
     InputItem,
@@ -41,22 +42,16 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
     """
     includes_logprobs = LOGPROBS in (request.include or ())
     chat = ChatRequest(
-        model=request.model,
+        **{name: getattr(request, name) for name in AS_IN_CHATS},
         messages=list(_messages(request, previous)),
         logprobs=includes_logprobs or request.top_logprobs is not None,
-        top_logprobs=request.top_logprobs,
         max_completion_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stream=request.stream,
         tools=[_tool(tool) for tool in request.tools or ()] or None,
         tool_choice=_choice(request.tool_choice),
-        parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
         thinking_token_budget=request.reasoning.max_tokens
         if request.reasoning is not None
         else None,
-        user=request.user,
         response_format=_response_format(request.text.format if request.text is not None else None),
     )
     chat.note_no_effect(*request.no_effect, *_without_effect(request))
