@@ -67,7 +67,6 @@ REASONS = {
     "test_extra_fields_allowed": ("choice", "unknown fields of a message are refused by name"),
     "test_custom_role": ("choice", "roles are a fixed list"),
     "test_extra_content_fields": ("choice", "unknown fields of a part are refused by name"),
-    "test_invocations": ("choice", "SageMaker's path"),
     "test_per_request_metrics_": ("choice", "times are in /metrics and traces"),
     "test_long_seed": ("vllm", "the words of pydantic's messages"),
     "test_chat_completion_request_": ("vllm", "a unit test of its classes"),

@@ -111,6 +111,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 of 3 requests answered" in capsys.readouterr().err
 
 
+def test_a_refused_request_is_no_failure_of_the_run(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    documents = {"query": "a", "documents": ["b", "c"]}
+    lines = [line("a", CHAT | {"temperature": -1}), line("b", url="/ghost")]
+    lines += [line(url, documents, url=url) for url in ("/rerank", "/v1/rerank", "/v2/rerank")]
+    source.write_bytes(b"\n".join(lines))
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 0
+    results = {r["custom_id"]: r for r in map(json.loads, target.read_text().splitlines())}
+    assert results["a"]["response"]["status_code"] == 400
+    assert results["b"]["error"]["code"] == "invalid_line"
+    assert {name: r["response"]["status_code"] for name, r in results.items() if "/" in name} == {
+        "/rerank": 200, "/v1/rerank": 200, "/v2/rerank": 200
+    }  # fmt: skip
+
+
 def test_answers_of_before_stay_where_the_engine_does_not_start(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(line("a"))

@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
+)
 MAX_ID_CHARS = 512
 
 
@@ -48,6 +51,11 @@ class BatchResult(msgspec.Struct, kw_only=True):
     custom_id: str | None
     response: BatchReply | None = None
     error: BatchError | None = None
+
+    @property
+    def is_request(self) -> bool:
+        """Whether its line could be read, so that it has a name."""
+        return self.custom_id is not None
 
     @property
     def is_good(self) -> bool:

@@ -36,7 +36,10 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all lines; 1 if some line has no answer. Raises ConfigError for the files."""
+    """Answer all lines; 1 if some line is no request. Raises ConfigError for the files.
+
+    A refused request is an answer, as in OpenAI's batches: its line in the output says why.
+    """
     args = make_parser().parse(argv)
     for name in ("input_file", "output_file"):
         if name not in args:
@@ -51,13 +54,17 @@ def run(argv: Sequence[str]) -> int:
         total = sum(1 for line in source if line.strip())
         source.seek(0)
         target = stack.enter_context(_open(args.output_file, "ab"))
-        num_good = asyncio.run(_run(config, source, target, total))
+        num_good, num_read = asyncio.run(_run(config, source, target, total))
     print(f"{num_good} of {total} requests answered; see {args.output_file}", file=sys.stderr)
-    return 0 if num_good == total else 1
+    return 0 if num_read == total else 1
 
 
-async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total: int) -> int:
-    """Write a result for each line as soon as it is there; returns how many are answers.
+async def _run(
+    config: EngineConfig, source: IO[bytes], target: IO[bytes], total: int
+) -> tuple[int, int]:
+    """Write a result for each line as soon as it is there.
+
+    Returns how many requests succeeded, and how many lines were requests.
 
     What was in the target stays there until the engine is up.
     """
@@ -76,7 +83,7 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
             target.truncate(0)
         num_at_once = AHEAD * engine.info.limits.max_num_seqs
         app = build_app(engine, ServerSettings(max_queued_requests=1 << 30))
-        num_good = 0
+        num_good = num_read = 0
         console = Console(stderr=True)
         bar = track(range(total), "answering", console=console, disable=not console.is_terminal)
         ticks = iter(bar)
@@ -85,9 +92,10 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
                 target.write(msgspec.json.encode(result) + b"\n")
                 target.flush()
                 num_good += result.is_good
+                num_read += result.is_request
                 next(ticks, None)
         next(ticks, None)  # the bar is complete
-        return num_good
+        return num_good, num_read
     finally:
         await engine.close()
 

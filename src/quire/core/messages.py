@@ -80,14 +80,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The times of a request's life, in monotonic seconds; None if it has not happened.
 
-    queued: it reached the engine. started: its first step was scheduled. All processes of a machine
-    have the same clock.
+    queued: it reached the engine. started: its first step was scheduled. num_preemptions: how often
+    it left the batch since, for want of blocks. All processes of a machine have the same clock.
     """
 
     queued: float
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    num_preemptions: int = 0
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):

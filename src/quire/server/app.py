@@ -24,6 +24,7 @@ from quire.server.api.openai import (
     scores,
     tokenize,
 )
+from quire.server.api.openai.invocations import Invocations
 from quire.server.api.openai.models_route import ModelsRoutes
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.stored_responses import StoredResponsesRoutes
@@ -87,11 +88,14 @@ def build_server(
             await models.close()
             store.close()
 
+    connected = [route.connect(loader, gate, settings) for route in MODEL_ROUTES]
+    apps = {route.path: route.app for route in connected}
     routes = with_openapi(
         [
-            *(route.connect(loader, gate, settings) for route in MODEL_ROUTES),
+            *connected,
             responses.route(store).connect(loader, gate, settings),
             *StoredResponsesRoutes(store).routes,
+            Invocations(apps, gate, settings.max_body_bytes).route,
             *ModelsRoutes(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,
             LiveView(models, observer.metrics).route,

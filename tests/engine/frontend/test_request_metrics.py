@@ -20,7 +20,7 @@ def test_a_streamed_answer() -> None:
     metrics.tokens(times, 1, 100.5)
     metrics.tokens(times, 1, 100.6)
     metrics.tokens(times, 2, 100.8)
-    times.timing = RequestTiming(100.1, 100.2, 100.5, 100.5)  # as told with the first token
+    times.timing = RequestTiming(100.1, 100.2, 100.5, 100.5, 2)  # as told with the first token
     metrics.finish(times, "stop", 100.8)
     assert metrics.time_to_first_token.count == 1
     assert metrics.inter_token_latency.count == 3
@@ -28,6 +28,7 @@ def test_a_streamed_answer() -> None:
     assert metrics.num_generation_tokens.sum == 4
     assert abs(metrics.time_per_output_token.sum - 0.1) < 1e-9
     assert abs(metrics.queue_time.sum - 0.1) < 1e-9
+    assert (metrics.num_preemptions.count, metrics.num_preemptions.sum) == (1, 2)
     assert abs(metrics.prefill_time.sum - 0.3) < 1e-9
     assert abs(metrics.inference_time.sum - 0.6) < 1e-9
 

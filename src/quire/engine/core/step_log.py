@@ -23,6 +23,12 @@ class _Times:
     queued: float
     started: float | None = None
     first_token: float | None = None
+    num_preemptions: int = 0
+
+    def timing(self, last_token: float | None) -> RequestTiming:
+        """These times as a message."""
+        times = (self.queued, self.started, self.first_token, last_token)
+        return RequestTiming(*times, self.num_preemptions)
 
 
 class StepLog:
@@ -52,8 +58,12 @@ class StepLog:
         self._starts.append(begin)
         for new in plan.new_requests:
             times = self._times.get(new.request_id)
-            if times is not None and times.started is None:  # else it returns from a preemption
+            if times is None:
+                continue
+            if times.started is None:
                 times.started = begin
+            else:  # it returns from a preemption
+                times.num_preemptions += 1
 
     def end(self) -> float:
         """Record that the oldest step in flight has ended or failed; returns its seconds.
@@ -85,7 +95,7 @@ class StepLog:
                 self._without_token.remove(delta.request_id)
                 times = self._times[delta.request_id]
                 times.first_token = now
-                delta.timing = RequestTiming(times.queued, times.started, now, now)
+                delta.timing = times.timing(now)
 
     def add_timings(self, deltas: list[RequestDelta]) -> None:
         """Set `timing` in the last delta of each request that ends."""
@@ -97,7 +107,7 @@ class StepLog:
             if times is None:
                 continue
             last = None if times.first_token is None else time.monotonic()
-            delta.timing = RequestTiming(times.queued, times.started, times.first_token, last)
+            delta.timing = times.timing(last)
 
     def add_step_stats(self, stats: EngineStats) -> EngineStats:
         """Add the time and the step histograms to the scheduler's statistics."""

@@ -94,6 +94,7 @@ class RequestMetrics:
         self.num_computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # without cached ones
         self.num_generation_tokens = Histogram(TOKEN_BOUNDS)
         self.max_num_generation_tokens = Histogram(TOKEN_BOUNDS)  # of a request's n answers
+        self.num_preemptions = Histogram(COUNT_BOUNDS)
         self.params_n = Histogram(COUNT_BOUNDS)
         self.params_max_tokens = Histogram(TOKEN_BOUNDS)
         self._gap = math.nan  # seconds between two tokens, as last observed
@@ -185,6 +186,7 @@ class RequestMetrics:
         if timing.started is None:
             return
         self.queue_time.observe(timing.started - timing.queued)
+        self.num_preemptions.observe(timing.num_preemptions)
         if timing.first_token is None or timing.last_token is None:
             return
         self.prefill_time.observe(timing.first_token - timing.started)

@@ -49,6 +49,7 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     num_blocks: int = 0
     block_size: int = 0
     kv_cache_bytes: int = 0
+    max_model_len: int = 0
     requests: RequestFigures
     stats: dict[int, EngineStats] = {}
     summed_epoch: int = -1

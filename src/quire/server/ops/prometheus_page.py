@@ -27,6 +27,10 @@ from quire.server.ops.server_metrics import EngineTotal, Metrics, Total
 from quire.version import __version__
 
 LABELS = ("model_name", "engine")
+# block size, blocks, tokens that fit, and how many requests of the model's whole length fit
+CACHE_LABELS = (
+    *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
+)
 ENGINE = "0"  # one engine per model
 
 # name, help, field of EngineStats
@@ -77,6 +81,7 @@ REQUEST_HISTOGRAMS = (
     ("vllm:request_generation_tokens", "Generated tokens of an answer.", "num_generation_tokens"),
     ("vllm:request_max_num_generation_tokens", "Generated tokens of a request's longest answer.",
      "max_num_generation_tokens"),
+    ("vllm:request_num_preemptions", "Preemptions of a request.", "num_preemptions"),
     ("vllm:request_params_n", "The parameter n of a request.", "params_n"),
     ("vllm:request_params_max_tokens", "The parameter max_tokens of a request.",
      "params_max_tokens"),
@@ -177,11 +182,11 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
     yield _gauge("vllm:num_requests_waiting_by_reason", text, waiting, "reason")
     config = GaugeMetricFamily(
         "vllm:cache_config_info",
-        "Block size and number of blocks of the KV cache.",
-        labels=[*LABELS, "block_size", "num_gpu_blocks"],
+        "Block size and number of blocks of the KV cache, and what it holds.",
+        labels=[*LABELS, *CACHE_LABELS],
     )
     for model, engine in engines:
-        config.add_metric([model, ENGINE, str(engine.block_size), str(engine.num_blocks)], 1)
+        config.add_metric([model, ENGINE, *_cache_layout(engine)], 1)
     yield config
     states = [((model, state), n) for model, e in engines for state, n in _blocks(e)]
     yield _gauge(
@@ -302,6 +307,13 @@ def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
         if count:
             family.add_metric([kind], spent / count * 1e6)
     yield family
+
+
+def _cache_layout(engine: EngineTotal) -> list[str]:
+    """The values of CACHE_LABELS."""
+    num_tokens = engine.block_size * engine.num_blocks
+    longest = num_tokens / max(1, engine.max_model_len)
+    return [str(engine.block_size), str(engine.num_blocks), str(num_tokens), f"{longest:.2f}"]
 
 
 def _used(engine: EngineTotal) -> int:

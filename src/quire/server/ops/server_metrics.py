@@ -39,7 +39,7 @@ class EngineTotal:
 
     def __init__(self, figures: EngineFigures) -> None:
         self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
-        self.kv_cache_bytes = figures.kv_cache_bytes
+        self.kv_cache_bytes, self.max_model_len = figures.kv_cache_bytes, figures.max_model_len
         self.requests = RequestMetrics()
         self.requests.add(figures.requests)
         epochs = figures.stats
@@ -151,6 +151,7 @@ class Metrics:
             num_blocks=info.num_blocks,
             block_size=info.block_size,
             kv_cache_bytes=info.kv_cache_bytes,
+            max_model_len=info.limits.max_model_len,
             requests=engine.metrics.figures(),
             stats=self._stats[name],
         )

@@ -1,0 +1,78 @@
+"""/invocations: SageMaker's one path, for bodies of several others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.server.api.common.request_gate import RequestGate
+from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.request_reader import STATE_KEY, read_body
+
+# the first of these fields that a body has → the path that it is for
+PATHS = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/embeddings",
+    "query": "/v1/rerank",
+    "queries": "/v1/score",
+    "text_1": "/v1/score",
+}
+
+
+class _Fields(msgspec.Struct):
+    """The fields of PATHS, undecoded."""
+
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    query: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decoder = msgspec.json.Decoder(_Fields)
+
+
+class Invocations:
+    """The endpoint. routes: those of the other paths, by path."""
+
+    def __init__(self, routes: Mapping[str, ASGIApp], gate: RequestGate, max_bytes: int) -> None:
+        self._routes = routes
+        self._gate = gate
+        self._max_bytes = max_bytes
+
+    @property
+    def route(self) -> ApiRoute:
+        """The route of /invocations."""
+        entry = OpenApiEntry(
+            method="post",
+            path="/invocations",
+            summary="A body of another path, which its fields decide.",
+            rules=tuple(f"With `{name}` it is one of `{path}`." for name, path in PATHS.items()),
+            errors=RUN_ERRORS,
+        )
+        return ApiRoute(self, entry)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request: read its body, and give it to the route that it is for."""
+        with self._gate.admit_light(scope) as (_, _, space):
+            try:
+                body = await read_body(scope, receive, self._max_bytes, space.hold)
+            except ClientDisconnect:
+                return
+        scope["state"][STATE_KEY] = body
+        await self._routes[path_of(body)](scope, receive, send)
+
+
+def path_of(body: bytes) -> str:
+    """The path that a body is for; that of chats, which tell what is wrong, for any other."""
+    try:
+        fields = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return PATHS["messages"]
+    found = (path for name, path in PATHS.items() if getattr(fields, name) is not msgspec.UNSET)
+    return next(found, PATHS["messages"])
