@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-SECONDS = 90  # that a test may take, with the start of its server
+SECONDS = 120  # that a test may take, with the start of its server
 
 
 def pytest_configure() -> None:
