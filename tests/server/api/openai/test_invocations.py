@@ -34,7 +34,7 @@ def test_the_answer_is_that_of_the_path(
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"{}", b'{"a": 1e999}', b"\xff"])
-def test_a_bad_body_is_told_as_for_chats(app: Starlette, body: bytes) -> None:
+def test_a_bad_body_has_the_error_of_chats(app: Starlette, body: bytes) -> None:
     found, wanted = call(app, "/invocations", body), call(app, "/v1/chat/completions", body)
     assert (found.status, found.error) == (400, wanted.error)
 
