@@ -96,7 +96,7 @@ def model_with_tools(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
+    """A port that is not in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
@@ -141,7 +141,7 @@ class Shard:
         return Counter(json.loads(self._counts.read_text()) if self._counts.exists() else {})
 
     def result(self) -> dict[str, Any]:
-        """Its figures at the end; failures are shown."""
+        """The figures at the end; prints failures."""
         if self._process.returncode:
             print(self._log.read_text(), flush=True)
         report = json.loads(self._report.read_text())

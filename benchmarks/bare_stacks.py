@@ -53,7 +53,7 @@ decoder, encoder = msgspec.json.Decoder(Chat), msgspec.json.Encoder()
 
 
 async def raw(_scope: Scope, receive: Receive, send: Send) -> None:
-    """As little as a server can do with a request."""
+    """The least that a server can do with a request."""
     request_body = decoder.decode((await receive())["body"])
     if not request_body.stream:
         length = (b"content-length", b"%d" % len(ANSWER))
@@ -73,7 +73,7 @@ def _start(kind: bytes, *more: tuple[bytes, bytes]) -> Message:
 
 
 async def chat(request: Request) -> Response:
-    """The same as a route of a framework."""
+    """The same work in a route of a framework."""
     request_body = decoder.decode(await request.body())
     if request_body.stream:
         return StreamingResponse(_events(request_body.max_tokens), media_type="text/event-stream")

@@ -125,7 +125,7 @@ class Comparison:
         return self._end - time.monotonic()
 
     def in_turn(self) -> tuple[int, ...]:
-        """Which build is measured first, and which then."""
+        """The builds in the order in which they are measured."""
         self._num_measured += 1
         return (0, 1) if self._num_measured % 2 else (1, 0)
 
@@ -212,12 +212,12 @@ class Comparison:
 
 
 def vocab_size_of(model: str) -> int:
-    """Of a model's folder."""
+    """The vocabulary size in a model's folder."""
     return int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
 
 
 def level_of(load: Load, vocab_size: int, seed: int) -> Level:
-    """So many requests of a load; none is given up before a long time has passed."""
+    """A level with this number of requests of a load, and a long timeout."""
     workload = load.workload
     seconds = load.count / load.level if workload.is_open else PATIENCE
     level = make_level(workload, load.level, workload.shape, vocab_size, seed, seconds)
@@ -227,7 +227,7 @@ def level_of(load: Load, vocab_size: int, seed: int) -> Level:
 
 
 def random_prompt(vocab_size: int, length: int, seed: int) -> list[int]:
-    """So many random token ids, that are no special ones."""
+    """A prompt of random token ids without special ones."""
     rng = random.Random(f"{length} {seed}")
     return [rng.randrange(vocab_size // 8, vocab_size // 2) for _ in range(length)]
 
@@ -242,7 +242,7 @@ def checkpoint(args: argparse.Namespace, folder: Path) -> str:
 
 
 def run(compare: Comparison, args: argparse.Namespace, folder: Path) -> None:
-    """All rows, as often as there are rounds and time."""
+    """Measure all rows, for the given number of rounds or until the time is over."""
     model = checkpoint(args, folder) if args.device == "cpu" else ""
     for round_ in range(1, args.rounds + 1):
         for name in args.rows:

@@ -107,7 +107,7 @@ def time_calls(
 
 
 def read_seconds() -> float:
-    """Of reading a byte with all threads."""
+    """Seconds to read a byte with all threads."""
     data = torch.ones(OUTGROWN // 4)
     times = []
     for _ in range(3):
@@ -118,7 +118,7 @@ def read_seconds() -> float:
 
 
 def linear_seconds() -> float:
-    """Of an operation in a large product with all threads, in float32 or bfloat16."""
+    """Seconds of a multiply-add in a large product with all threads, in float32 or bfloat16."""
     times = []
     for dtype in (torch.float32, torch.bfloat16):
         square = torch.randn(1024, 1024).to(dtype)

@@ -63,7 +63,7 @@ class Work:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token, keys and values in 16 bits (float32: in 32)."""
+        """Bytes of one token's keys and values in 16 bits (float32: in 32)."""
         c = self.config
         item = 4 if self.weight_bytes == 4.0 else 2
         size: int = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * item
@@ -95,7 +95,7 @@ class Work:
 
 
 def measure(bench: Bench, row: Row, args: argparse.Namespace) -> Answer:
-    """All figures of one weight format, and the machine's at that time."""
+    """All figures of one weight format, and the machine's rates at that time."""
     rates, busy, begin = bench.rates(), busy_seconds(), time.monotonic()
     work = Work(json.loads((SHAPE / "config.json").read_text()), BYTES[row.weights])
     return {

@@ -161,7 +161,7 @@ def measure(
 
 
 def _cache_bytes() -> int:
-    """Of the last cache, which a round of copies should exceed."""
+    """Bytes of the last-level cache, which a round of copies should exceed."""
     return int(L3.read_text().strip().removesuffix("K")) << 10 if L3.is_file() else 64 << 20
 
 
@@ -173,7 +173,7 @@ def _with_bytes(made: dict[str, Kernel], x: Tensor) -> dict[str, Kernel]:
 
 
 def _times(made: dict[str, Kernel], x: Tensor, seconds: float) -> dict[str, float]:
-    """Median seconds of each kernel; each may take about so many."""
+    """Median seconds of each kernel. seconds: about how long each is measured."""
     times: dict[str, list[float]] = {kernel: [] for kernel in made}
     begin, turn, copy = time.perf_counter(), 0, itertools.count()
     while turn < 3 or time.perf_counter() - begin < seconds * len(made):

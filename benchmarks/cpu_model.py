@@ -81,7 +81,7 @@ class Ours:
 
 
 class Transformers:
-    """The same architecture in transformers: one padded-free batch, its own KV cache."""
+    """The same architecture in transformers: one batch without padding, its own KV cache."""
 
     def __init__(self) -> None:
         import transformers

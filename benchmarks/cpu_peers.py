@@ -44,7 +44,7 @@ Key = tuple[int, str, str]  # context, engine, weights
 
 
 def run(bench: Bench, rows: list[Row], args: argparse.Namespace) -> bool:
-    """Visits until none is due, or so many as were asked for; returns whether some still are."""
+    """Measure until nothing is due, or up to the wanted number; returns whether more is due."""
     measurements = _earlier(args.name) if args.resume else []
     plan = {(c, row.engine, row.weights): row for row in rows for c in args.contexts}
     most = len(measurements) + args.measurements if args.measurements else None
@@ -68,7 +68,7 @@ def run(bench: Bench, rows: list[Row], args: argparse.Namespace) -> bool:
 
 
 def next_due(measurements: list[Answer], keys: list[Key], rounds: int) -> Key | None:
-    """Whose turn it is: those with the fewest measurements that count, of them the least tried."""
+    """The next row to measure: of those with the fewest valid measurements, the least tried."""
     counts, tries = _counted(measurements), Counter(map(key_of, measurements))
     due = [key for key in keys if counts[key] < rounds and tries[key] < TRIES * rounds]
 
@@ -121,7 +121,7 @@ def undisturbed(measurements: list[Answer]) -> list[Answer]:
 
 
 def _order(key: Key) -> tuple[int, int]:
-    """By context, then as in the list of rows."""
+    """The sort key: by context, then as in the list of rows."""
     context, engine, weights = key
     names = [(row.engine, row.weights) for row in all_rows()]
     known = (engine, weights) in names
@@ -141,7 +141,7 @@ def _medians(measurements: list[Answer]) -> Answer:
 
 
 def chosen(patterns: list[str] | None) -> list[Row]:
-    """Rows of the named engines, or single ones as `engine:weights`; without patterns all."""
+    """Rows of the named engines, or single ones as `engine:weights`; without patterns all rows."""
     rows = all_rows()
     if patterns is None:
         return rows

@@ -84,7 +84,7 @@ def slowest(report: str, most: int = 25) -> str:
 
 
 def medians(starts: list[Answer]) -> Answer:
-    """Of each figure, and of each phase."""
+    """Medians of each figure, and of each phase."""
     first = starts[0]
     found = {
         name: medians([each[name] for each in starts])

@@ -40,7 +40,7 @@ class Timing(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """By how much the config chosen for a model's GEMM takes longer than the best."""
+    """How much longer the config chosen for a model's GEMM takes than the best."""
 
     model: str
     linear: str
@@ -52,7 +52,7 @@ class Loss(NamedTuple):
 
 
 def timings() -> dict[tuple[int, int, int], list[Timing]]:
-    """By itemsize, n and k."""
+    """Timings by itemsize, n and k."""
     given = json.loads((record.RESULTS / "gemm_timings.json").read_text())
     configs = [config_from(fields) for fields in given["configs"]]
     found = defaultdict(list)
@@ -64,7 +64,7 @@ def timings() -> dict[tuple[int, int, int], list[Timing]]:
 
 
 def losses(models: list[str], *, leave_out: bool = True) -> list[Loss]:
-    """Of all GEMMs of these models, the table being without their own shapes."""
+    """Losses of all GEMMs of these models, with a table without the model's own shapes."""
     known, found = timings(), []
     tuned = set(tuned_in_layers())
     for model in models:

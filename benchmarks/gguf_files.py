@@ -129,7 +129,7 @@ def _codes(blocks: Floats, scale: Floats, shift: Floats | int, most: int) -> Byt
 
 
 def _shared(codes: Bytes) -> Bytes:
-    """Codes [blocks, 32] as 16 bytes: i and i + 16 together."""
+    """Codes [blocks, 32] as 16 bytes: codes i and i + 16 share a byte."""
     return codes[:, :16] & 15 | (codes[:, 16:] & 15) << 4
 
 

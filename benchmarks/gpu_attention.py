@@ -264,7 +264,7 @@ def run_prefill(name: str, kv_dtype: str, choice: str) -> None:
 
 
 def run_once(name: str, config: DecodeConfig, kv_dtype: str) -> None:
-    """The same of decodes."""
+    """Run the decode once with a config."""
     query, caches, layout = attention_inputs(MODELS[name], [1], [64], kv_dtype)
     decode_calls(query, caches[:1], layout, config)[0]()
     torch.cuda.synchronize()

@@ -33,7 +33,7 @@ MOST = 256  # rows of a chain
 
 @functools.cache
 def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
-    """So many that none finds its weights in the cache."""
+    """The number of layers with which none finds its weights in the cache."""
     model = SHAPES[name]
     numbers = sum(n * k for linear, (n, k) in model.linear_shapes().items() if linear != "head")
     count = max(3, -(-CACHE // (numbers * itemsize)))
@@ -41,7 +41,7 @@ def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
 
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """All layers' linears with norms, residuals and SiLU fused, RoPE on heads; no attention."""
+    """All layers' linears with fused norms, residuals, SiLU, and RoPE on heads; no attention."""
     cases = [
         (name, m, size)
         for size in args.itemsizes
@@ -125,7 +125,7 @@ def rope_heads(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
 
 
 def rows_for(model: Model, m: int) -> Tensor:
-    """The same each time."""
+    """Input rows, equal in each call."""
     torch.manual_seed(1)
     return torch.randn(m, model.hidden, device=DEVICE, dtype=DTYPE)
 
@@ -146,7 +146,7 @@ def chain_error(model: Model, w: dict[str, Any], m: int) -> float:
 
 
 def in_float32(weight: Tensor | Fp8Weight) -> Tensor:
-    """The weight as the numbers that it stands for."""
+    """The weight's values in float32."""
     if isinstance(weight, Tensor):
         return weight.float()
     return weight.codes.float() * weight.scale[:, None]

@@ -61,7 +61,7 @@ class Driver:
         return self._core
 
     def add(self, name: str, prompt: list[int], num_tokens: int) -> None:
-        """A request at temperature 0 for exactly so many tokens."""
+        """Add a request at temperature 0 for this exact number of tokens."""
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         self._core.handle(AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling))
 
@@ -101,7 +101,7 @@ def differing(driver: Driver) -> int:
 
 
 def times(drivers: list[Driver]) -> list[dict[str, float]]:
-    """Of each, milliseconds of a prompt, and of decode steps that run freely; the best rounds."""
+    """Milliseconds of a prompt and of decode steps for each driver; the best rounds."""
     found: list[dict[str, list[float]]] = [{} for _ in drivers]
     for number in range(ROUNDS):
         for driver, rounds in zip(drivers, found, strict=True):
@@ -127,7 +127,7 @@ def _prefill(driver: Driver, number: int) -> float:
 
 
 def _begin(driver: Driver, batch: int) -> None:
-    """So many requests, until all are answering."""
+    """Start this number of requests, and wait until all are decoding."""
     for number, prompt in enumerate(prompts(batch, 9, 3)):
         driver.add(f"decode{batch}-{number}", (prompt * CONTEXT)[:CONTEXT], (ROUNDS + 2) * STEPS)
     while driver.step() < batch:
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def earlier(rows: list[dict[str, Any]], gpu: str, folder: Path) -> list[dict[str, Any]]:
-    """Rows of other shapes and weights from earlier runs on such a GPU."""
+    """Rows of other shapes and weights from earlier runs on the same kind of GPU."""
     path = folder / f"{NAME}.json"
     found = json.loads(path.read_text()) if path.is_file() else {"gpu": None}
     earlier = found["rows"] if found["gpu"] == gpu else []
@@ -174,7 +174,7 @@ def earlier(rows: list[dict[str, Any]], gpu: str, folder: Path) -> list[dict[str
 
 
 def weights(row: dict[str, Any]) -> tuple[str, str]:
-    """Of what shape, in what form."""
+    """The shape and format of a row's weights."""
     return row["shape"], row.get("quantization", "none")
 
 

@@ -83,7 +83,7 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
 
 
 def configs_of(m: int, n: int, k: int, itemsize: int) -> list[GemmConfig]:
-    """The choice, and all others worth trying."""
+    """The engine's choice, and all other configs to try."""
     usual = gemm_tuning.skinny_gemm_config(m, n, k, itemsize, num_sms(), hopper=True)
     return list(dict.fromkeys([usual, *gemm_configs(m, n, k, itemsize, num_sms())]))
 
@@ -104,7 +104,7 @@ def fused(linear: str, case: Case) -> list[functools.partial[Any]]:
 
 
 def run_tuned_once(m: int, name: str, linear: str, itemsize: int) -> None:
-    """For what it leaves in the cache of compiled kernels."""
+    """Run a tuned product once, so that its kernel is compiled and stored."""
     n, k = MODELS[name].linear_shapes()[linear]
     if linear == "head":
         for config in configs_of(m, n, k, itemsize):
@@ -117,7 +117,7 @@ def run_tuned_once(m: int, name: str, linear: str, itemsize: int) -> None:
 
 
 def few(rows: list[int], itemsize: int) -> list[int]:
-    """Of numbers of rows those that `skinny_gemm` is meant for; of the others see gpu_rows.py."""
+    """The numbers of rows that `skinny_gemm` serves; gpu_rows.py has the others."""
     return [m for m in rows if m <= (fp8_linear.FEW if itemsize == 1 else MAX_ROWS)]
 
 
@@ -158,7 +158,7 @@ def case_of(m: int, n: int, k: int, itemsize: int) -> Case:
 
 @functools.cache
 def numbers(itemsize: int) -> Tensor:
-    """To cut weights from."""
+    """Random numbers that weights are cut from."""
     flat = torch.randn(3 * 2**29, device=DEVICE).to(DTYPE)
     return flat if itemsize == 2 else flat.to(reference.FP8)
 

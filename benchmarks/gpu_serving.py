@@ -84,7 +84,7 @@ class Bench:
         self.num_failed = 0
 
     def run(self, workloads: list[Workload]) -> None:
-        """All levels of all workloads."""
+        """Run all levels of all workloads."""
         left = sum(len(workload.levels) for workload in workloads)
         with tempfile.TemporaryDirectory() as folder:
             for workload in workloads:

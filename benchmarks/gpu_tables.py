@@ -90,7 +90,7 @@ def gemm_timings(_: Result) -> str:
 
 
 def gpu_chain(result: Result) -> str:
-    """All layers' linears one after the other."""
+    """The table of all layers' linears in sequence."""
     sizes = sorted({row["m"] for row in result["chain"]})
     figures = {(_named(row), row["m"]): row for row in served(result["chain"])}
     lines = [
@@ -107,7 +107,7 @@ def gpu_chain(result: Result) -> str:
 
 
 def gpu_layers(result: Result) -> str:
-    """All layers with attention, RoPE by a kernel of its own and by the GEMM."""
+    """The table of all layers with attention, with RoPE as a kernel and inside the GEMM."""
     lines = [
         "| model | requests | ms | turned by a kernel of their own, attention launched after it | "
         "of the bandwidth |",
@@ -162,7 +162,7 @@ def _by_batch(title: str, rows: list[Result], cell: Callable[[Result | None], st
 
 
 def _hopper_cell(row: Result | None, bandwidth: float) -> str:
-    """By the cut that the engine takes now; of a case for which there was time."""
+    """The cell of a case, with the split that the engine uses now; empty if not measured."""
     from gpu_decode_hopper import config_name
 
     from quire.kernels.triton.launch import attention_config
@@ -201,12 +201,12 @@ def gpu_prefill(result: Result) -> str:
 
 
 def _short_cell(row: Result | None) -> str:
-    """Of a case for which there was time."""
+    """The cell of a case; empty if not measured."""
     return f"{row['us']['few keys']:.1f} ({row['us'][_prefill_kernel(row)]:.1f})" if row else ""
 
 
 def _prefill_cell(row: Result | None) -> str:
-    """Of a case for which there was time; the run takes the most wanted first."""
+    """The cell of a case; empty if not measured. The run takes the most important first."""
     if row is None:
         return ""
     taken, plain = row["us"][_prefill_kernel(row)], row["us"]["all GPUs"]
@@ -218,7 +218,7 @@ def _tflops(row: Result, us: float) -> str:
 
 
 def _prefill_kernel(row: Result) -> str:
-    """Which half Hopper's kernel has on a GPU with 132 multiprocessors."""
+    """Which of Hopper's two kernels runs on a GPU with 132 multiprocessors."""
     from quire.kernels.triton.launch import attention_config
 
     return (

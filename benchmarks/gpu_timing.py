@@ -59,7 +59,7 @@ def time_graph(calls: Sequence[Callable[[], object]], least_us: float = 400.0) -
 def time_interleaved(
     calls: dict[Config, Sequence[Callable[[], object]]], least_us: float = 400.0
 ) -> dict[Config, float]:
-    """The same for each config, interleaved, so that differences are no drift."""
+    """Times of all calls, interleaved, so that drift does not count as a difference."""
     graphs = {config: capture_rounds(each, least_us) for config, each in calls.items()}
     times = [
         {config: replay(graph) for config, (graph, _) in graphs.items()} for _ in range(2 * REPLAYS)

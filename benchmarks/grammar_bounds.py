@@ -31,7 +31,7 @@ Fields = dict[str, Any]
 
 
 def fill(piece: str, size: int, joint: str = "") -> str:
-    """As many copies as there is room for."""
+    """As many copies as fit."""
     return joint.join([piece] * max(1, size // (len(piece) + len(joint))))
 
 
@@ -116,7 +116,7 @@ def grammars() -> Iterator[tuple[str, Fields]]:
 
 
 def measure(fields: Fields, results: Connection) -> None:
-    """In a process of its own: compile, and tell CPU seconds, MiB and what was found."""
+    """Compile in a separate process; record CPU seconds, MiB and the result."""
     folder = resolve_model("quire-tiny")
     tokenizer = Tokenizer.from_folder(folder)
     compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, [0]))

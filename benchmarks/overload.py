@@ -130,7 +130,7 @@ async def goodput(seen: Seen, seconds: float) -> float:
 
 
 async def run(seconds: float, rounds: int) -> dict[str, Any]:
-    """In turns: the capacity, and the overload. The capacity once more at the end."""
+    """Measure capacity and overload in turns, and the capacity once more at the end."""
     best, goodputs = [], []
     async with serve("quire-tiny", *OPTIONS) as server:
         with suppress(PermissionError):  # after the server's start, which would inherit it

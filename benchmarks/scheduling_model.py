@@ -106,7 +106,7 @@ class Machine(ABC):
                 self.on_end()
 
     def on_end(self) -> None:  # noqa: B027
-        """A request has its last token."""
+        """Called when a request has its last token."""
 
 
 class LevelRun(Machine):
@@ -119,7 +119,7 @@ class LevelRun(Machine):
         self._in_transit: deque[tuple[float, int]] = deque()  # (arrival, number)
 
     def run(self) -> LevelRun:
-        """All requests to their ends; returns itself."""
+        """Run all requests to their ends; returns itself."""
         workload = self._level.workload
         for moment in self._level.offsets or [0.0] * int(self._level.level):
             self._send(moment)
@@ -141,7 +141,7 @@ class LevelRun(Machine):
             self._next += 1
 
     def on_end(self) -> None:
-        """Its client sends another one, unless the load is open."""
+        """The client sends its next request, unless the load is open."""
         if not self._level.offsets:
             self._send(self.now + LATENCY)
 

@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
 
 
 async def load(url: str, connections: int, requests: int, *, stream: bool) -> Count:
-    """Send so many requests, and wait for all answers: nothing is cut, so nothing is guessed."""
+    """Send this number of requests and wait for all answers, so that each is counted."""
     host, port = url.removeprefix("http://").split(":")
     loop = asyncio.get_running_loop()
     count, data = (
@@ -229,7 +229,7 @@ def find_spy() -> str:
 def profile(
     server: Server, args: argparse.Namespace, spy: str, *, stream: bool
 ) -> list[tuple[str, float]]:
-    """Where the API process spends its time: (file: function, share of the samples) by own time."""
+    """Where the API process spends its time: (file: function, share of samples) by own time."""
     command = [sys.executable, __file__, "--load", server.url]
     client = subprocess.Popen([*command, *(["--stream"] if stream else [])])
     try:

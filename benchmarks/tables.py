@@ -164,7 +164,7 @@ def soak(result: Result) -> str:
 
 
 def server_overhead(result: Result) -> str:
-    """Work per core-second of the API process, beside bare stacks, and where its time goes."""
+    """Requests per core-second of the API process, beside bare stacks, and a profile."""
     lines = [
         f"Per second of processor time, {result['connections']} connections, medians of "
         f"{result['rounds']} rounds in turns and of their ratios:",
@@ -218,7 +218,7 @@ def api_fuzz(result: Result) -> str:
 
 
 def source(name: str, result: Result, up: str) -> str:
-    """Where the figures come from. up: from the document's folder to the repository's."""
+    """The result file of the figures. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
     instructions = hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"]
     gpu = f"{result['gpu']}, " if "gpu" in result else ""
@@ -301,7 +301,7 @@ FILES = {"cpu_peers_brief": "cpu_peers_amx"}
 
 
 def fill(text: str, up: str = "") -> str:
-    """Replace what stands between each pair of markers; up: as in `source`. Raises TableError."""
+    """Replace the text between each pair of markers. up: see `source`. Raises TableError."""
     num_markers, num_pairs = text.count("<!-- table:"), len(MARKED.findall(text))
     if num_markers != num_pairs:
         raise TableError(

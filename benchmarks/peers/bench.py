@@ -76,7 +76,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where engines and models lie, and how long each is measured."""
+    """Where engines and models are, and how long each is measured."""
 
     args: argparse.Namespace
     peer_cache: PeerCache

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _wait_for_prepared(folder: Path) -> None:
-    """Until they are written, which goes on in a thread: the next start should find them."""
+    """Wait until the thread has written them, so that the next start finds them."""
     end = time.monotonic() + PATIENCE
     while not list(folder.glob("*.safetensors")) and time.monotonic() < end:
         time.sleep(0.05)

@@ -113,7 +113,7 @@ def _tensors(path: Path) -> list[tuple[str, np.ndarray]]:
 
 
 def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows in the order of GGUF: the two numbers that RoPE turns together side by side."""
+    """Rows in GGUF's order: the two numbers that RoPE rotates together are adjacent."""
     rows, columns = weight.shape
     halves = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

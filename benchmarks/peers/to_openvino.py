@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def convert(checkpoint: Path, target: Path, bits: int | None) -> None:
-    """Export a model, its weights in so many bits; None: as they are."""
+    """Export a model. bits: of its weights; None: unchanged."""
     quantization = None if bits is None else OVWeightQuantizationConfig(bits=bits)
     model = OVModelForCausalLM.from_pretrained(
         checkpoint,

@@ -57,14 +57,14 @@ class Engine(Protocol):
         """The first token after a prompt that it has not seen."""
 
     def decode(self, streams: int, steps: int) -> tuple[float, int]:
-        """Seconds and tokens of `steps` steps in which so many streams advance.
+        """Seconds and tokens of `steps` steps with this number of streams.
 
-        All go on from the last prompt; they may share what is kept of it.
+        All continue the last prompt and may share its KV cache.
         """
 
 
 def serve(engine: Engine) -> None:
-    """Answer standard input until it ends. What libraries print goes to standard error."""
+    """Serve commands on standard input until it ends. Libraries' output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answer_all(engine, sys.stdin, answers)

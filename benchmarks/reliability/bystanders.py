@@ -28,7 +28,7 @@ PROBE_SECONDS = 0.25
 
 
 def completion(prompt: object, length: int, **fields: object) -> dict[str, Any]:
-    """A greedy completion that goes on to its last token."""
+    """A greedy completion that runs to its last token."""
     return {
         "prompt": prompt,
         "max_tokens": length,
@@ -53,7 +53,7 @@ class Watch:
         return [gap for _, answer in self.answers for gap in answer.gaps]
 
     def p99(self) -> float:
-        """Of the gaps, in seconds."""
+        """The 99th percentile of gaps between tokens, in seconds."""
         gaps = sorted(self.gaps)
         return gaps[max(0, math.ceil(0.99 * len(gaps)) - 1)]
 
@@ -88,7 +88,7 @@ class Bystanders:
 
     @asynccontextmanager
     async def watching(self, length: int = LENGTH) -> AsyncIterator[Watch]:
-        """All of them stream inside the context; leaving it lets them finish what they began."""
+        """All clients stream inside the context; at its end they finish what they have begun."""
         watch, stop = Watch(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for index, connection in enumerate(self._connections):

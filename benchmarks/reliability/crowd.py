@@ -62,7 +62,7 @@ class Tally:
 
 
 class Crowd:
-    """So many lanes."""
+    """Many clients at once. Each has a lane: it sends one request after the other."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.tally = Tally()
@@ -120,7 +120,7 @@ class Crowd:
             self.tally.answers["bad", status] += 1
 
     async def _read_nothing(self) -> None:
-        """Until it is cut off, or everything has found its place in buffers."""
+        """Wait until the server disconnects, or until buffers have taken the whole answer."""
         body = {"prompt": phrase(self._rng), "max_tokens": 200, "logprobs": 5, "stream": True}
         async with await Connection.open(self._url, receive_bytes=4096) as connection:
             connection.send("/v1/completions", body | {"ignore_eos": True})
@@ -140,7 +140,7 @@ class Crowd:
 
 
 def phrase(rng: random.Random, most: int = 40) -> str:
-    """Some words; often with a beginning that others have, too."""
+    """Some words, often with a beginning that other phrases have, too."""
     shared = " ".join(WORDS) + " " if rng.random() < 0.3 else ""
     return shared + " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
 

@@ -38,13 +38,13 @@ async def _ask_grammars(url: str, numbers: range) -> None:
 
 
 def _rounded(rows: int) -> int:
-    """At most an eighth more: enough sizes of steps."""
+    """Rounded up by at most an eighth, which gives enough different step sizes."""
     step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step
 
 
 def _prompt(rows: int) -> dict[str, Any]:
-    """So many tokens that nobody has asked for before: all of them are computed, in one step."""
+    """A prompt of new tokens, so that all of them are computed, in one step."""
     rng = random.Random(rows)
     return {"prompt": [rng.randrange(100, 2000) for _ in range(rows)], "max_tokens": 1}
 

@@ -1,4 +1,4 @@
-"""`quire serve` as the runs see it: its processes, what they hold, and what it tells of itself."""
+"""`quire serve` under test: its processes, their resources, and its endpoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Blocks:
 
     @property
     def used(self) -> int:
-        """Those that somebody holds."""
+        """The number in use."""
         return self.total - self.free - self.cached
 
 
@@ -57,7 +57,7 @@ class Server:
     admin: str
 
     def children(self, module: str) -> list[psutil.Process]:
-        """Its processes that run this module, oldest first."""
+        """Its child processes that run this module, oldest first."""
         found = []
         for process in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
@@ -76,7 +76,7 @@ class Server:
         return self.children("quire.server.worker")
 
     def processes(self) -> dict[str, psutil.Process]:
-        """All of them, by what they are."""
+        """All of its processes by their role."""
         named = {"parent": psutil.Process(self.pid)}
         if (engine := self.engine) is not None:
             named["engine"] = engine
@@ -104,7 +104,7 @@ class Server:
         return Blocks(live["total"], live["free"], live["cached"])
 
     async def at_rest(self) -> Blocks:
-        """Wait until nothing runs or waits, and until closed connections are gone."""
+        """Wait until no request runs or waits, and closed connections are gone."""
 
         async def is_idle() -> bool:
             live = json.loads((await ask(self.url, "/live")).body)
@@ -161,7 +161,7 @@ def _show_failures(log: str) -> None:
 
 @contextmanager
 def paused(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Nobody of these does anything meanwhile; connections go to the others."""
+    """These processes are stopped meanwhile; connections go to the others."""
     for process in processes:
         process.suspend()
     try:

@@ -31,11 +31,11 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 
 class BackendError(Exception):
-    """It did not start, broke, or does not answer."""
+    """A backend did not start, broke, or does not answer."""
 
 
 class Backend(Protocol):
-    """start: what is known of the start-up, such as seconds by phase."""
+    """A program that runs levels of load. start: figures of its start, such as seconds by phase."""
 
     start: dict[str, Any]
 
@@ -63,7 +63,7 @@ class Child:
             raise BackendError("a process has ended; what it said is above") from error
 
     def receive(self, patience: float) -> Any:
-        """The next message. Raises BackendError if none comes in so many seconds."""
+        """The next message. patience: seconds to wait. Raises BackendError if none comes."""
         try:
             if not self._pipe.poll(max(0.0, patience)):
                 raise BackendError(f"no answer within {patience:.0f} s")
@@ -185,7 +185,7 @@ class ServedEngine:
 
 
 def flags(options: dict[str, Any]) -> list[str]:
-    """Settings as the command line spells them; the model is a word."""
+    """Settings as options of the command line; the model is a positional argument."""
     found = [str(options["model"])]
     for name, value in options.items():
         flag = name.replace("_", "-")

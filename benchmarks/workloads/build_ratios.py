@@ -24,7 +24,7 @@ class Ratios:
         self._values.setdefault((row, figure), ([], []))[build].append(round(value, 4))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each figure: the median of the ratios new/old, the least and the greatest, the values."""
+        """For each figure: the median ratio new/old, the least, the greatest, and the values."""
         found = []
         for (row, figure), (old, new) in self._values.items():
             ratios = [round(b / a, 4) for a, b in zip(old, new, strict=False) if a]

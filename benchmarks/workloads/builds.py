@@ -23,7 +23,7 @@ WORKER = Path(__file__).parent / "llm_worker.py"
 
 
 class Seconds(NamedTuple):
-    """Of a process: from start to end, and of processors."""
+    """Wall-clock and processor seconds of a process."""
 
     wall: float
     cpu: float
@@ -115,7 +115,7 @@ class LLMProcess:
 
 
 def _processor_seconds() -> float:
-    """Of all processes that this one has waited for."""
+    """Processor seconds of all child processes that have been waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -29,7 +29,7 @@ CHUNK = 2**24  # numbers that the cache repeats: far more than the GPU's caches 
 
 
 class CachedPromptManager(KVCacheManager):
-    """Hands such requests their prompt as a prefix that was found, in blocks of their own."""
+    """Gives such requests their prompt as a prefix-cache hit, in blocks of their own."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,7 +37,7 @@ class CachedPromptManager(KVCacheManager):
         self._given: dict[str, list[int]] = {}
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        """All full blocks before the last known token, for a request that is yet to begin."""
+        """All full blocks before the last known token, for a request that has not started."""
         name = request.request_id
         if not name.startswith(CACHED_PROMPT) or request.num_preemptions:
             return super().get_computed_blocks(request)
@@ -58,7 +58,7 @@ class CachedPromptManager(KVCacheManager):
 
 @contextmanager
 def cached_prompt_requests() -> Iterator[None]:
-    """Engines that are started within know such requests, and have random keys and values."""
+    """Engines started inside the context know such requests, and have random keys and values."""
     with (
         _filled(GpuBackend),
         _filled(HostBackend),

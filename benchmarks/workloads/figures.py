@@ -47,7 +47,7 @@ class RequestResult:
         self.last = moment
 
     def end(self, moment: float, wanted: int) -> None:
-        """It is over; wanted: tokens that it should have."""
+        """Record a request's end. wanted: the number of tokens that it should have."""
         self.done = moment
         if self.error is None and self.tokens != wanted:
             self.error = f"got {self.tokens} tokens, asked for {wanted}"

@@ -21,7 +21,7 @@ now = time.perf_counter  # one clock for all processes of a Linux machine
 
 
 def main(pipe: Pipe, url: str) -> None:
-    """Run each level that comes: prepare, say so, begin at the moment told."""
+    """Run each level that is received: prepare, report ready, begin at the given time."""
     while (level := pipe.recv()) is not None:
         wanted = list(zip(level.prompts(), level.output_lens(), strict=True))
         bodies = [(request(url, level, prompt, length), length) for prompt, length in wanted]

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer standard input until it ends. What libraries print goes to standard error."""
+    """Serve commands on standard input until it ends. Libraries' output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     llm: Any = None

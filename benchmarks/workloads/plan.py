@@ -73,12 +73,12 @@ class Level:
         return [self.workload.lengths(seed)[1] for seed in self.seeds]
 
     def prompt_of(self, seed: int, length: int) -> list[int]:
-        """So many random token ids."""
+        """A prompt of this number of random token ids."""
         low, high = min(FIRST_ID, self.vocab_size // 2), min(LAST_ID, self.vocab_size)
         return random.Random(seed).choices(range(low, high), k=length)
 
     def shares(self, count: int) -> list[Level]:
-        """This level for at most so many processes; requests are dealt round, as are lanes."""
+        """Split this level among at most this number of processes, round robin."""
         is_open = self.workload.is_open
         count = min(count, len(self.seeds) if is_open else int(self.level))
         return [

@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 class Steady:
-    """Such a level on an engine core, in the loop that also runs its steps."""
+    """A saturated level on an engine core, in the loop that also runs its steps."""
 
     def __init__(self, core: Any, level: Level) -> None:
         self._core, self._level = core, level

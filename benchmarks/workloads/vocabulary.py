@@ -30,7 +30,7 @@ def make_folder(shape: Path, folder: Path) -> Path:
 
 
 def _words(size: int) -> dict[int, str]:
-    """All bytes, then made-up words, half of them with a space before."""
+    """All bytes, then made-up words, half of them with a leading space."""
     rest = iter(range(256, 512))
     letters = [chr(byte if byte in _PRINTABLE else next(rest)) for byte in range(256)]
     words = dict(enumerate(letters))

@@ -1,4 +1,4 @@
-"""Stand-in for vllm.platforms: neither ROCm nor XPU."""
+"""Replaces vllm.platforms: neither ROCm nor XPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-in for vllm.version: the version that the server has."""
+"""Replaces vllm.version: the version that the server has."""
 
 from quire.version import __version__ as __version__
 

@@ -59,8 +59,9 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
 
 
 class SampleResult(msgspec.Struct, kw_only=True, gc=False):
-    """The result of one scheduled request. token_id: the token drawn; None if none was due.
+    """The result of one scheduled request: one token. There is no speculative decoding yet.
 
+    token_id: the token drawn; None if none was due.
     failed: the model's numbers for it were not finite, so nothing of this step may be cached.
     exhausted: its logits processors left no token to draw; the model's numbers are finite.
     grammar_terminated: its grammar lets no token follow, so the answer ends with this one.

@@ -1,1 +1,1 @@
-"""Stand-in for vllm.transformers_utils."""
+"""Replaces vllm.transformers_utils."""

@@ -1,4 +1,4 @@
-"""Stand-in for vllm.transformers_utils.repo_utils: nothing is downloaded."""
+"""Replaces vllm.transformers_utils.repo_utils: nothing is downloaded."""
 
 from __future__ import annotations
 

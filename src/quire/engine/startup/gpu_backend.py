@@ -1,9 +1,9 @@
-"""The backend of a GPU: its memory measured, its executor made.
+"""The backend of a GPU: GPU memory is measured, the executor is made.
 
-The KV cache gets what the settings' share of the GPU's memory leaves beside the weights and the
-largest step, which is run once, without requests. Tensors are what is measured, so kernels need not
-be compiled yet; their code, and that of kernels first launched by a request much later, has a part
-of the share set aside.
+The KV cache gets what is left of `gpu_memory_utilization`, a share of the GPU's memory, beside the
+weights and the largest step, which is run once, without requests. Tensors are what is measured, so
+kernels need not be compiled yet; their code, and that of kernels first launched by a request much
+later, has a part of the share set aside.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class GpuBackend:
 
 
 def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> int:
-    """Bytes left for the KV cache of the share of the GPU's memory; may be negative."""
+    """Bytes of GPU memory left for the KV cache, by gpu_memory_utilization; may be negative."""
     config, model_config = resolved.config, resolved.model_config
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""The attention operation on a GPU: a plan for each step, then decode and prefill kernels.
+"""Paged attention on a GPU: a plan for each step, then decode and prefill kernels.
 
 Owns which requests go to which kernel, and the launches.
 """
@@ -63,7 +63,7 @@ def attention(
     layout: BatchLayout,
     params: AttentionParams,
 ) -> Tensor:
-    """Twin of `reference.attention`, for any block size."""
+    """PagedAttention: twin of `reference.attention`, for any block size."""
     group = query.shape[1] // k_cache.shape[2]
     decode = choose_decode_config(query, k_cache, params)
     prefill = choose_prefill_config(query, k_cache, params, has_few_keys=layout.has_few_keys)
