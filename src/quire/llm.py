@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 import numpy as np
@@ -230,12 +229,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _sampling(self, given: Sampling, count: int) -> list[SamplingParams]:

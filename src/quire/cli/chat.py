@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
-from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:  # imported on use, since it takes a while
+    from quire.engine.frontend.async_engine import AsyncEngine
 
 EXAMPLES = (
     "quire chat",
@@ -28,26 +30,6 @@ COMMANDS_HELP = """\
 /quit          leave (or Ctrl-D); Ctrl-C stops an answer"""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-class ChatTokenizer(Protocol):
-    """The part of a tokenizer that a chat needs."""
-
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The token ids of a conversation."""
-
-
-class ChatEngine(Protocol):
-    """The part of an engine that a chat needs."""
-
-    @property
-    def tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer."""
-
-    def generate(
-        self, prompt: list[int], sampling: SamplingParams
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answer to a prompt."""
 
 
 def make_parser() -> CommandParser:
@@ -87,7 +69,7 @@ class Chat:
     """One conversation. Answers go to stdout, everything about them to stderr."""
 
     def __init__(
-        self, engine: ChatEngine, sampling: SamplingParams, run: Run, *, system: str = ""
+        self, engine: AsyncEngine, sampling: SamplingParams, run: Run, *, system: str = ""
     ) -> None:
         self._engine = engine
         self._sampling = sampling

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidRequestError
-from quire.tokenizer.conversation_input import check_text
+from quire.tokenizer.conversation_input import TextMap, check_text
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.token_spelling import Pieces, Spelling
 from quire.tokenizer.tokenizer_folder import (
@@ -231,75 +231,50 @@ class Tokenizer:
         """The names that the chat templates read, such as tools or enable_thinking."""
         return frozenset[str]().union(*(t.variables for t in self._templates.values()))
 
-    def render_chat(
+    def chat_prompt(
         self,
         messages: list[dict[str, Any]],
+        map_text: TextMap | None = None,
+        /,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
-        """The text that the chat template makes, to look at: encode_chat makes the ids.
+        """A conversation through the chat template, for `encode_prompt`.
 
+        Each control token's name that the messages hold is broken, or changed by map_text instead.
         continue_final_message: end within the last message, for an answer that goes on from it.
         template_kwargs: further values for the template, under names that it reads.
         Raises InvalidRequestError (param "messages", "tools" or "chat_template_kwargs").
         """
-        template = self._template_for(tools)
-        return template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            options=template_kwargs,
-        )
-
-    def encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **template_kwargs: Any,
-    ) -> list[int]:
-        """Token ids of a conversation, with the special tokens that the template writes and no
-        others: no second BOS, and none from names of control tokens in the messages.
-
-        Arguments and errors as for render_chat.
-        """
-        prompt = self.chat_prompt(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **template_kwargs,
-        )
-        return self.encode_prompt(prompt)
-
-    def chat_prompt(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **template_kwargs: Any,
-    ) -> str:
-        """The first half of encode_chat: the text, with a break in each control token's name that
-        the messages hold."""
         return self._template_for(tools).render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             options=template_kwargs,
-            map_text=self._encoder.escape_control_tokens,
+            map_text=map_text or self._encoder.escape_control_tokens,
         )
 
+    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """The text that the chat template makes, to look at: encode_chat makes the ids.
+
+        Arguments and errors as for chat_prompt.
+        """
+        return self.chat_prompt(messages, str, **options)
+
+    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation, with the special tokens that the template writes and no
+        others: no second BOS, and none from names of control tokens in the messages.
+
+        Arguments and errors as for chat_prompt.
+        """
+        return self.encode_prompt(self.chat_prompt(messages, **options))
+
     def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The second half of encode_chat: the ids of what chat_prompt has made.
+        """The token ids of what chat_prompt has made.
 
         add_special_tokens: those of tokenizer.json besides the template's.
         """

@@ -60,18 +60,14 @@ class ConfigFile:
         self, key: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1
     ) -> int:
         """A whole number in [low, high]; without a default the key is required."""
-        value = self.get(key)
-        if value is None:
-            value = self._required(key, default)
+        value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.wrong(key, f"must be an integer between {low} and {high}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; without a default the key is required."""
-        value = self.get(key)
-        if value is None:
-            value = self._required(key, default)
+        value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, f"must be a number, not {value!r}")
         if not 0 < value < 1e30:  # also refuses NaN
@@ -89,9 +85,7 @@ class ConfigFile:
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; without a default the key is required."""
-        value = self.get(key)
-        if value is None:
-            value = self._required(key, default)
+        value = self._value(key, default)
         if not isinstance(value, str):
             raise self.wrong(key, f"must be a string, not {value!r}")
         return value
@@ -122,10 +116,12 @@ class ConfigFile:
                 raise self.wrong(key, f"must have numbers > 0, not {item!r}")
         return tuple(float(item) for item in value)
 
-    def _required(self, key: str, default: Any) -> Any:
-        if default is None:
+    def _value(self, key: str, default: Any) -> Any:
+        """A key's value, or the default; without one the key is required."""
+        value = self.get(key)
+        if value is None and (value := default) is None:
             raise self.wrong(key, "is missing; use the config file of the original checkpoint")
-        return default
+        return value
 
 
 def _parse(path: Path) -> Any:

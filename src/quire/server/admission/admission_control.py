@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 from quire.errors import QueueFullError
 from quire.server.admission.in_flight import InFlightCounter
@@ -156,12 +155,7 @@ class Ticket:
     def __enter__(self) -> Ticket:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_charged:  # refused and malformed requests say nothing about the engine's speed
             self.admission.note_completed(self._num_answers)
         self._count_out()

@@ -8,7 +8,6 @@ large ones would be gigabytes. Used by one event loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 
 from quire.errors import QueueFullError
 
@@ -52,11 +51,6 @@ class BodySpace:
     def __enter__(self) -> BodySpace:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._memory.num_bytes -= self._num_bytes
         self._num_bytes = 0

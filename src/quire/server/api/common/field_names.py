@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 import msgspec
 
@@ -44,12 +43,7 @@ class FieldNames:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, InvalidRequestError) and error.param is not None:
             own = self.own(error.param)
             error.args = (str(error).replace(error.param, own, 1),)

@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from starlette.types import Scope
 
@@ -117,16 +116,11 @@ class RequestContext:
     def __enter__(self) -> RequestContext:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, QueueTimeoutError):  # the engine does not know the completion rate
             error.retry_after = self._ticket.admission.retry_after()
         self._body_space.__exit__()
-        self._ticket.__exit__(kind, error, trace)
+        self._ticket.__exit__()
 
 
 class RequestGate:
