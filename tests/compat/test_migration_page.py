@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.compat.migration_tables import filled
+from migration_tables import filled
+
 from quire.compat.names_table import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
@@ -12,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 
 def test_the_tables_are_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert filled(page) == page, "python -m quire.compat.migration_tables docs/migration.md"
+    assert filled(page) == page, "python benchmarks/migration_tables.py docs/migration.md"
 
 
 def test_each_name_is_there() -> None:

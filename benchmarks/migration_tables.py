@@ -1,6 +1,6 @@
 """The tables of docs/migration.md, made from the table of foreign names.
 
-python -m quire.compat.migration_tables docs/migration.md    # write them between their markers
+python benchmarks/migration_tables.py docs/migration.md    # write them between their markers
 """
 
 from __future__ import annotations
