@@ -154,7 +154,7 @@ class FairSlots:
             del self._waiting[caller]
 
     def leave(self, caller: str, seconds: float) -> None:
-        """Free a slot, after so many seconds."""
+        """Free a slot that was held for this many seconds."""
         self._used[caller] += seconds
         self._num_free += 1
         self._num_running[caller] -= 1

@@ -119,7 +119,7 @@ class LineWriter:
                 data = data[self._write(data) :]
             except BlockingIOError:
                 time.sleep(_RETRY)
-            except (OSError, ValueError):  # nobody is left to read them
+            except (OSError, ValueError):  # no reader is left
                 break
 
 

@@ -51,7 +51,7 @@ def configure_logging(options: LogOptions) -> None:
 
 
 def _handler(formatter: logging.Formatter) -> logging.Handler:
-    """What log lines go to; where stderr is a file descriptor, nobody waits for its reader."""
+    """The stream of log lines; if stderr is a file descriptor, its reader is not waited for."""
     global _writer
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     with suppress(OSError, ValueError):  # a stream in memory, as in tests
@@ -64,7 +64,7 @@ def _handler(formatter: logging.Formatter) -> logging.Handler:
 
 
 def num_dropped_lines() -> int:
-    """Log lines of this process that were dropped, as nobody read the earlier ones."""
+    """Log lines of this process that were dropped because the earlier ones were not read."""
     return 0 if _writer is None else _writer.num_dropped
 
 

@@ -57,7 +57,7 @@ class Own:
 class NoEffect:
     """It is taken without effect; text: a sentence that says so and why.
 
-    is_neutral: it asks for nothing, or for what is so anyway, and nobody needs to be told.
+    is_neutral: it asks for nothing, or for what is so anyway, and no warning is needed.
     """
 
     text: str

@@ -88,7 +88,7 @@ class ModelParts:
         return None if spec is None else _ROUNDINGS.get(spec.codes)
 
     def rotary(self, index: int, length: int) -> RotaryEmbedding:
-        """The rotary embedding of a layer, for sequences of so many tokens."""
+        """The rotary embedding of a layer, for sequences of this length."""
         return RotaryEmbedding(self.spec.layers[index].attention.rope, length, self.options)
 
     def embed(self, samples: Iterable[list[int]]) -> list[Tensor]:

@@ -50,7 +50,7 @@ class HeaderReader:
         return found  # type: ignore[no-any-return]
 
     def count(self, least: int, most: int, what: str) -> int:
-        """How many there are, each of at least so many bytes."""
+        """How many entries follow, each of at least this many bytes."""
         found = int(self.number("Q"))
         if found > min(most, (self._limit - self.at) // least):
             raise self.damaged(f"it says that there are {found:,} {what}")
@@ -111,7 +111,7 @@ class HeaderReader:
             raise self.damaged(f"a text is not UTF-8 ({error.reason})") from error
 
     def _take(self, num_bytes: int) -> int:
-        """Go on by so many bytes; returns where they begin."""
+        """Skip this many bytes; returns where they begin."""
         begin = self.at
         if num_bytes > self._limit - begin:
             raise self.damaged(f"{num_bytes:,} bytes are to follow, which are not there")

@@ -68,7 +68,7 @@ class Metadata:
         return found
 
     def numbers(self, key: str, length: int) -> list[float]:
-        """A list of so many finite numbers, which is required."""
+        """A list of this many finite numbers, which is required."""
         items = self._items(key)
         found = [
             float(item) for item in items if isinstance(item, int | float) and abs(item) < 1e30

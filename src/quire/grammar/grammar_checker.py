@@ -31,7 +31,7 @@ class GrammarValidator(Protocol):
     def find_problem(self, structured_outputs: StructuredOutputs, seconds: float = math.inf) -> str:
         """Why they cannot be compiled; empty if they can.
 
-        Raises TimeoutError after so many seconds, or OverloadedError.
+        Raises TimeoutError after this many seconds, or OverloadedError.
         """
 
     def close(self) -> None:

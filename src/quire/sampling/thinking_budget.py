@@ -1,4 +1,4 @@
-"""Thinking budgets: after so many tokens of reasoning its end is forced.
+"""Thinking budgets: after a number of reasoning tokens the end of the reasoning is forced.
 
 Owns which token must come next. Reasoning stands at the start of an answer; its tokens are those
 between the two marks.

@@ -79,7 +79,7 @@ class StepSizes:
         has_shared: bool = False,
         has_few_keys: bool = False,
     ) -> StepSize:
-        """The size that a step of so many tokens runs at."""
+        """The size that a step of this many tokens runs at."""
         if not has_prefills:
             padded = _next(num_tokens, self.decodes)
             return StepSize(padded, padded, has_prefills=False, has_shared=has_shared)

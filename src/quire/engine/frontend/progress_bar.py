@@ -36,7 +36,7 @@ class ProgressBar:
         self._bar.__exit__(*details)
 
     def show(self, finished: int, stats: EngineStats) -> None:
-        """Draw so many finished requests, and the rate by the engine's counters."""
+        """Draw the number of finished requests, and the rate by the engine's counters."""
         tokens = stats.num_prompt_tokens if self._embeds else stats.num_generation_tokens
         if self._tokens_before is None:
             self._tokens_before = tokens

@@ -41,7 +41,7 @@ class PromptTokenizer(Protocol):
 class Encoding(NamedTuple):
     """How a caller wants a prompt to be encoded.
 
-    keep_last: keep so many of the last tokens; -1: as many as fit beside the answer; None: all.
+    keep_last: the number of last tokens to keep; -1: as many as fit beside the answer; None: all.
     special: whether to add the tokenizer's special tokens, such as a BOS; None: to a text, but not
     to a rendered conversation, where the chat template writes them.
     """
@@ -136,7 +136,7 @@ def _last_tokens(
 
 
 def _encode_end(encode: Callable[[str], list[int]], text: str, num_tokens: int) -> list[int]:
-    """The ids of as much of the end of a text as has so many tokens."""
+    """The ids of the end of a text: at least this many tokens, if it has them."""
     size = USUAL_CHARS_PER_TOKEN * num_tokens
     ids = encode(text[-size:])
     while len(ids) < num_tokens and size < len(text):

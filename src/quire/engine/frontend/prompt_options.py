@@ -29,7 +29,7 @@ def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EncodingOptions(TypedDict, total=False):
-    """truncate_prompt_tokens: keep so many of the last tokens; -1: as many as fit.
+    """truncate_prompt_tokens: the number of last tokens to keep; -1: as many as fit.
 
     add_special_tokens: such as a BOS in front; by default as the tokenizer says.
     tokenization_kwargs: a map with these two.

@@ -249,7 +249,7 @@ class ModelFleet:
                 self._set_state(model, model.state)
 
     async def _unload_idle(self, seconds: float) -> None:
-        """Unload on-demand models that were not used for so many seconds; runs for ever."""
+        """Unload on-demand models that were not used for this many seconds; runs for ever."""
         while True:
             await asyncio.sleep(min(5.0, seconds / 5))
             for model in self._models.values():

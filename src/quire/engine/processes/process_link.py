@@ -53,7 +53,7 @@ class ProcessLink:
         """Deliver what has arrived, then report the engine's end; see `EngineDown`."""
         was_alive = self.is_alive
         self._disconnect()
-        if self._listener is None:  # nobody has sent anything yet
+        if self._listener is None:  # nothing was sent yet
             return
         if not will_return:
             self._listener.on_failure(why or "the engine has stopped; restart the server")

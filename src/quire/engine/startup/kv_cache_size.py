@@ -45,7 +45,7 @@ def choose_max_model_len(config: EngineConfig, limit: int, num_slots: int) -> in
 def cache_problem(
     config: EngineConfig, num_bytes: int, block_bytes: int, num_blocks: int
 ) -> str | None:
-    """Why a KV cache of so many blocks is too small, and what to change; None if it is not.
+    """Why a KV cache of this many blocks is too small, and what to change; None if it is not.
 
     num_bytes: what it may take, unless the number of blocks was asked for.
     """

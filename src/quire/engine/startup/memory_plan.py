@@ -166,7 +166,7 @@ def _sizes(config: EngineConfig, model_config: ModelConfig, item: int) -> dict[s
 
 
 def activation_bytes(model_config: ModelConfig, num_tokens: int, item: int) -> int:
-    """The most that is alive at a time in a layer's pass over so many tokens."""
+    """Peak bytes of activations in a layer's pass over this many tokens."""
     spec = model_config.spec
     widest = max(_widest(layer) for layer in spec.layers)
     angles = sum(2 * rope.rotary_dim * 4 for rope in spec.ropes)  # cosines and sines

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_groups(g_idx: Tensor, groups: int) -> None:
-    """Raise ValueError unless each of so many groups has the same number of inputs."""
+    """Raise ValueError unless each of these groups has the same number of inputs."""
     import torch
 
     counts = torch.zeros(0)

@@ -31,7 +31,7 @@ _SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
 _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
-_QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
+_QUIET_SECONDS = 60  # the same, if no process here has the id in its name
 
 
 def prepared_folder(config: ModelSettings) -> Path | None:
@@ -161,5 +161,5 @@ def _patience_with(unfinished: Path) -> float:
     *name, _, process_id = unfinished.stem.split(".")
     if process_id.isdigit() and is_alive(int(process_id)):
         return _ABANDONED_SECONDS
-    # one in another container may write here, too, under an id that is nobody's here
+    # one in another container may write here, too, under an id that no process has here
     return 0.0 if ".".join(name[1:]) == platform.node() else _QUIET_SECONDS

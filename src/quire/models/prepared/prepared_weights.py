@@ -125,7 +125,7 @@ class PreparedWeights:
     def _save(
         self, tensors: dict[str, Tensor], formats: Formats, tables: set[str], ending: _ProcessEnd
     ) -> None:
-        """Write the file under a temporary name first, so that nobody ever sees half of it.
+        """Write the file under a temporary name first, so that no reader sees half of it.
 
         A process that ends leaves it to the system to bring the file to its disk.
         """

@@ -81,7 +81,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _pieces(parts: Iterable[memoryview], num_bytes: int) -> Iterator[list[memoryview]]:
-    """The parts joined, and cut where so many bytes are full."""
+    """The parts joined, and split into pieces of this many bytes."""
     piece: list[memoryview] = []
     capacity = num_bytes
     for rest in parts:

@@ -41,7 +41,7 @@ def log_access(record: RequestRecord, *, is_probe: bool) -> None:
 
 class _Line(logging.LogRecord):
     """A log record made without Logger.log, which would look up the calling line of code and the
-    names of thread and process: nobody reads them here."""
+    names of thread and process: no formatter reads them here."""
 
     def __init__(self, level: int, text: str, fields: dict[str, object]) -> None:
         created = time.time()

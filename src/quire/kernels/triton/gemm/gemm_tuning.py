@@ -198,7 +198,7 @@ def similar(
 
 @functools.cache
 def _tuned_for(rows: int, itemsize: int) -> list[tuple[Shape, TunedGemm]]:
-    """All tuned shapes with what they take for so many rows."""
+    """All tuned shapes with their times for this many rows."""
     found = []
     for shape, by_rows in table().shapes[_kind(rows, itemsize)].items():
         nearest = min((each for each in by_rows if each >= rows), default=None)

@@ -18,7 +18,7 @@ _SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its pr
 class SkinnyConfig:
     """How the plain Triton kernel cuts W [n, k] into tiles of block_n x block_k.
 
-    split > 0: so many programs share each tile, each with a part of k. split = 0: `per_sm` programs
+    split > 0: programs that share each tile, each with a part of k. split = 0: `per_sm` programs
     a multiprocessor share all tiles evenly, wherever the borders fall. tma: the copy engine fetches
     W (Hopper and later).
     """

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
-from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
+from quire.engine.frontend.prompt_encoding import counting, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
@@ -110,7 +110,7 @@ def prepare(
         prompt = _rendered(request, use, model)
         yield
         token_ids = token_ids_of(
-            *(prompt, engine.tokenizer, engine.info.limits, _encoding(request)),
+            *(prompt, engine.tokenizer, engine.info.limits, request.encoding),
             is_rendered=True,
             reserved=sampling.max_tokens or 1,
         )
@@ -139,10 +139,6 @@ def prepare(
     return Conversation(job, new_parser, hides, _counter_maker(config, engine.tokenizer))
 
 
-def _encoding(request: ChatRequest) -> Encoding:
-    return Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
-
-
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
     """The token ids of a conversation, also of more than the context; nothing else is made of it.
 
@@ -151,7 +147,7 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
     with names:
         prompt = _rendered(request, _checked_use(request, model), model)
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
-        return token_ids_of(prompt, tokenizer, limits, _encoding(request), is_rendered=True)
+        return token_ids_of(prompt, tokenizer, limits, request.encoding, is_rendered=True)
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:

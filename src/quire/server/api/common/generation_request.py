@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.prompt_encoding import Encoding
 from quire.errors import invalid_value
 from quire.server.api.common.response_format import (
     ResponseFormatFields,
@@ -45,7 +46,7 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
     the same salt. return_token_ids: also return the token ids of prompt and answer.
     return_tokens_as_token_ids: tokens of log-probabilities are spelled "token_id:5". timeout:
-    seconds after which the request is aborted. truncate_prompt_tokens: keep so many of the
+    seconds after which the request is aborted. truncate_prompt_tokens: keep this many of the
     prompt's last tokens; -1: as many as fit. add_special_tokens: those of tokenizer.json.
     logprob_token_ids: report the log-probabilities of these tokens in place of the most probable.
     thinking_token_budget: tokens of reasoning after which its end is forced; -1: no limit.
@@ -84,6 +85,11 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     truncate_prompt_tokens: field_bounds.PromptLength | None = None
     add_special_tokens: bool | None = None
     timeout: field_bounds.Seconds | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the prompt becomes token ids."""
+        return Encoding(self.truncate_prompt_tokens, self.add_special_tokens)
 
     def has_left_out(self, name: str) -> bool:
         """Whether the request gives no value for a field, under any name."""

@@ -17,7 +17,7 @@ MAX_REPORTED = 1 << 20  # by one request that asks for more than MAX_LOGPROBS fo
 
 
 def is_wide(num_logprobs: int | None) -> bool:
-    """Whether so many log-probabilities for each token are bounded in all."""
+    """Whether this number of log-probabilities for each token is bounded in all."""
     return num_logprobs is not None and (num_logprobs == ALL or num_logprobs > MAX_LOGPROBS)
 
 

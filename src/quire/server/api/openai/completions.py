@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.engine.frontend.prompt_encoding import Encoding, token_ids_of
+from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
@@ -81,15 +81,14 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     sampling = with_reasoning_marks(sampling, model.parsers.reasoning, model.engine.tokenizer)
     prompts = completions_request.prompts(request)
     limits = model.engine.info.limits
-    encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
     if is_wide(sampling.prompt_logprobs):  # whose number depends on the number of tokens
         encode = partial(token_ids_of, reserved=sampling.max_tokens or 1)
         tokenizer = model.engine.tokenizer
-        prompts = [encode(prompt, tokenizer, limits, encoding) for prompt in prompts]
+        prompts = [encode(prompt, tokenizer, limits, request.encoding) for prompt in prompts]
     check_num_logprobs(sampling, prompts, limits)
     job = make_job(
         *("cmpl-", request, prompts, sampling, model.name),
-        encoding=encoding,
+        encoding=request.encoding,
         cut_to_context=has_no_limit,
     )
     return CompletionFormatter(job, request, model.engine.tokenizer)

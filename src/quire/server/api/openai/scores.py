@@ -55,7 +55,7 @@ class ScoreRequest(PoolingFields, kw_only=True, dict=True):
 
 
 class RerankRequest(PoolingFields, kw_only=True, dict=True):
-    """Body of /v1/rerank. top_n: return so many results; 0: all. return_documents: with texts."""
+    """Body of /v1/rerank. top_n: number of results; 0: all. return_documents: with texts."""
 
     query: Text
     documents: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
