@@ -51,7 +51,7 @@ def test_scores(app: Starlette, path: str, names: tuple[str, str]) -> None:
     ]
     expected = [cosine("ab", "x"), cosine("ab", "yyyyyyy")]
     assert [item["score"] for item in reply["data"]] == pytest.approx(expected, abs=1e-6)
-    assert reply["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
+    assert reply["usage"] == {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10}
     pairs = post(app, path, **{first: ["ab", "c"], second: ["x", "y"]}).json()["data"]
     expected = [cosine("ab", "x"), cosine("c", "y")]
     assert [item["score"] for item in pairs] == pytest.approx(expected, abs=1e-6)
