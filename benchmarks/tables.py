@@ -50,6 +50,7 @@ DOCUMENTS = [
     "docs/quantization.md",
     "docs/reliability.md",
     "docs/serving.md",
+    "docs/testing.md",
 ]
 
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
@@ -217,6 +218,19 @@ def api_fuzz(result: Result) -> str:
     return "\n".join(lines)
 
 
+def endpoint_suites(result: Result) -> str:
+    """vLLM's endpoint tests by file, and of how many that apply to this server how many pass."""
+    kinds = ("passed", "missing", "choice", "model", "vllm")
+    head = "| file | passed | missing | refused by choice | needs another model | vLLM's insides |"
+    rows = [[f"`{row['file']}`", *(row[kind] for kind in kinds)] for row in result["files"]]
+    total = [sum(row[kind] for row in result["files"]) for kind in kinds]
+    rows.append(["**all**", *total])
+    share = total[0] / max(1, total[0] + total[1])
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    text = f"{total[0]} of the {total[0] + total[1]} that apply here pass ({share:.0%})."
+    return "\n".join([head, "|---|---|---|---|---|---|", *lines, "", text])
+
+
 def source(name: str, result: Result, up: str) -> str:
     """The result file of the figures. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
@@ -267,6 +281,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
+    "endpoint_suites": endpoint_suites,
     "cpu_peers": cpu_peers,
     "cpu_peers_amx": cpu_peers,
     "cpu_peers_brief": cpu_peers_brief,

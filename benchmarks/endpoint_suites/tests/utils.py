@@ -58,6 +58,8 @@ class RemoteOpenAIServer:
         self.show_hidden_metrics = any("--show-hidden-metrics" in word for word in args)
         self.uds = args[args.index("--uds") + 1] if "--uds" in args else None
         environment = os.environ | (env_dict or {})
+        if "VLLM_API_KEY" in environment:
+            environment["QUIRE_API_KEY"] = environment["VLLM_API_KEY"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with open(os.environ["SUITE_LOG"], "w+", encoding="utf-8") as log:
             self.proc = subprocess.Popen(command, env=environment, **pipes | {"stderr": log})
