@@ -222,7 +222,7 @@ def endpoint_suites(result: Result) -> str:
     """vLLM's endpoint tests by file, and of how many that apply to this server how many pass."""
     kinds = ("passed", "missing", "choice", "model", "vllm")
     head = "| file | passed | missing | refused by choice | needs another model | vLLM's insides |"
-    rows = [[f"`{row['file']}`", *(row[kind] for kind in kinds)] for row in result["files"]]
+    rows = [[row["file"], *(row[kind] for kind in kinds)] for row in result["files"]]
     total = [sum(row[kind] for row in result["files"]) for kind in kinds]
     rows.append(["**all**", *total])
     share = total[0] / max(1, total[0] + total[1])
