@@ -11,7 +11,8 @@ prompts (the same for both), answers of forced lengths, temperature 0.
 
 Rows on a GPU (`quire serve`, shapes of Llama-3.1-8B and Llama-3.2-1B): 8b, 8b-fp8, 1b; each build
 starts anew in each round. In the first round a start compiles kernels, in later ones it finds them.
-Rows on a CPU: bf16, int8, int4 (`quire.LLM`: prefill; 1, 8 and 16 streams), served (`quire serve`),
+Rows on a CPU: fp32, bf16, int8, int4 (`quire.LLM`: prefill; 1, 8 and 16 streams; tokens a second,
+and a second of one processor, which other programs change least), served (`quire serve`),
 starts (import; `quire generate` without and with prepared weights; first answer of `quire serve`).
 Both trees need their compiled library there.
 
@@ -37,7 +38,7 @@ from typing import Any
 from workloads import figures
 from workloads.backends import BackendError, ServedEngine, shape_folder
 from workloads.build_ratios import SIDES, Ratios
-from workloads.builds import Build, LLMProcess, has_native_code, read_whole_libraries
+from workloads.builds import Build, LLMProcess, Rates, has_native_code, read_whole_libraries
 from workloads.plan import Level, Workload, make_level
 from workloads.vocabulary import make_folder
 
@@ -104,6 +105,7 @@ SERVED_ON_CPU = ServedRow(
     ),
 )
 WEIGHTS = {
+    "fp32": {"dtype": "float32"},
     "bf16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
@@ -166,22 +168,26 @@ class Comparison:
             for build in self.in_turn():
                 engines[build] = self._builds[build].load(options, PATIENCE)
                 self.ratios.add(name, "load_s", build, engines[build].load_s)
-                engines[build].tokens_per_s([[7] * 16], 4, 4)
+                engines[build].rates([[7] * 16], 4, 4)
             for repeat in range(self._args.repeats if self.left > 0 else 0):
                 prompt = random_prompt(vocab_size, PREFILL, repeat)
                 for build in self.in_turn():
-                    rate = engines[build].tokens_per_s([prompt], 1, PREFILL)
-                    self.ratios.add(name, f"prefill {PREFILL} tok_s", build, rate)
+                    rates = engines[build].rates([prompt], 1, PREFILL)
+                    self._rates(name, f"prefill {PREFILL}", build, rates)
                 for streams, steps in STEPS.items():
                     seeds = range(1000 * repeat, 1000 * repeat + streams)
                     prompts = [random_prompt(vocab_size, 16, seed) for seed in seeds]
                     for build in self.in_turn():
-                        rate = engines[build].tokens_per_s(prompts, steps, streams * steps)
-                        self.ratios.add(name, f"{streams} streams tok_s", build, rate)
+                        rates = engines[build].rates(prompts, steps, streams * steps)
+                        self._rates(name, f"{streams} streams", build, rates)
                 self.ratios.save()
         finally:
             for engine in engines.values():
                 engine.close()
+
+    def _rates(self, row: str, figure: str, build: int, rates: Rates) -> None:
+        self.ratios.add(row, f"{figure} tok_s", build, rates.wall)
+        self.ratios.add(row, f"{figure} cpu tok_s", build, rates.cpu)
 
     def starts(self, model: str, options: dict[str, Any]) -> None:
         """Seconds of processes from their start to their end or first answer, and of processors."""

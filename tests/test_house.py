@@ -277,12 +277,19 @@ def test_torch_free_rooms_import_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_server_imports_neither_numpy_nor_models_beside_its_engine() -> None:
-    """A tenth of a second for its parent, and for each of its workers."""
+@pytest.mark.parametrize(
+    ("modules", "unneeded"),
+    [
+        # a tenth of a second for a server's parent, and for each of its workers
+        ("quire.cli.serve, quire.server.worker", ["numpy", "quire.models"]),
+        ("quire.llm", ["quire.server", "quire.gguf.gguf_config"]),
+    ],
+)
+def test_starts_import_what_they_need(modules: str, unneeded: list[str]) -> None:
     code = (
-        "import sys\n"
-        "sys.modules['numpy'] = sys.modules['quire.models'] = None  # any import of it now fails\n"
-        "import quire.cli.serve, quire.server.worker"
+        f"import sys\n"
+        f"sys.modules |= dict.fromkeys({unneeded})  # any import of them now fails\n"
+        f"import {modules}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

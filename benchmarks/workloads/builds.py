@@ -29,6 +29,13 @@ class Seconds(NamedTuple):
     cpu: float
 
 
+class Rates(NamedTuple):
+    """Tokens a second, and a second of one processor."""
+
+    wall: float
+    cpu: float
+
+
 class Build:
     """A source tree that `quire` is imported from. Kernels compiled for it go to `cache`."""
 
@@ -86,12 +93,12 @@ class LLMProcess:
         self._patience = patience
         self.load_s = float(self._ask(do="load", options=options)["seconds"])
 
-    def tokens_per_s(self, prompts: list[list[int]], max_tokens: int, count: int) -> float:
-        """Tokens a second of answering all prompts at once. count: the tokens that count."""
+    def rates(self, prompts: list[list[int]], max_tokens: int, count: int) -> Rates:
+        """Rates of answering all prompts at once. count: the tokens that count."""
         answer = self._ask(do="generate", prompts=prompts, max_tokens=max_tokens)
         if answer["tokens"] != len(prompts) * max_tokens:
             raise BackendError(f"got {answer['tokens']} tokens")
-        return count / float(answer["seconds"])
+        return Rates(count / float(answer["seconds"]), count / float(answer["cpu_seconds"]))
 
     def close(self) -> None:
         """End the process."""

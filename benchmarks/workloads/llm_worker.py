@@ -3,8 +3,8 @@
 Started with PYTHONPATH at the tree whose build it runs, so it imports nothing of this folder and of
 quire only what is public. Requests:
 
-    {"do": "load", "options": {"model": PATH, "device": "cpu"}}              seconds
-    {"do": "generate", "prompts": [[7, 9]], "max_tokens": 16}                seconds, tokens
+    {"do": "load", "options": {"model": PATH, "device": "cpu"}}    seconds, cpu_seconds
+    {"do": "generate", "prompts": [[7, 9]], "max_tokens": 16}      the same, tokens
     {"do": "quit"}
 """
 
@@ -24,7 +24,7 @@ def main() -> None:
     llm: Any = None
     for line in sys.stdin:
         request = json.loads(line)
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         if request["do"] == "quit":
             return
         if request["do"] == "load":
@@ -33,7 +33,9 @@ def main() -> None:
             llm, tokens = LLM(**request["options"]), 0
         else:
             tokens = generate(llm, request["prompts"], request["max_tokens"])
-        print(json.dumps({"seconds": time.perf_counter() - begin, "tokens": tokens}), file=answers)
+        answer = {"seconds": time.perf_counter() - begin, "tokens": tokens}
+        answer["cpu_seconds"] = time.process_time() - cpu_begin
+        print(json.dumps(answer), file=answers)
 
 
 def generate(llm: Any, prompts: list[list[int]], max_tokens: int) -> int:

@@ -37,8 +37,6 @@ from quire.engine.frontend.prompt_options import (
 )
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
-from quire.server.parsing.choose_parsers import choose_parsers
-from quire.server.parsing.reasoning_parser import with_reasoning_marks
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
@@ -238,6 +236,9 @@ class LLM:
         found = expand_sampling_params(given, count)
         if not any(params.thinking_token_budget is not None for params in found):
             return found
+        from quire.server.parsing.choose_parsers import choose_parsers  # a start needs none
+        from quire.server.parsing.reasoning_parser import with_reasoning_marks
+
         reasoning = choose_parsers(self.tokenizer.chat_template_text, ()).reasoning
         return [with_reasoning_marks(params, reasoning, self.tokenizer) for params in found]
 
