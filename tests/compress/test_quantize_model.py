@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
-from quire.compress.layer_rounding import grid_of, weight_of
+from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
-from quire.compress.model_parts import ModelParts, linears_of
+from quire.compress.model_parts import ModelParts, linears_of, weight_of
 from quire.compress.quantized_rows import nearest
 from quire.compress.recipe import Recipe
 from quire.compress.verify_model import compare_models

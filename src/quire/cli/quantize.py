@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from quire.compress.text_samples import TextSamples
 
 EXAMPLES = (
-    "quire quantize quire-tiny --method rtn --out tiny-int4",
-    "quire quantize Qwen/Qwen3-0.6B --method rtn --group-size 32 --out qwen3-int4",
+    "quire quantize quire-tiny --method awq --out tiny-awq",
+    "quire quantize Qwen/Qwen3-0.6B --method gptq --group-size 128 --out qwen3-gptq",
     "quire quantize ./my-model --method fp8 --calibration chats.jsonl --out my-model-fp8",
 )
 _SETTINGS = (

@@ -1,52 +1,116 @@
-"""From one decoder layer in float32 to the codes of its linear layers, by a run's recipe."""
+"""From one decoder layer in float32 to the codes of its linear layers, by a run's recipe.
+
+First scales are moved between weights and activations, where the method does that; then each
+weight is rounded, with inputs that come from what is rounded already.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
+import torch
 from torch import Tensor
 
+from quire.compress.activation_aware_scaling import best_scale, clipped_scales
 from quire.compress.checkpoint_layout import CheckpointLayout
-from quire.compress.integer_grid import IntegerGrid
-from quire.compress.model_parts import linears_of
+from quire.compress.foldings import Folding, foldings
+from quire.compress.hessian_rounding import HessianRounding
+from quire.compress.input_statistics import InputStatistics, input_statistics
+from quire.compress.integer_grid import GroupScales, IntegerGrid
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.learned_rounding import RoundingLearner
+from quire.compress.model_parts import linears_of, set_weight, weight_of
 from quire.compress.quantized_rows import CodedRows, nearest, nearest_fp8
+from quire.compress.recipe import Recipe
+from quire.compress.smoothing import smoothing_scale
+from quire.core.layer_spec import LayerSpec
 from quire.kernels.torch_dtypes import torch_dtype
-from quire.layers.linear_layers import LinearBase
 from quire.models.families.llama import LlamaDecoderLayer
 
 Coded = dict[str, CodedRows]  # by the name of a linear layer in its decoder layer
 
 
-def round_to_nearest(
-    layer: LlamaDecoderLayer, layout: CheckpointLayout, chosen: Collection[str]
-) -> Coded:
-    """The nearest codes of the chosen linear layers, which from then on multiply by these."""
-    linears = linears_of(layer)
-    return {name: _rounded(linears[name], layout) for name in linears if name in chosen}
+class LayerRounding:
+    """Quantizes one decoder layer in place.
 
+    run: of one sample through it. inputs: hidden states of the samples before it. targets: those
+    after it in the model that is not quantized, for learned rounding. chosen: names of the linear
+    layers that are quantized. dtype: of the checkpoint's other tensors.
+    """
 
-def _rounded(linear: LinearBase, layout: CheckpointLayout) -> CodedRows:
-    weight = weight_of(linear)
-    if layout.packing == "float-quantized":
-        rows: CodedRows = nearest_fp8(weight, torch_dtype(layout.scale_dtype))
-    else:
-        rows = nearest(weight, grid_of(layout))
-    set_weight(linear, rows.numbers())
-    return rows
+    def __init__(
+        self,
+        recipe: Recipe,
+        layout: CheckpointLayout,
+        spec: LayerSpec,
+        layer: LlamaDecoderLayer,
+        run: LayerRunner,
+        dtype: torch.dtype,
+    ) -> None:
+        self._recipe, self._layout, self._spec = recipe, layout, spec
+        self._layer, self._run, self._dtype = layer, run, dtype
+        self._method, self._linears = recipe.steps_of_method, linears_of(layer)
+
+    def round(
+        self, inputs: list[Tensor], targets: list[Tensor] | None, chosen: Collection[str]
+    ) -> Coded:
+        """The codes of the chosen linear layers, which from then on multiply by these."""
+        names = [name for name in self._linears if name in chosen]
+        known = self._rescale(inputs, names)
+        if self._method.rounding == "gptq":
+            return self._round_in_turn(inputs, names, known)
+        if self._method.rounding == "signround" and names:
+            assert targets is not None
+            grid = grid_of(self._layout)
+            learner = RoundingLearner(self._layer, self._run, grid, known, names)
+            steps, seed = self._recipe.steps, self._recipe.seed
+            return dict(learner.learn(inputs, targets, steps, seed))
+        return {name: self._take(name, self._nearest(name, known.get(name))) for name in names}
+
+    def _rescale(self, inputs: list[Tensor], names: list[str]) -> dict[str, GroupScales]:
+        """Move scales between weights and inputs; the scales of groups where that decides them."""
+        if self._method.scaling == "none":
+            return {}
+        found = input_statistics(self._layer, self._run, inputs, names)
+        for folding in foldings(self._spec, names):
+            name = folding.linear.module
+            scale = folding.apply(self._layer, self._scale(folding, found[name]), self._dtype)
+            found[name] = found[name].divided(scale)
+        if self._method.scaling == "smoothquant":
+            return {}
+        clipped = partial(clipped_scales, grid=grid_of(self._layout))
+        return {name: clipped(weight_of(self._linears[name]), found[name]) for name in names}
+
+    def _scale(self, folding: Folding, stats: InputStatistics) -> Tensor:
+        weight = weight_of(self._linears[folding.linear.module])
+        if self._method.scaling == "smoothquant":
+            return smoothing_scale(weight, stats, folding, self._recipe.smoothing)
+        return best_scale(weight, stats, grid_of(self._layout), folding)
+
+    def _round_in_turn(
+        self, inputs: list[Tensor], names: list[str], known: dict[str, GroupScales]
+    ) -> Coded:
+        """One linear layer after the other, each for the inputs that it then gets."""
+        grid, recipe = grid_of(self._layout), self._recipe
+        rounding, coded = HessianRounding(grid, self._layout.act_order, recipe.damping), Coded()
+        for name in names:
+            stats = input_statistics(self._layer, self._run, inputs, [name])[name]
+            rows = rounding(weight_of(self._linears[name]), stats, known.get(name))
+            coded[name] = self._take(name, rows)
+        return coded
+
+    def _nearest(self, name: str, scales: GroupScales | None) -> CodedRows:
+        weight = weight_of(self._linears[name])
+        if self._layout.packing == "float-quantized":
+            return nearest_fp8(weight, torch_dtype(self._layout.scale_dtype))
+        return nearest(weight, grid_of(self._layout), scales)
+
+    def _take(self, name: str, rows: CodedRows) -> CodedRows:
+        set_weight(self._linears[name], rows.numbers())
+        return rows
 
 
 def grid_of(layout: CheckpointLayout) -> IntegerGrid:
     """The grid of a layout with integers."""
     return IntegerGrid(layout.bits, layout.group, layout.symmetric, layout.scale_dtype)
-
-
-def weight_of(linear: LinearBase) -> Tensor:
-    """The weight [N, K] that a linear layer multiplies by."""
-    operand = linear.method.operand
-    assert isinstance(operand, Tensor)
-    return operand
-
-
-def set_weight(linear: LinearBase, weight: Tensor) -> None:
-    """Let a linear layer multiply by another weight [N, K]."""
-    linear.method.operand = weight

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.compress.model_parts import ModelParts, linears_of, set_linear
+from quire.compress.model_parts import ModelParts, Operation, linears_of, set_linear
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import LinearWeight
 from quire.kvcache.kv_storage import allocate_kv
@@ -57,9 +57,7 @@ def observed(layer: LlamaDecoderLayer, observer: Observer) -> Iterator[None]:
             set_linear(linear, before[name])
 
 
-def _observing(
-    name: str, run: Callable[[Tensor, LinearWeight, Tensor | None], Tensor], observer: Observer
-) -> Callable[[Tensor, LinearWeight, Tensor | None], Tensor]:
+def _observing(name: str, run: Operation, observer: Observer) -> Operation:
     def operation(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         observer(name, x)
         return run(x, weight, bias)

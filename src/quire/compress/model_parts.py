@@ -35,6 +35,8 @@ from quire.models.loading.quantized_source import QuantizedSource, quantized_sou
 
 _PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
 
+# x [T, K], weight, bias → [T, N]
+Operation = Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
 Rounding = Callable[[Tensor], Tensor]  # of activations [T, K]
 
 
@@ -172,9 +174,19 @@ def stored_norm(spec: LayerSpec, layer: LlamaDecoderLayer, module: str, base: Te
     return base if torch.equal(weight, base.float() + added) else (weight - added).to(base.dtype)
 
 
-def set_linear(
-    linear: LinearBase, operation: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
-) -> None:
+def weight_of(linear: LinearBase) -> Tensor:
+    """The weight [N, K] that a linear layer multiplies by."""
+    operand = linear.method.operand
+    assert isinstance(operand, Tensor)
+    return operand
+
+
+def set_weight(linear: LinearBase, weight: Tensor) -> None:
+    """Let a linear layer multiply by another weight [N, K]."""
+    linear.method.operand = weight
+
+
+def set_linear(linear: LinearBase, operation: Operation) -> None:
     """Let a linear layer call this operation with its input, its weight and its bias."""
     linear.method.kernels = replace(linear.method.kernels, linear=operation)
 

@@ -41,7 +41,7 @@ def gptq_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
         "qweight": words(rows.codes, grid.bits).t().contiguous(),
         "qzeros": words(zero, grid.bits),
         "scales": _stored_scale(rows).t().contiguous(),
-        "g_idx": in_order if rows.group_of is None else rows.group_of,
+        "g_idx": in_order if rows.group_of is None else rows.group_of.clone(),
     }
 
 
@@ -56,7 +56,7 @@ def packed_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
     if not grid.symmetric:
         found["weight_zero_point"] = words(rows.scales.zero.t(), grid.bits).t().contiguous()
     if rows.group_of is not None:
-        found["weight_g_idx"] = rows.group_of
+        found["weight_g_idx"] = rows.group_of.clone()
     return found
 
 

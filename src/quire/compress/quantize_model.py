@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
-from quire.compress.layer_rounding import Coded, round_to_nearest, weight_of
+from quire.compress.foldings import rows_of
+from quire.compress.layer_rounding import Coded, LayerRounding
 from quire.compress.layer_stream import LayerRunner
-from quire.compress.model_parts import ModelParts, linears_of, stored_norm
+from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
 from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
 from quire.core.layer_spec import LinearSpec, layer_module
 from quire.errors import CheckpointError, ConfigError
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.families.llama import LlamaDecoderLayer
@@ -83,8 +85,9 @@ class Quantization:
             exact = [run(layer, states) for states in exact]
         if not is_written:
             assert layer is not None
-            chosen = self._chosen(index)
-            coded = round_to_nearest(layer, self.layout, chosen)
+            spec, dtype = self.parts.spec.layers[index], torch_dtype(self.parts.config.dtype)
+            rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
+            coded = rounding.round(hidden, exact, self._chosen(index))
             self.files.write(index, self._tensors(index, layer, coded))
         stored = self._stored(index)
         return [run(stored, states) for states in hidden], exact
@@ -184,13 +187,3 @@ class Quantization:
         self.files.write(
             layers, {self.parts.stored_name(name): self.parts.tensor(name) for name in rest}
         )
-
-
-def rows_of(linear: LinearSpec, part: str | None) -> tuple[int, int]:
-    """The first output of a part of a fused weight, and the one after its last."""
-    start = 0
-    for known in linear.parts if part is not None else ():
-        if known.name == part:
-            return start, start + known.rows
-        start += known.rows
-    return 0, linear.n

@@ -30,7 +30,14 @@ class Method:
 
 METHODS = {
     "rtn": Method("none", "nearest", "pack-quantized"),
+    "awq": Method("awq", "nearest", "awq", symmetric=False),
+    "gptq": Method("none", "gptq", "gptq"),
+    "autoround": Method("none", "signround", "gptq"),
+    "awq+gptq": Method("awq", "gptq", "awq", symmetric=False),
+    "awq+autoround": Method("awq", "signround", "awq", symmetric=False),
     "int8": Method("none", "nearest", "int-quantized"),
+    "smoothquant": Method("smoothquant", "nearest", "int-quantized"),
+    "smoothquant+gptq": Method("smoothquant", "gptq", "int-quantized"),
     "fp8": Method("none", "nearest", "float-quantized"),
 }
 FORMATS: dict[str, Packing] = {
@@ -69,6 +76,12 @@ class Recipe:
             raise ConfigError("act_order group is not in AWQ's format; use --format gptq")
         if method.is_eight_bit and self.symmetric is False:
             raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
+        if not 0 < self.damping < 1:
+            raise ConfigError(f"damping must be above 0 and below 1, not {self.damping}")
+        if not 0 <= self.smoothing <= 1:
+            raise ConfigError(f"smoothing must be between 0 and 1, not {self.smoothing}")
+        if self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {self.steps}")
         if self.group_size != -1 and self.group_size < 1:
             raise ConfigError(f"group_size must be -1 or at least 1, not {self.group_size}")
 

@@ -1,0 +1,167 @@
+"""GPTQ, AWQ, SmoothQuant and learned rounding: each against what it has to be better than."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import FAMILIES, SAMPLES, quantize, write_model
+
+from quire.compress.activation_aware_scaling import clipped_scales
+from quire.compress.foldings import foldings
+from quire.compress.hessian_rounding import HessianRounding
+from quire.compress.input_statistics import InputStatistics, input_statistics
+from quire.compress.integer_grid import IntegerGrid
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.learned_rounding import RoundingLearner
+from quire.compress.model_parts import ModelParts, linears_of
+from quire.compress.quantized_rows import nearest
+from quire.compress.recipe import METHODS, Recipe
+from quire.compress.verify_model import compare_models
+from quire.models.checkpoints.checkpoint import Checkpoint
+
+CPU = torch.device("cpu")
+GRIDS = [
+    IntegerGrid(4, 32, True, "float16"),
+    IntegerGrid(4, 32, False, "bfloat16"),
+    IntegerGrid(4, -1, False, "float16"),
+]
+
+
+def weight_and_inputs(n: int = 48, k: int = 192) -> tuple[torch.Tensor, InputStatistics]:
+    """A weight, and statistics of inputs that depend on each other, with some large ones."""
+    drawn = torch.Generator().manual_seed(4)
+    x = torch.randn(512, 24, generator=drawn) @ torch.randn(24, k, generator=drawn)
+    x = (x + torch.randn(512, k, generator=drawn)) * (torch.arange(k) % 17 == 0).float().add(0.1)
+    stats = InputStatistics.empty(x)
+    for piece in x.split(100):
+        stats.add(piece)
+    return torch.randn(n, k, generator=drawn), stats
+
+
+def test_statistics_are_those_of_all_tokens_at_once() -> None:
+    x = torch.randn(70, 8)
+    stats = InputStatistics.empty(x)
+    for piece in x.split(33):
+        stats.add(piece)
+    torch.testing.assert_close(stats.hessian, x.t() @ x / 70)
+    torch.testing.assert_close(stats.magnitude, x.abs().mean(0))
+    change = torch.randn(5, 8)
+    expected = (change @ x.t()).square().sum(0).mean()
+    assert stats.loss(change) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=["symmetric", "zeros", "channel"])
+@pytest.mark.parametrize("act_order", ["off", "static", "group"])
+def test_gptq_loses_less_than_rounding_to_nearest(grid: IntegerGrid, act_order: str) -> None:
+    weight, stats = weight_and_inputs()
+    plain = stats.loss(nearest(weight, grid).numbers() - weight)
+    rows = HessianRounding(grid, act_order, 0.01)(weight, stats)
+    assert stats.loss(rows.numbers() - weight) < 0.6 * plain
+
+
+def test_gptq_without_correlations_is_rounding_to_nearest() -> None:
+    weight, _ = weight_and_inputs()
+    stats = InputStatistics(torch.eye(192) * 3.0, torch.ones(192), torch.ones(192), 1)
+    for grid in GRIDS:
+        rows = HessianRounding(grid, "off", 0.01)(weight, stats)
+        assert torch.equal(rows.codes, nearest(weight, grid).codes)
+
+
+def test_gptq_takes_inputs_that_are_always_zero() -> None:
+    weight, stats = weight_and_inputs()
+    stats.hessian[5] = stats.hessian[:, 5] = 0.0
+    rows = HessianRounding(GRIDS[0], "static", 0.01)(weight, stats)
+    assert rows.numbers().isfinite().all()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=["symmetric", "zeros", "channel"])
+def test_clipping_never_loses_more(grid: IntegerGrid) -> None:
+    """Of uncorrelated inputs: groups are clipped for themselves."""
+    weight, stats = weight_and_inputs()
+    weight[:, ::40] *= 6
+    stats.hessian = torch.diag(stats.hessian.diagonal())
+    clipped = nearest(weight, grid, clipped_scales(weight, stats, grid)).numbers()
+    assert stats.loss(clipped - weight) < stats.loss(nearest(weight, grid).numbers() - weight)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_moved_scales_leave_the_layers_results(tmp_path: Path, family: str) -> None:
+    """In any family: GQA, biases, norms of 1 + w, fused weights."""
+    write_model(tmp_path, family)
+    parts = ModelParts(tmp_path, CPU)
+    hidden = parts.embed(SAMPLES.calibration[:1])[0]
+    layer, run = parts.layer(0), LayerRunner(parts, 0, len(hidden))
+    before, spec = run(layer, hidden), parts.spec.layers[0]
+    moved = foldings(spec, linears_of(layer))
+    assert len(moved) == 4
+    for folding in moved:
+        drawn = torch.Generator().manual_seed(9)
+        scale = torch.rand(folding.linear.k, generator=drawn) * 3 + 0.2
+        folding.apply(layer, folding.shared(scale), torch.bfloat16)
+    torch.testing.assert_close(run(layer, hidden), before, atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_learned_rounding_comes_closer_to_the_layers_results(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    parts, grid = ModelParts(tmp_path, CPU), IntegerGrid(4, 32, False, "bfloat16")
+    layer, inputs = parts.layer(0), parts.embed(SAMPLES.calibration)
+    run = LayerRunner(parts, 0, 48)
+    targets = [run(layer, x) for x in inputs]
+    learner = RoundingLearner(layer, run, grid, {}, list(linears_of(layer)))
+    begin = learner._error(inputs, targets)
+    codes = learner.learn(inputs, targets, 30, 0)
+    for name, rows in codes.items():
+        learned = learner.weights[name]
+        plain = nearest(learned.weight, grid)
+        assert (rows.codes != plain.codes).any()
+    learner._take([rows.numbers() for rows in codes.values()])
+    pairs = zip(inputs, targets, strict=True)
+    end = sum(float((run(layer, x) - y).square().sum()) for x, y in pairs)
+    assert end < 0.8 * begin
+
+
+def test_statistics_stop_at_the_last_wanted_input(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    parts = ModelParts(tmp_path, CPU)
+    layer, run = parts.layer(0), LayerRunner(parts, 0, 48)
+    inputs = parts.embed(SAMPLES.calibration)
+    names = ["self_attn.qkv_proj", "self_attn.o_proj"]
+    found = input_statistics(layer, run, inputs, names)
+    assert list(found) == names
+    assert {stats.tokens for stats in found.values()} == {8 * 48}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_makes_a_checkpoint(tmp_path: Path, method: str) -> None:
+    """Gemma 2's layers have all that there is: norms of 1 + w, GQA, norms after, soft caps."""
+    write_model(tmp_path / "base", "gemma2")
+    recipe = Recipe(method=method, group_size=32, steps=3)
+    quantize(tmp_path / "base", tmp_path / "out", recipe)
+    pair = ModelParts(tmp_path / "base", CPU), ModelParts(tmp_path / "out", CPU)
+    report = compare_models(*pair, SAMPLES.verification, [], lambda *_: None)
+    assert report["hidden_cosine"]["mean"] > (0.99 if METHODS[method].is_eight_bit else 0.9)
+    stored = Checkpoint.open(tmp_path / "out").entries
+    plain = Checkpoint.open(tmp_path / "base").entries
+    assert all(stored[name].dtype == plain[name].dtype for name in plain if "norm" in name)
+
+
+def test_groups_in_order_of_activations_are_stored(tmp_path: Path) -> None:
+    write_model(tmp_path / "base")
+    for name in ("gptq", "compressed-tensors"):
+        recipe = Recipe(method="gptq", group_size=32, act_order="group", format=name)
+        quantize(tmp_path / "base", tmp_path / name, recipe)
+    names = {"gptq": "g_idx", "compressed-tensors": "weight_g_idx"}
+    for folder, leaf in names.items():
+        checkpoint = Checkpoint.open(tmp_path / folder)
+        wanted = {name for name in checkpoint.entries if name.endswith(f".{leaf}")}
+        assert len(wanted) == 14
+        for _, tensor in checkpoint.tensors(wanted):
+            assert torch.bincount(tensor).tolist() == [32] * (len(tensor) // 32)
+    logits = [ModelParts(tmp_path / folder, CPU).layer(1) for folder in names]
+    pairs = zip(*(linears_of(layer).values() for layer in logits), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.method.operand, other.method.operand, atol=0, rtol=0)
