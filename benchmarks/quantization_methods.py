@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "INT8, SmoothQuant + GPTQ": {"method": "smoothquant+gptq"},
     "FP8": {"method": "fp8"},
 }
-QUESTIONS = {"rewrite": 60, "json": 20, "talk": 0, "facts": 0}
+QUESTIONS = {"rewrite": 20, "json": 10, "talk": 0, "facts": 0}
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=128)
     parser.add_argument("--texts", type=int, default=8, help="held-out windows of text")
     parser.add_argument("--chats", type=int, default=16, help="held-out chats of each kind")
-    parser.add_argument("--only", help="rows that begin so")
+    parser.add_argument("--only", help="names of rows, with commas between")
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     base = resolve_model(args.model)
@@ -68,21 +68,22 @@ def main() -> None:
     windows = read_samples(base, args.texts, args.chats)
     samples = TextSamples(calibration, windows, "training mix")
     tasks = questions(tokenizer)
-    rows = []
-    for name, settings in METHODS.items():
-        if args.only is None or name.startswith(args.only):
-            recipe = Recipe(group_size=args.group_size, steps=args.steps, **settings)
-            rows.append({"what": name, **measure(base, recipe, samples, tasks)})
-            print(name, brief(rows[-1]), flush=True)
     measured: dict[str, Any] = {
         "model": args.model,
         "tokens": sum(map(len, windows)),
         "calibration_tokens": sum(map(len, calibration)),
+        "questions": len(tasks),
         "group_size": args.group_size,
-        "rows": rows,
+        "steps": args.steps,
+        "rows": [],
     }
-    if args.only is None:
-        print(record.save("quantization_methods", measured, args.results))
+    for name, settings in METHODS.items():
+        if args.only is None or name in args.only.split(","):
+            recipe = Recipe(group_size=args.group_size, steps=args.steps, **settings)
+            row = {"what": name, **measure(base, recipe, samples, tasks)}
+            measured["rows"].append(row)
+            print(name, brief(row), flush=True)
+            record.save("quantization_methods", measured, args.results)
 
 
 def measure(base: Path, recipe: Recipe, samples: TextSamples, tasks: list[Task]) -> dict[str, Any]:

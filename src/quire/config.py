@@ -77,6 +77,12 @@ class ModelSettings:
         "the first pattern that matches decides, others follow quantization",
         is_list=True,
     )
+    quality_gate: str = setting(
+        "report",
+        "which quantized weights are refused: report: those whose quire_quality.json says that "
+        "they failed; require: also those without a report; off: none; or limits that reports are "
+        "held to, such as perplexity=0.01,cosine=0.99,same_top_1=0.98",
+    )
     max_model_len: int | None = setting(
         None, "longest prompt + answer in tokens; default: the model's own limit", within=COUNT
     )

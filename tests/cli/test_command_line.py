@@ -21,6 +21,7 @@ ENGINE = """
     --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
     --max-logprobs --skip-tokenizer-init --no-skip-tokenizer-init --chat-template
     --generation-config --override-generation-config --quantization-overrides
+    --quality-gate
     --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
     --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens

@@ -147,6 +147,7 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     "settings",
     [
         {"method": "rtn", "format": "awq", "symmetric": True},
+        {"method": "gptq", "format": "compressed-tensors", "act_order": "group"},
         {"method": "int8", "format": "gptq"},
         {"method": "int8", "symmetric": False},
         {"method": "rtn", "group_size": 0},

@@ -151,17 +151,10 @@ def test_every_method_makes_a_checkpoint(tmp_path: Path, method: str) -> None:
 
 def test_groups_in_order_of_activations_are_stored(tmp_path: Path) -> None:
     write_model(tmp_path / "base")
-    for name in ("gptq", "compressed-tensors"):
-        recipe = Recipe(method="gptq", group_size=32, act_order="group", format=name)
-        quantize(tmp_path / "base", tmp_path / name, recipe)
-    names = {"gptq": "g_idx", "compressed-tensors": "weight_g_idx"}
-    for folder, leaf in names.items():
-        checkpoint = Checkpoint.open(tmp_path / folder)
-        wanted = {name for name in checkpoint.entries if name.endswith(f".{leaf}")}
-        assert len(wanted) == 14
-        for _, tensor in checkpoint.tensors(wanted):
-            assert torch.bincount(tensor).tolist() == [32] * (len(tensor) // 32)
-    logits = [ModelParts(tmp_path / folder, CPU).layer(1) for folder in names]
-    pairs = zip(*(linears_of(layer).values() for layer in logits), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one.method.operand, other.method.operand, atol=0, rtol=0)
+    recipe = Recipe(method="gptq", group_size=32, act_order="group")
+    quantize(tmp_path / "base", tmp_path / "out", recipe)
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    wanted = {name for name in checkpoint.entries if name.endswith(".g_idx")}
+    assert len(wanted) == 14
+    for _, tensor in checkpoint.tensors(wanted):
+        assert torch.bincount(tensor).tolist() == [32] * (len(tensor) // 32)

@@ -43,6 +43,7 @@ class FakeInfo:
     pooling: PoolingParams = field(default_factory=PoolingParams)
     seconds: dict[str, float] = field(default_factory=dict)
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    quality: dict[str, bool | float | str] | None = None
 
 
 class FakeTokenizer:

@@ -137,8 +137,8 @@ class CheckpointLayout:
         }
         if by_group:
             found["group_size"] = self.group
-        if self.act_order == "group":
-            found["actorder"] = "group"
+        if self.act_order == "static":
+            found["actorder"] = "static"
         return found
 
     def _activations(self) -> dict[str, Any] | None:

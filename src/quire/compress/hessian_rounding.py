@@ -46,13 +46,13 @@ class HessianRounding:
             scales = None
         factor = self._factor(stats.hessian[order][:, order])
         codes, scales = self._round(weight[:, order].clone(), factor, group_of, scales)
-        in_place = torch.empty_like(codes)
-        in_place[:, order] = codes
+        by_input = torch.empty_like(codes)
+        by_input[:, order] = codes
         if self.act_order != "group":
-            return IntegerCodes(self.grid, in_place, scales)
+            return IntegerCodes(self.grid, by_input, scales)
         groups = torch.empty_like(group_of)
         groups[order] = group_of
-        return IntegerCodes(self.grid, in_place, scales, groups.int())
+        return IntegerCodes(self.grid, by_input, scales, groups.int())
 
     def _factor(self, hessian: Tensor) -> Tensor:
         """The upper Cholesky factor of the inverse Hessian [K, K]. Raises CheckpointError."""

@@ -55,8 +55,6 @@ def packed_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
     }
     if not grid.symmetric:
         found["weight_zero_point"] = words(rows.scales.zero.t(), grid.bits).t().contiguous()
-    if rows.group_of is not None:
-        found["weight_g_idx"] = rows.group_of.clone()
     return found
 
 

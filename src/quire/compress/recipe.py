@@ -72,8 +72,8 @@ class Recipe:
         packing = self.packing
         if packing == "awq" and self.symmetric:
             raise ConfigError("symmetric codes are not in AWQ's format; use --format gptq")
-        if packing == "awq" and self.act_order == "group":
-            raise ConfigError("act_order group is not in AWQ's format; use --format gptq")
+        if packing != "gptq" and self.act_order == "group":
+            raise ConfigError("act_order group is in GPTQ's format alone; use --format gptq")
         if method.is_eight_bit and self.symmetric is False:
             raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
         if not 0 < self.damping < 1:

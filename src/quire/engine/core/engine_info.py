@@ -16,7 +16,7 @@ class EngineInfo:
     they have the data type.
     kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
     pooling: how embeddings are made unless a request says otherwise. sampling_defaults: sampling
-    params that the model's files ask for, by name.
+    params that the model's files ask for, by name. quality: figures of the weights' quality report.
     """
 
     model_name: str
@@ -32,3 +32,4 @@ class EngineInfo:
     kv_cache_dtype: str = ""
     pooling: PoolingParams = field(default_factory=PoolingParams)
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    quality: dict[str, bool | float | str] | None = None

@@ -18,6 +18,7 @@ from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import kv_name
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
+from quire.models.config.quality_gate import Quality, pass_gate
 from quire.quantization.scheme import check_device
 
 
@@ -27,7 +28,7 @@ class ResolvedConfig:
 
     requested: the settings as given. folder: the model's files. length_limit: tokens that a
     request may have, prompt and answer. dtype, kv_dtype: of activations, of the KV cache, by
-    PyTorch's names.
+    PyTorch's names. quality: figures of the weights' quality report, where there is one.
     """
 
     requested: EngineConfig
@@ -38,6 +39,7 @@ class ResolvedConfig:
     length_limit: int
     dtype: str
     kv_dtype: str
+    quality: Quality | None
 
 
 def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
@@ -60,7 +62,16 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         length_limit=_length_limit(config, model_config),
         dtype=dtype,
         kv_dtype=kv_name(config.cache.kv_cache_dtype, dtype),
+        quality=_quality(config, folder, model_config),
     )
+
+
+def _quality(config: EngineConfig, folder: Path, model_config: ModelConfig) -> Quality | None:
+    """Figures of the weights' quality report. Raises CheckpointError if the gate refuses them."""
+    if config.model.load_format != "auto":
+        return None
+    is_quantized = model_config.checkpoint_format is not None
+    return pass_gate(folder, config.model.quality_gate, is_quantized=is_quantized)
 
 
 def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:

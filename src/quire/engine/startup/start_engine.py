@@ -85,6 +85,7 @@ def start_engine(
         kv_cache_dtype=resolved.kv_dtype,
         pooling=resolved.pooling,
         sampling_defaults=read_sampling_defaults(config),
+        quality=resolved.quality,
     )
 
 

@@ -29,7 +29,8 @@ class ModelCard(msgspec.Struct):
 
     state: whether it is in memory; one that is not is loaded by a request. max_model_len,
     has_chat_template: None before it was loaded for the first time. root: its name without aliases;
-    parent: for clients that look for the model of an adapter, of which there are none.
+    parent: for clients that look for the model of an adapter, of which there are none. quality:
+    figures of the weights' quality report; None where there is none.
     """
 
     id: str
@@ -41,6 +42,7 @@ class ModelCard(msgspec.Struct):
     object: str = "model"
     owned_by: str = "quire"
     parent: None = None
+    quality: dict[str, bool | float | str] | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -143,6 +145,7 @@ class ModelsRoutes:
             _has_chat_template(entry),
             entry.state,
             root=entry.name,
+            quality=_quality(entry),
         )
 
     def _anthropic(self, name: str, entry: ModelEntry) -> AnthropicModel:
@@ -204,6 +207,11 @@ def _index(ids: list[str], field: str, model_id: str) -> int:
 
 def _max_model_len(entry: ModelEntry) -> int | None:
     return None if entry.model is None else entry.model.engine.info.limits.max_model_len
+
+
+def _quality(entry: ModelEntry) -> dict[str, bool | float | str] | None:
+    quality = None if entry.model is None else entry.model.engine.info.quality
+    return None if quality is None else dict(quality)
 
 
 def _has_chat_template(entry: ModelEntry) -> bool | None:

@@ -1,0 +1,57 @@
+"""Whether weights may be served, by the quality report that is stored beside them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.errors import CheckpointError
+from quire.models.config.quality_report import QualityLimits, read_report
+
+# figures of a report by name, and whether it says that the weights passed
+Quality = dict[str, bool | float | str]
+
+REPORT, REQUIRE, OFF = "report", "require", "off"
+_FIGURES = {
+    "perplexity_change": ("perplexity", "change"),
+    "kl_divergence": ("kl_divergence", "mean"),
+    "same_top_1": ("same_top_1", "share"),
+    "hidden_cosine": ("hidden_cosine", "mean"),
+}
+
+
+def pass_gate(folder: Path, gate: str, *, is_quantized: bool) -> Quality | None:
+    """The figures of a folder's report; None where it has none.
+
+    gate: "report" refuses weights whose report says that they failed, "require" also quantized
+    ones without a report, "off" none; or limits such as "cosine=0.99", which then decide. Raises
+    CheckpointError for weights that it refuses, ConfigError for another gate.
+    """
+    limits = None if gate in (REPORT, REQUIRE, OFF) else QualityLimits.parse(gate, "quality_gate")
+    if gate == OFF:
+        return None
+    report = read_report(folder)
+    if report is None:
+        if is_quantized and gate != REPORT:
+            raise CheckpointError(
+                f"{folder} has no quality report, which quality_gate {gate!r} asks for; run "
+                "`quire verify BASE` with it, or use quality_gate='report'"
+            )
+        return None
+    failures = report["failures"] if limits is None else limits.failures(report)
+    if failures:
+        raise CheckpointError(
+            f"{folder} does not pass the quality gate: {'; '.join(failures)}; quantize it with "
+            "more bits, smaller groups or another method, or use quality_gate='off'"
+        )
+    return _summary(report)
+
+
+def _summary(report: Mapping[str, Any]) -> Quality:
+    found: Quality = {"passed": report["passed"], "base": str(report.get("base", ""))}
+    for name, (section, key) in _FIGURES.items():
+        value = report.get(section, {}).get(key)
+        if value is not None:
+            found[name] = float(value)
+    return found

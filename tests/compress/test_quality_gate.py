@@ -1,0 +1,111 @@
+"""The report beside weights, and the gate that a start holds it to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import SAMPLES, quantize, write_model
+
+from quire.cli.quality_table import layer_bars, print_report
+from quire.compress.quality_check import PLOT_FILE, check_quality
+from quire.compress.quality_plot import svg
+from quire.compress.recipe import Recipe
+from quire.compress.task_answers import Task, count_right
+from quire.config import EngineConfig
+from quire.engine.startup.resolved_config import resolve
+from quire.errors import CheckpointError, ConfigError
+from quire.models.config.quality_gate import pass_gate
+from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
+
+LOOSE = QualityLimits(perplexity=10.0, cosine=0.1, same_top_1=0.0)
+STRICT = QualityLimits(perplexity=-1.0, cosine=1.0, same_top_1=1.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model and its quantized copy."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("gate")
+    write_model(root / "base")
+    quantize(root / "base", root / "out", Recipe(method="rtn", group_size=32))
+    return root / "base", root / "out"
+
+
+def check(folders: tuple[Path, Path], limits: QualityLimits) -> dict:
+    """Measure and store the report."""
+    tasks = [Task(ids, 10) for ids in SAMPLES.verification]
+    return check_quality(*folders, SAMPLES, tasks, limits, torch.device("cpu"), lambda *_: None)
+
+
+def start(folder: Path, gate: str) -> object:
+    """What a start makes of a folder."""
+    config = EngineConfig.from_options(model=str(folder), quality_gate=gate)
+    return resolve(config, "cpu").quality
+
+
+def test_weights_that_failed_are_refused_and_why(folders: tuple[Path, Path]) -> None:
+    report = check(folders, STRICT)
+    assert not report["passed"]
+    with pytest.raises(CheckpointError, match=r"quality gate: perplexity rises by .*cosine"):
+        start(folders[1], "report")
+    with pytest.raises(CheckpointError, match="does not pass"):
+        start(folders[1], "require")
+    assert start(folders[1], "off") is None
+    assert start(folders[1], "perplexity=9,cosine=0.1,same_top_1=0") is not None
+
+
+def test_weights_that_passed_are_served_unless_limits_are_stricter(
+    folders: tuple[Path, Path],
+) -> None:
+    report = check(folders, LOOSE)
+    quality = start(folders[1], "report")
+    assert quality == start(folders[1], "require")
+    assert isinstance(quality, dict)
+    assert quality["passed"] is True
+    assert quality["hidden_cosine"] == report["hidden_cosine"]["mean"]
+    with pytest.raises(CheckpointError, match="less than"):
+        start(folders[1], "cosine=0.9999")
+    with pytest.raises(ConfigError, match="quality_gate must be limits"):
+        start(folders[1], "strictly")
+
+
+def test_a_report_of_other_weights_is_no_report_of_these(folders: tuple[Path, Path]) -> None:
+    check(folders, LOOSE)
+    path = folders[1] / QUALITY_FILE
+    values = json.loads(path.read_text())
+    values["files"][next(iter(values["files"]))] += 8
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="not of these weights"):
+        start(folders[1], "report")
+    assert start(folders[1], "off") is None
+
+
+def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path]) -> None:
+    (folders[1] / QUALITY_FILE).unlink(missing_ok=True)
+    assert start(folders[1], "report") is None
+    with pytest.raises(CheckpointError, match="has no quality report"):
+        start(folders[1], "require")
+    assert pass_gate(folders[0], "require", is_quantized=False) is None
+
+
+def test_table_and_picture_show_each_layer(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = check(folders, STRICT)
+    print_report(report)
+    out = capsys.readouterr().out
+    assert "perplexity" in out
+    assert "FAILED" in out
+    assert f"right answers         │ {report['tasks']['right_quantized']} / 4" in out
+    assert len(list(layer_bars(report["layers"]))) == 2
+    assert (folders[1] / PLOT_FILE).read_text().count("<rect") == 2
+    assert svg("a < b", [0.0, 0.0]).count("a &lt; b") == 1
+
+
+def test_an_answer_is_right_if_each_of_its_tokens_is_the_most_likely() -> None:
+    tasks = [Task([1, 2, 3, 4], 2), Task([1, 2, 3, 4], 2)]
+    best = [torch.tensor([9, 3, 4, 9]), torch.tensor([2, 3, 5, 9])]
+    assert count_right(tasks, best) == 1
