@@ -261,6 +261,25 @@ def quantization_quality(result: Result) -> str:
     return "\n".join(lines)
 
 
+def quantization_methods(result: Result) -> str:
+    """What each method of `quire quantize` loses."""
+    lines = [
+        f"{result['model']}, groups of {result['group_size']}, {result['tokens']:,} held-out "
+        f"tokens, calibrated on {result['calibration_tokens']:,}:",
+        "",
+        f"| | perplexity | 95 % | mean KL | same top-1 | hidden cosine | right of "
+        f"{result['questions']} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        perplexity, right = row["perplexity"], row["tasks"]["right_quantized"]
+        low, high = perplexity["change_95"]
+        cells = [row["what"], f"{perplexity['change']:+.2%}", f"{low:+.1%} to {high:+.1%}"]
+        cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
+        lines.append(f"| {' | '.join(cells)} | {row['hidden_cosine']['mean']:.4f} | {right} |")
+    return "\n".join(lines)
+
+
 def gguf_quality(result: Result) -> str:
     """What GGUF files have lost, and what their conversion adds."""
     lines = [
@@ -291,6 +310,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "api_fuzz": api_fuzz,
     "faults": faults,
     "quantization_quality": quantization_quality,
+    "quantization_methods": quantization_methods,
     "gguf_quality": gguf_quality,
     "overload": overload,
     "soak": soak,
