@@ -122,8 +122,8 @@ def training_windows(tokenizer: Tokenizer, count: int, seq_len: int) -> list[lis
 def questions(tokenizer: Tokenizer) -> list[Task]:
     """Held-out questions with one right answer."""
     found = []
-    for turns in held_out(QUESTIONS).values():
-        for turn in turns:
+    for chats in held_out(QUESTIONS).values():
+        for turn in chats:
             if not turn.accepts and turn.answer:
                 chat = [{"role": role, "content": text} for role, text in turn.prompt]
                 prompt = tokenizer.encode_chat(chat)
