@@ -39,12 +39,16 @@ MAX_RATIO = 3.0  # of the p99 time between tokens, against quiet
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault. options: of its server; may_refuse: newcomers may get 503 meanwhile."""
+    """One fault. options: of its server; may_refuse: newcomers may get 503 meanwhile.
+
+    unread_log: nobody reads the server's standard error.
+    """
 
     name: str
     what: str
     options: tuple[str, ...] = ()
     may_refuse: bool = False
+    unread_log: bool = False
 
 
 CASES = (
@@ -65,6 +69,16 @@ CASES = (
     Case("malformed", "2,000 malformed requests"),
     Case("idle", "2,000 idle connections"),
     Case("slow_loris", "200 clients send a byte a second"),
+    Case(
+        "unread_log",
+        "2,000 requests, standard error unread",
+        ("--log-level", "info"),
+        unread_log=True,
+    ),
+    Case("costly_grammars", "8 clients with costly schemas"),
+    Case("tokenize_bodies", "4 clients with 4 MB at /tokenize"),
+    Case("large_bodies", "8 clients with bodies over the limit"),
+    Case("template_bombs", "bombs in the chat template"),
 )
 
 
@@ -147,7 +161,8 @@ def is_in_time(row: dict[str, Any]) -> bool:
 @asynccontextmanager
 async def quiet_server(model: Path, case: Case) -> AsyncIterator[tuple[Server, Watch]]:
     """A server of its own for each case, and what bystanders see while nothing happens."""
-    async with serve(str(model), *COMMON, *case.options) as server:
+    options = (*COMMON, *case.options)
+    async with serve(str(model), *options, unread_log=case.unread_log) as server:
         async with Bystanders.connected(server) as bystanders:
             async with bystanders.watching(20):  # warms everything up
                 pass
@@ -208,7 +223,7 @@ def main() -> None:
     rows = uvloop.run(run([case for case in CASES if case.name in names]))
     show(rows)
     if args.save:
-        streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH}
+        streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH, "load": os.getloadavg()}
         record.save("faults", streams | {"rows": rows})
     if failed := [f"{row['fault']} ({verdict(row)})" for row in rows if verdict(row) != "kept"]:
         sys.exit(f"p99 aim {MAX_RATIO:g} x quiet: {', '.join(failed)}")

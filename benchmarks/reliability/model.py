@@ -20,6 +20,12 @@ from quire.hub import resolve_model
 
 POISON = 0  # <|pad|>, which the model never writes
 EMBEDDING = "model.embed_tokens.weight"
+# A bomb that a message sets off: a text of 2^40 parts, and a slow filter on a long text
+BOMB = (
+    "{% if messages[0].content == 'bomb' %}{% set n = namespace(a=[1]) %}"
+    "{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ {'a': n.a}.values() }}"
+    "{% elif messages[0].content == 'slow' %}{{ ('ab ' * 3000000) | title | length }}{% endif %}"
+)
 TOOLS = "{% if tools %}<|system|>{{ tools | tojson }} <tool_call><|end|>{% endif %}"
 
 
@@ -29,7 +35,7 @@ def write_poisoned_model(folder: Path) -> Path:
     _change(folder / "config.json", lambda _: {"tie_word_embeddings": False})
     _change(
         folder / "tokenizer_config.json",
-        lambda found: {"chat_template": TOOLS + found["chat_template"]},
+        lambda found: {"chat_template": BOMB + TOOLS + found["chat_template"]},
     )
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors[EMBEDDING].clone()

@@ -131,14 +131,17 @@ class Server:
 
 
 @asynccontextmanager
-async def serve(*options: str) -> AsyncIterator[Server]:
-    """A server on a free port, ended by SIGTERM."""
+async def serve(*options: str, unread_log: bool = False) -> AsyncIterator[Server]:
+    """A server on a free port, ended by SIGTERM. unread_log: nobody reads its standard error."""
     with tempfile.TemporaryDirectory() as folder:
         admin, log = f"{folder}/admin.sock", Path(folder, "log")
         command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--admin-uds", admin]
         with log.open("w") as errors:
             process = subprocess.Popen(
-                [*command, *options], stdout=subprocess.PIPE, stderr=errors, text=True
+                [*command, *options],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if unread_log else errors,
+                text=True,
             )
             assert process.stdout is not None
             ready = re.search(r"ready at (http://\S+)", process.stdout.readline())

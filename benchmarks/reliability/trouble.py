@@ -18,7 +18,7 @@ import psutil
 from reliability.bystanders import PATH, completion
 from reliability.model import POISON
 from reliability.served import Server, paused, until
-from reliability.wire import Answer, Connection, ask, post_bytes
+from reliability.wire import Answer, Connection, Reply, ask, post_bytes
 
 Findings = dict[str, Any]
 Trouble = Callable[[Server], Awaitable[Findings]]
@@ -28,6 +28,8 @@ NUM_SLOW = 16
 NUM_IDLE = 2000
 NUM_LORISES = 200
 NUM_BAD_BODIES = 2000
+NUM_LOGGED = 2000
+BUSY_SECONDS = 6.0
 HEADER_SECONDS = 10.0  # of the server's patience, see docs/serving.md
 SMALL_BUFFER = 4096
 
@@ -263,6 +265,94 @@ async def slow_loris(server: Server) -> Findings:
         "statuses": dict(statuses),
         "closed_after_seconds": round(max(seconds), 1),
     }
+
+
+async def unread_log(server: Server) -> Findings:
+    """Requests enough to fill the pipe of a log that nobody reads, many times."""
+    statuses: Counter[int] = Counter()
+
+    async def client() -> None:
+        async with await Connection.open(server.url) as connection:
+            for _ in range(NUM_LOGGED // 8):
+                statuses[(await connection.ask("/v1/completions", {"prompt": 5})).status] += 1
+
+    await asyncio.gather(*(client() for _ in range(8)))
+    return {"ok": statuses == {400: NUM_LOGGED}, "statuses": dict(statuses)}
+
+
+async def costly_grammars(server: Server) -> Findings:
+    """Eight clients with a new schema each time that takes seconds; another with quick ones."""
+    end = time.monotonic() + BUSY_SECONDS
+    costly: Counter[int] = Counter()
+    quick: Counter[int] = Counter()
+    waits: list[float] = []
+
+    async def client(number: int) -> None:
+        count = 0
+        while time.monotonic() < end:
+            count += 1
+            name = f"{number}x{count}"
+            parts = [{"type": "string", "pattern": f"({name}.*{i}.{{99}})+"} for i in range(60)]
+            costly[(await _constrained(server, {"json": {"allOf": parts}})).status] += 1
+
+    async def newcomer() -> None:
+        while time.monotonic() < end:
+            begin = time.monotonic()
+            reply = await _constrained(server, {"regex": f"a{len(waits)}"})
+            quick[reply.status] += 1
+            waits.append(time.monotonic() - begin)
+
+    await asyncio.gather(newcomer(), *(client(number) for number in range(8)))
+    return {
+        "ok": quick.keys() == {200} and costly.keys() <= {400, 503},
+        "costly": dict(costly),
+        "quick": dict(quick),
+        "longest_wait_seconds": round(max(waits), 2),
+    }
+
+
+def _constrained(server: Server, constraint: dict[str, Any]) -> Awaitable[Reply]:
+    body = completion("a", 2) | {"structured_outputs": constraint, "stream": False}
+    body.pop("stream_options", None)
+    return ask(server.url, PATH, body)
+
+
+async def tokenize_bodies(server: Server) -> Findings:
+    """Four clients that count the tokens of 4 MB again and again."""
+    before = server.workers[0].memory_info().rss
+    statuses = await _repeated(server, "/tokenize", {"prompt": "word " * 800_000}, 4)
+    grown = (server.workers[0].memory_info().rss - before) / 2**20
+    return {"ok": statuses.keys() <= {400, 429}, "statuses": statuses, "grown_mib": round(grown, 1)}
+
+
+async def large_bodies(server: Server) -> Findings:
+    """Clients that send more than a body may have, and then read the answer."""
+    statuses = await _repeated(server, PATH, b" " * (16 << 20), 8)
+    return {"ok": statuses.keys() == {413}, "statuses": statuses}
+
+
+async def template_bombs(server: Server) -> Findings:
+    """Conversations that set off a bomb in the chat template."""
+    statuses: Counter[int] = Counter()
+    for content in ("bomb", "slow"):
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+        statuses.update(await _repeated(server, "/v1/chat/completions", body, 2))
+    return {"ok": statuses.keys() == {400}, "statuses": dict(statuses)}
+
+
+async def _repeated(server: Server, path: str, body: object, num_clients: int) -> dict[int, int]:
+    """How often each status was the answer to one body, sent by some clients for some seconds."""
+    end, data = time.monotonic() + BUSY_SECONDS, post_bytes(path, body)
+    statuses: Counter[int] = Counter()
+
+    async def client() -> None:
+        while time.monotonic() < end:
+            async with asyncio.timeout(60.0), await Connection.open(server.url) as connection:
+                connection.write(data)
+                statuses[(await connection.head())[0]] += 1
+
+    await asyncio.gather(*(client() for _ in range(num_clients)))
+    return dict(statuses)
 
 
 def _growth(name: str, before: dict[str, float], after: dict[str, float]) -> int:
