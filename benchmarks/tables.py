@@ -109,8 +109,9 @@ def prefix_caching(result: Result) -> str:
 
 def faults(result: Result) -> str:
     """What became of the bystanders, by fault."""
+    how = f" ({result['circumstances']})" if "circumstances" in result else ""
     lines = [
-        f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens:",
+        f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens{how}:",
         "",
         "| fault | answers identical | p99 ITL, ms | of quiet | longest gap, s | 5xx to others "
         "| blocks leaked | fds, threads, tasks |",
