@@ -135,6 +135,7 @@ def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled
         "bias_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "STAGES": 4,
         "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
+        "group_scale_ptr": None, "zero_ptr": None, "GROUP": 0, "SCALED": False, "GROUP_ROWS": 0,
     }  # fmt: skip
     if itemsize == 1:
         types |= {"w_scale_ptr": "*fp32"}
@@ -143,6 +144,38 @@ def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled
     types, constants = with_rope(types, constants | dict.fromkeys(absent), heads)
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
+    )
+
+
+def ring_int4(
+    capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
+    *, zeros: bool = False, heads: bool = False,
+) -> Compiled:  # fmt: skip
+    """The same with weights in four bits; more than 64 rows have their scales in the codes."""
+    pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
+    floats = ["squares_out_ptr", "squares_ptr", "partial_ptr"]
+    sizes = ["M", "N", "K", "num_squares", "stride_x", "stride_out"]
+    words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 4)
+    types = {
+        **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
+        **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
+        "group_scale_ptr": "*fp16", "zero_ptr": "*u8",
+        "w_desc": f"tensordesc<i32[{parts},{block_n},32],{words!r}>",
+        "x_desc": f"tensordesc<bf16[4,{parts},{rows},64],{columns!r}>",
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "bias_ptr": None, "w_scale_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n, "STAGES": 2,
+        "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
+        "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
+        "GROUP": group, "SCALED": group == 32 or rows > 64, "GROUP_ROWS": 16,
+    }  # fmt: skip
+    if not zeros:
+        del types["zero_ptr"]
+        constants["zero_ptr"] = None
+    types, constants = with_rope(types, constants, heads)
+    warps = max(4, min(8, parts * block_n * max(1, rows // 16) // 16))
+    return compile_kernel(
+        hopper_gemm_kernel, types, constants, capability, num_warps=warps, launch_pdl=True
     )
 
 
@@ -484,6 +517,11 @@ KERNELS = {
     "hopper_pieces": hopper_pieces,
     "hopper_pieces_window": functools.partial(hopper_pieces, window=4096),
     "skinny_turned": functools.partial(skinny, heads=True),
+    "ring_int4": ring_int4,
+    "ring_int4_zeros": functools.partial(ring_int4, rows=16, parts=1, group=64, zeros=True),
+    "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
+    "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
+    "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,
     "plan": plan,

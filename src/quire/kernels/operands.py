@@ -232,7 +232,32 @@ class PackedWeight:
         return {name: own for name, own in found.items() if own is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class Int4Words:
+    """A four-bit weight [N, K] as kernels of a GPU read it, see kernels/triton/ops/int4_weight.py.
+
+    K stands for the next multiple of 256: columns beyond the weight's have scales of 0.
+    """
+
+    words: Tensor  # int32 [N, K / 8]
+    scale: Tensor  # float16 [K / group, N]
+    zeros: Tensor | None  # uint8 [K / group, N]; None where all are 8
+    group: int  # 32, 64 or 128
+    inputs: int
+    permutation: Tensor | None = None  # as in `Int4Weight`
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """Its tensors by the names of its fields."""
+        found = {"words": self.words, "scale": self.scale, "zeros": self.zeros}
+        return {
+            name: own
+            for name, own in (found | {"permutation": self.permutation}).items()
+            if own is not None
+        }
+
+
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere
 LoadedWeight: TypeAlias = "Tensor | QuantizedWeight"
-# what `linear` takes: in the model's data type, in canonical rows, or packed
-LinearWeight: TypeAlias = "Tensor | QuantizedWeight | PackedWeight"
+# what `linear` takes: in the model's data type, in canonical rows, or packed for a device
+LinearWeight: TypeAlias = "Tensor | QuantizedWeight | PackedWeight | Int4Words"

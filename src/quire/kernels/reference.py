@@ -17,7 +17,6 @@ from quire.kernels.operands import (
     AttentionParams,
     HeadNorms,
     LinearWeight,
-    PackedWeight,
     QuantizedWeight,
     QuantSpec,
     ResidualState,
@@ -246,7 +245,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: x [T, K], weight [N, K] of any format, bias [N] → [T, N]."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
-    assert not isinstance(weight, PackedWeight)  # which only the native library reads
+    assert isinstance(weight, QuantizedWeight)  # others are packed for a device's own kernels
     return format_of(weight.spec).linear(x, weight, bias)
 
 

@@ -17,15 +17,15 @@ from quire.kernels.cpu import native, quantized_linear, tensor_ops, torch_matmul
 from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue
 from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES
 from quire.kernels.formats.native_format import BLOCK, NativeFormat
-from quire.kernels.operands import LinearWeight, PackedWeight, ResidualState, Rows
+from quire.kernels.operands import LinearWeight, PackedWeight, QuantizedWeight, ResidualState, Rows
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
     """Twin of `reference.pack`: packed as quire_cpu.h describes, where sizes and type allow."""
-    if isinstance(weight, PackedWeight):
-        return weight
-    if not isinstance(weight, Tensor):
+    if isinstance(weight, QuantizedWeight):
         return quantized_linear.pack_rows(weight)
+    if not isinstance(weight, Tensor):
+        return weight
     n, k = quantized_linear.size_of(weight)
     if n % BLOCK or k % 2 or weight.dtype not in TENSOR_DTYPES:
         return quantized_linear.in_rows(weight)

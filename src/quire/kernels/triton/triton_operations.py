@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import Fp8Weight, Int4Words, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
 from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next, rows_for
+from quire.kernels.triton.ops.int4_linear import linear_int4, pack, quantize, reads_words
 from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import (
+    MAX_ROWS,
+    GpuWeight,
     choose_rope_gemm_config,
     interleave_gate_up,
     skinny_gemm,
@@ -38,11 +41,13 @@ _WIDE = {torch.bfloat16}
 _ADDED = 512  # rows, from which on the library's GEMM adds to the residual, not the norm's kernel
 
 
-def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
     x = x if isinstance(x, Tensor) else x.widened()
+    if isinstance(weight, Int4Words):
+        return linear_int4(x, weight, bias)
     if not _are_few(x, weight):
         return reference.linear(x, weight, bias)
     shape, num_sms = (len(x), *weight.shape), workspace(x.device).num_sms
@@ -58,7 +63,7 @@ def normalized_rows(x: ResidualState) -> Tensor:
     return rms_norm(x.residual, x.weight, x.eps)
 
 
-def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
     if x.squares is None:
         return linear(rows_for(x, weight), weight, bias)
@@ -66,7 +71,7 @@ def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor |
 
 
 def qkv_rope_write_kv(
-    x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None, rope: RopeWriteKV
+    x: ResidualState, weight: GpuWeight, bias: Tensor | None, rope: RopeWriteKV
 ) -> Tensor:
     """Twin of `reference.qkv_rope_write_kv`."""
     config = choose_rope_gemm_config(x, weight, rope)
@@ -75,7 +80,7 @@ def qkv_rope_write_kv(
     return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
-def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+def linear_silu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     rows = rows_for(x, weight)
     if _are_few(rows, weight):
@@ -84,14 +89,14 @@ def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | Non
     return silu_rows(out, rounds=rounds_next(out, weight))
 
 
-def linear_gelu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_gelu`, for interleaved gate and up rows."""
     return gelu_and_mul(rms_norm_linear(x, weight, bias), interleaved=True)
 
 
 def linear_add_norm(
     x: Rows,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
@@ -108,10 +113,12 @@ def linear_add_norm(
     return add_norm(out, residual, norm_weight, eps, rounds=rounds_next(out, weight))
 
 
-def _are_few(x: Rows, weight: Tensor | Fp8Weight) -> TypeGuard[Tensor]:
+def _are_few(x: Rows, weight: GpuWeight) -> TypeGuard[Tensor]:
     """Whether `skinny_gemm` serves these rows; it is too slow in float32."""
     if not isinstance(x, Tensor) or x.dtype == torch.float32 or x.stride(1) != 1:
         return False
+    if isinstance(weight, Int4Words):
+        return reads_words(x, MAX_ROWS)
     return 0 < len(x) <= most_rows(x.dtype, weight)
 
 
@@ -123,6 +130,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rope_angles": rope_angles,
     "rope_write_kv": rope_write_kv,
     "attention": attention,
+    "quantize": quantize,
+    "pack": pack,
     "linear": linear,
     "build_inputs": build_inputs,
     "finish_step": finish_step,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from quire.kernels.triton.gemm.int4_config import Int4Config
 from quire.kernels.triton.launch.gemm_config import (
     GemmConfig,
     RingConfig,
@@ -87,11 +88,16 @@ def rope_gemm_config(
     return None
 
 
-def holds_whole_heads(config: GemmConfig, n: int, kv_heads: int, head_dim: int) -> bool:
+def holds_whole_heads(
+    config: GemmConfig | Int4Config, n: int, kv_heads: int, head_dim: int
+) -> bool:
     """Whether tiles hold whole heads, all of one kind, that their kernel can apply RoPE to."""
     if head_dim & (head_dim - 1) or head_dim < 16 or n % config.block_n:
         return False
-    if isinstance(config, RingConfig) and head_dim not in (64, 128):  # a thread has whole pairs
+    if not isinstance(config, SkinnyConfig) and head_dim not in (
+        64,
+        128,
+    ):  # a thread has whole pairs
         return False
     return config.block_n % head_dim == 0 and kv_heads * head_dim % config.block_n == 0
 

@@ -23,6 +23,13 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_rounding,
     multiply_tiles,
 )
+from quire.kernels.triton.hopper.hopper_int4_ring import (
+    STEP,
+    ask_columns,
+    ask_words,
+    load_groups,
+    multiply_int4,
+)
 from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
 from quire.kernels.triton.launch.gluon_compat import barrier
 
@@ -45,7 +52,7 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
-    x_ptr, x_desc, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
+    x_ptr, x_desc, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
@@ -57,6 +64,7 @@ def hopper_gemm_kernel(
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
+    GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
@@ -64,30 +72,59 @@ def hopper_gemm_kernel(
     or by x_ptr and is rounded, CHUNK steps at a time. The next kernel may be launched once all
     loads of W are issued, or at once if W has 16 bits: both as measured. HEAD_DIM: 0, or out are
     the queries of [M, N] and the rest goes to the caches.
+
+    GROUP: inputs that share a scale of four-bit weights, whose words w_desc has; 0 for others. Then
+    TILES are parts of k, see `multiply_int4`, and programs of the same W lie side by side, each
+    with BLOCK_M rows of x.
     """
     EARLY: gl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
-    LETS_IN: gl.constexpr = PDL and w_desc.dtype.primitive_bitwidth == 16
-    program = gl.program_id(0)
-    steps = gl.cdiv(K, TILES * BLOCK_K)
+    LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
+    COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
+    m_tiles = gl.cdiv(M, BLOCK_M) if GROUP > 0 else 1
+    program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
+    steps = gl.cdiv(K, COLUMNS)
     tile, part = program // SPLIT, program % SPLIT
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
-    ring = gl.allocate_shared_memory(
-        w_desc.dtype, [STAGES * TILES, BLOCK_N, BLOCK_K], w_desc.layout
-    )
+    if GROUP > 0:
+        ring = gl.allocate_shared_memory(
+            w_desc.dtype, [STAGES, TILES, BLOCK_N, BLOCK_K], w_desc.layout
+        )
+    else:
+        ring = gl.allocate_shared_memory(
+            w_desc.dtype, [STAGES * TILES, BLOCK_N, BLOCK_K], w_desc.layout
+        )
     full = barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
-        ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
+        if GROUP > 0:
+            ask_words(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
+        else:
+            ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
     layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
     rows = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
-    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
     if LETS_IN:
         gdc_launch_dependents()
+    if GROUP > 0:
+        scales = load_groups(
+            group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS
+        )
+        zeros = None
+        if zero_ptr is not None:
+            zeros = load_groups(
+                zero_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS
+            )
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
-    if x_desc is not None:
+    if GROUP > 0:
+        x_ring = gl.allocate_shared_memory(
+            x_desc.dtype, [STAGES, 4, TILES, BLOCK_M, 64], x_desc.layout
+        )
+        for stage in gl.static_range(STAGES):
+            ask_columns(x_desc, x_ring, full, first, begin, end, stage)
+    elif x_desc is not None:
         x_ring = gl.allocate_shared_memory(
             x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
         )
@@ -105,7 +142,12 @@ def hopper_gemm_kernel(
     divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
-    if x_desc is not None:
+    if GROUP > 0:
+        acc = multiply_int4(
+            x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
+            GROUP, SCALED,
+        )  # fmt: skip
+    elif x_desc is not None:
         acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end)
     else:
         acc = multiply_rounding(
@@ -116,7 +158,8 @@ def hopper_gemm_kernel(
     acc = gl.convert_layout(acc, layout)
     complete = True
     if SPLIT > 1:
-        complete, acc = _exchange(acc, tile, part, tokens < M, partial_ptr, counter_ptr, SPLIT)
+        place = tile * m_tiles + first // BLOCK_M
+        complete, acc = _exchange(acc, place, part, tokens < M, partial_ptr, counter_ptr, SPLIT)
     if complete:
         acc = acc * by[:, None] * divisor[None, :] + bias[:, None]
         if HEAD_DIM > 0:
@@ -131,7 +174,7 @@ def hopper_gemm_kernel(
                 stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            _store_silu(acc, tile, out_ptr, M, N, stride_out)
+            _store_silu(acc, tile, first, out_ptr, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
@@ -174,7 +217,7 @@ def _load_weights(
 
 
 @gluon.jit
-def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
+def _exchange(acc, place, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]
@@ -183,14 +226,14 @@ def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constex
     TOGETHER: gl.constexpr = max(1, min(SPLIT, 64 * 32 * gl.num_warps() // size))
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    parts = partial_ptr + tile * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
+    parts = partial_ptr + place * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
     there = gl.full([BLOCK_N, BLOCK_M], True, gl.int1, layout) & seen[None, :]
     gl.store(parts + part * size, acc, mask=there)
     barrier()
-    ticket = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu")
+    ticket = gl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu")
     complete = ticket == SPLIT - 1
     if complete:
-        gl.store(counter_ptr + tile, 0)
+        gl.store(counter_ptr + place, 0)
         acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
         for first in range(0, SPLIT, TOGETHER):
             for i in gl.static_range(TOGETHER):  # unrolled: the loads do not wait for each other
@@ -216,7 +259,7 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 
 @gluon.jit
-def _store_silu(acc, tile, out_ptr, M, N, stride_out):
+def _store_silu(acc, tile, first, out_ptr, M, N, stride_out):
     """Store silu(gate) · up of a tile whose gate and up rows are interleaved."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
@@ -224,7 +267,7 @@ def _store_silu(acc, tile, out_ptr, M, N, stride_out):
     out = gate / (1.0 + gl.exp(-gate)) * up
     layout: gl.constexpr = out.type.layout
     columns = tile * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
-    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
     offsets = tokens[None, :] * stride_out + columns[:, None]
     gl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)

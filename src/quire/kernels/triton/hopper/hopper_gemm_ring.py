@@ -54,7 +54,7 @@ def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
 
 
 @gluon.constexpr_function
-def _sums_layout(block_m, num_warps, bits):
+def sums_layout(block_m, num_warps, bits):
     """The MMA layout of sums [rows of W, tokens]."""
     return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, block_m, 256 // bits])
 
@@ -72,7 +72,7 @@ def multiply_tiles(
     BLOCK_N: gl.constexpr = ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     bits: gl.constexpr = w_desc.dtype.primitive_bitwidth
-    layout: gl.constexpr = _sums_layout(BLOCK_M, gl.num_warps(), bits)
+    layout: gl.constexpr = sums_layout(BLOCK_M, gl.num_warps(), bits)
     sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     if EVERY == 0:
         return _multiply_steps(
@@ -123,7 +123,7 @@ def multiply_rounding(
     PIECES: gl.constexpr = CHUNK * TILES
     kind: gl.constexpr = w_desc.dtype
     warps: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = _sums_layout(BLOCK_M, warps, 8)
+    layout: gl.constexpr = sums_layout(BLOCK_M, warps, 8)
     across: gl.constexpr = BLOCK_K // 8  # threads that hold a token's columns of a step
     x_layout: gl.constexpr = gl.BlockedLayout(
         [1, 1, 8], [1, 32 // across, across], [1, warps, 1], [2, 1, 0]

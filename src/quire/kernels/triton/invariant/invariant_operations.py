@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Int4Words, ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.invariant.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
 from quire.kernels.triton.ops.fp8_linear import rows_for
-from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
+from quire.kernels.triton.ops.int4_linear import widened
+from quire.kernels.triton.ops.skinny_gemm import GpuWeight, multiplies_fp8
 from quire.kernels.triton.step.elementwise import (
     gelu_and_mul,
     quantize_rows,
@@ -35,11 +36,14 @@ _BY_ROW = {
 }  # fmt: skip
 
 
-def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: x [T, K], weight [N, K] → [T, N]."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
     assert isinstance(x, Tensor)  # `Fp8Rows` are made only for weights in FP8
+    if isinstance(weight, Int4Words):
+        x = x if weight.permutation is None else x[:, weight.permutation]
+        weight = widened(weight, x.dtype)
     return invariant_gemm(x, None, weight, None, bias, x.dtype)
 
 
@@ -62,25 +66,25 @@ def _rounds(x: Tensor) -> bool:
     return x.dtype != torch.float32 and multiplies_fp8(x.device)
 
 
-def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
     return linear(rows_for(x, weight), weight, bias)
 
 
-def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+def linear_silu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     out = rms_norm_linear(x, weight, bias)
     return silu_rows(out, rounds=_rounds_next(out, weight))
 
 
-def linear_gelu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_gelu`, for interleaved gate and up rows."""
     return gelu_and_mul(rms_norm_linear(x, weight, bias), interleaved=True)
 
 
 def linear_add_norm(
     x: Rows,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
@@ -91,7 +95,7 @@ def linear_add_norm(
     return add_norm(out, residual, norm_weight, eps, rounds=_rounds_next(out, weight))
 
 
-def _rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
+def _rounds_next(out: Tensor, weight: GpuWeight) -> bool:
     """Whether what is computed from a linear layer's result should be stored as `Fp8Rows`."""
     return isinstance(weight, Fp8Weight) and out.dtype == torch.bfloat16 and _rounds(out)
 

@@ -13,7 +13,7 @@ from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton.gemm.gemm_tuning import fp8_gemm_config, library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
-from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
+from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, GpuWeight, multiplies_fp8, skinny_gemm
 from quire.kernels.triton.step.elementwise import quantize_rows, rms_norm
 
 FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
@@ -39,7 +39,7 @@ def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return _widened(x, codes, scale, bias)
 
 
-def rows_for(x: ResidualState, weight: Tensor | Fp8Weight) -> Rows:
+def rows_for(x: ResidualState, weight: GpuWeight) -> Rows:
     """The normalised rows [T, K] of a residual as a weight takes them.
 
     What makes them in FP8 does not know the next weight, which may not be in FP8: then the norm is
@@ -51,7 +51,7 @@ def rows_for(x: ResidualState, weight: Tensor | Fp8Weight) -> Rows:
     return x.rows
 
 
-def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
+def rounds_next(out: Tensor, weight: GpuWeight) -> bool:
     """Whether what is computed from a linear layer's result [T, N] should be stored as `Fp8Rows`.
 
     The next linear layer's weight is not known here. Where it is not in FP8, `rows_for` makes rows

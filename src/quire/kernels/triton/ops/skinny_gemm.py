@@ -6,15 +6,21 @@ Floor: the bytes of W over the memory bandwidth; x, out and partial results are 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
-from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
+from quire.kernels.operands import Fp8Weight, Int4Words, ResidualState, RopeWriteKV
+from quire.kernels.triton.gemm.gemm_tuning import (
+    holds_whole_heads,
+    rope_gemm_config,
+    skinny_gemm_config,
+)
+from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, int4_config
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.launch.gemm_config import (
     GemmConfig,
@@ -31,15 +37,16 @@ from quire.kernels.triton.launch.workspace import (
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 MAX_ROWS = 64
+GpuWeight: TypeAlias = Tensor | Fp8Weight | Int4Words  # of a linear layer [N, K]
 
 
 def skinny_gemm(
     x: Tensor | ResidualState,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    config: GemmConfig | None = None,
+    config: GemmConfig | Int4Config | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
@@ -53,10 +60,10 @@ def skinny_gemm(
 
 def skinny_gemm_silu(
     x: Tensor | ResidualState,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     *,
     bias: Tensor | None = None,
-    config: GemmConfig | None = None,
+    config: GemmConfig | Int4Config | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
     """silu(gate) · up, with gate and up rows interleaved in W [N, K]: [M, N / 2]."""
@@ -65,13 +72,13 @@ def skinny_gemm_silu(
 
 def skinny_gemm_norm(
     x: Tensor | ResidualState,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
     *,
     bias: Tensor | None = None,
-    config: GemmConfig | None = None,
+    config: GemmConfig | Int4Config | None = None,
     pdl: bool | None = None,
 ) -> ResidualState:
     """residual + x · weightᵀ with the norm that follows: residual [M, N], norm_weight [N].
@@ -87,9 +94,9 @@ def skinny_gemm_norm(
 
 def skinny_gemm_rope(
     x: Tensor | ResidualState,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     rope: RopeWriteKV,
-    config: GemmConfig,
+    config: GemmConfig | Int4Config,
     *,
     bias: Tensor | None = None,
     pdl: bool | None = None,
@@ -110,14 +117,14 @@ def interleave_gate_up(weight: Tensor, _: torch.dtype | None = None) -> Tensor:
 
 def _launch(
     x: Tensor | ResidualState,
-    weight: Tensor | Fp8Weight,
+    weight: GpuWeight,
     bias: Tensor | None,
     residual: Tensor | None,
     norm_weight: Tensor | None,
     eps: float,
     silu: bool,
     rope: RopeWriteKV | None,
-    config: GemmConfig | None,
+    config: GemmConfig | Int4Config | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Launch the kernel: (out, out times the norm's weight or None, sums of out² or None)."""
@@ -125,9 +132,11 @@ def _launch(
     pdl = launches_early(w.device) if pdl is None else pdl
     rows = x.rows if isinstance(x, ResidualState) else x
     assert isinstance(rows, Tensor)
+    if isinstance(weight, Int4Words) and weight.permutation is not None:
+        rows = rows[:, weight.permutation]
     (num_rows, k), n = rows.shape, len(w)
-    config = config or _default_config(num_rows, w)
-    assert num_rows <= MAX_ROWS
+    config = config or _default_config(num_rows, weight)
+    assert num_rows <= MAX_ROWS or isinstance(weight, Int4Words)
     assert rows.stride(1) == w.stride(1) == 1
     assert residual is None or residual.is_contiguous()
     space = workspace(w.device)
@@ -145,7 +154,7 @@ def _launch(
     incoming = x.squares if isinstance(x, ResidualState) else None
     assert incoming is not None or not isinstance(x, ResidualState)
     behind = (
-        w_scale, out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:7],
+        out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:7],
         space.partials, space.counters, num_rows, n, k, 0 if incoming is None else len(incoming),
         x.eps if isinstance(x, ResidualState) else eps, *operands[7:], rows.stride(0),
     )  # fmt: skip
@@ -154,23 +163,31 @@ def _launch(
         "HAS_NORM": norm_weight is not None, "HAS_SQUARES": incoming is not None, "SILU": silu,
         "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
     } | head_constants  # fmt: skip
-    if isinstance(config, RingConfig):
-        assert not silu or residual is None
-        _run_ring(config, rows, w, behind, out, flags)
+    assert not silu or residual is None
+    if isinstance(weight, Int4Words):
+        assert isinstance(config, Int4Config)
+        _run_int4(config, rows, weight, behind, out, flags)
+    elif isinstance(config, RingConfig):
+        _run_ring(config, rows, w, (w_scale, None, None, *behind), out, flags)
     else:
-        _run_skinny(config, rows, w, behind, out, flags | {"WEIGHT_FORMAT": weight_format})
+        assert isinstance(config, SkinnyConfig)
+        _run_skinny(
+            config, rows, w, (w_scale, *behind), out, flags | {"WEIGHT_FORMAT": weight_format}
+        )
     return out, normalized, squares
 
 
-def _default_config(num_rows: int, w: Tensor) -> GemmConfig:
+def _default_config(num_rows: int, weight: GpuWeight) -> GemmConfig | Int4Config:
+    w, num_sms = _operand(weight)[0], workspace(_operand(weight)[0].device).num_sms
     n, k = w.shape
-    num_sms = workspace(w.device).num_sms
+    if isinstance(weight, Int4Words):
+        return int4_config(num_rows, n, weight.inputs, num_sms)
     return skinny_gemm_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_hopper_gpu(w.device))
 
 
 def choose_rope_gemm_config(
-    x: ResidualState, weight: Tensor | Fp8Weight, rope: RopeWriteKV
-) -> GemmConfig | None:
+    x: ResidualState, weight: GpuWeight, rope: RopeWriteKV
+) -> GemmConfig | Int4Config | None:
     """The config of `skinny_gemm_rope` for these operands, or None if it does not serve them."""
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
@@ -178,6 +195,11 @@ def choose_rope_gemm_config(
     if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
         return None
     w = _operand(weight)[0]
+    if isinstance(weight, Int4Words):
+        num_sms = workspace(w.device).num_sms
+        whole = int4_config(len(rows), len(w), weight.inputs, num_sms, rope.head_dim)
+        kv_heads = rope.k_cache.shape[2]
+        return whole if holds_whole_heads(whole, len(w), kv_heads, rope.head_dim) else None
     shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
     kv_heads = rope.k_cache.shape[2]
     return rope_gemm_config(*shape, kv_heads, rope.head_dim, hopper=has_hopper_gpu(w.device))
@@ -220,7 +242,36 @@ def _run_ring(
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
-        maxnreg=registers(config), **flags,
+        maxnreg=registers(config), GROUP=0, SCALED=False, GROUP_ROWS=0, **flags,
+    )  # fmt: skip
+
+
+def _run_int4(
+    config: Int4Config,
+    rows: Tensor,
+    weight: Int4Words,
+    behind: tuple[Any, ...],
+    out: Tensor,
+    flags: dict[str, Any],
+) -> None:
+    from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
+    from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, word_boxes
+
+    (m, k), n = rows.shape, len(weight.words)
+    if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
+        rows = F.pad(rows, (0, -k % 256)).contiguous()
+    block_m, m_tiles = block_rows(m), triton.cdiv(m, block_rows(m))
+    tiles = triton.cdiv(n, config.block_n) * m_tiles
+    assert tiles <= NUM_COUNTERS
+    assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
+    hopper_gemm_kernel[(tiles * config.split,)](
+        rows, column_boxes(rows, config.parts, block_m),
+        word_boxes(weight.words, config.parts, config.block_n), None, weight.scale, weight.zeros,
+        *behind, out.stride(0),
+        BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
+        TILES=config.parts, CHUNK=0, maxnreg=None, GROUP=weight.group,
+        SCALED=weight.group == 32 or m > MAX_ROWS,
+        GROUP_ROWS=group_rows(k, weight.group, config), **flags,
     )  # fmt: skip
 
 
@@ -252,8 +303,10 @@ def _run_skinny(
     )  # fmt: skip
 
 
-def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
+def _operand(weight: GpuWeight) -> tuple[Tensor, Tensor | None, str]:
     """(the tensor that the kernel reads, its scales or None, the kernel's WEIGHT_FORMAT)."""
+    if isinstance(weight, Int4Words):
+        return weight.words, None, "words"
     if isinstance(weight, Tensor):
         return weight, None, "plain"
     if multiplies_fp8(weight.codes.device):

@@ -1,0 +1,88 @@
+"""Chooses how Hopper's GEMM cuts a four-bit weight: by rule, from the sizes alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.kernels.triton.launch.gemm_config import tile_rows
+from quire.kernels.triton.launch.workspace import NUM_PARTIALS
+
+MOST_BLOCK_M = 128  # rows of x in a tile
+_SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Config:
+    """`split` programs share a tile of block_n outputs; see `hopper_int4_ring` for `parts`."""
+
+    block_n: int
+    parts: int
+    stages: int
+    split: int = 1
+    warps: int = 4
+
+
+def block_rows(m: int) -> int:
+    """Rows of x in a tile, for m rows: a power of two."""
+    return min(MOST_BLOCK_M, 1 << (m - 1).bit_length())
+
+
+def stage_bytes(m: int, block_n: int, parts: int) -> int:
+    """Bytes of shared memory of a step: words of W and columns of x."""
+    return parts * (128 * block_n + 512 * block_rows(m))
+
+
+def group_rows(k: int, group: int, config: Int4Config) -> int:
+    """Rows of scales that a program has in shared memory, a power of two."""
+    steps = math.ceil(math.ceil(k / (256 * config.parts)) / config.split)
+    return max(4, 1 << (256 // group * steps - 1).bit_length())
+
+
+@functools.cache
+def int4_config(m: int, n: int, k: int, num_sms: int, head_dim: int = 0) -> Int4Config:
+    """The config for x [m, k] and W [n, k]. head_dim: of heads that tiles have to hold whole.
+
+    Few stages: several small programs on a multiprocessor hide each other's latency, and leave room
+    for those of the next kernel, which load their words before this one has ended.
+    """
+    if m > 64:
+        block_n, parts, warps = 128, 1, 8
+    elif head_dim > 64:
+        block_n, parts, warps = head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 16 else 4
+    elif m > 16 or (m > 4 and n > 128 * num_sms):
+        block_n, parts, warps = 64, 1, 4
+    elif n > 128 * num_sms:
+        block_n, parts, warps = 32, 2, 4
+    else:
+        block_n, parts, warps = 64, 2, 4
+    tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
+    tiles *= math.ceil(m / block_rows(m))
+    stages, most = (3, 3) if 16 < m <= 32 else (2, 2 if m <= 64 else 1)
+    split = max(1, min(4, steps // 2, most * num_sms // tiles))
+    return Int4Config(block_n, parts, stages, split, warps)
+
+
+def int4_configs(m: int, n: int, k: int, num_sms: int) -> Iterator[Int4Config]:
+    """Configs worth trying for x [m, k] and W [n, k]."""
+    cuts = ((64, 1, 4), (128, 1, 8), (128, 1, 4), (32, 2, 4), (64, 2, 8), (64, 2, 4), (32, 4, 4),
+            (128, 2, 8))  # fmt: skip
+    block_m = block_rows(m)
+    for (block_n, parts, warps), split, stages in itertools.product(cuts, (1, 2, 3, 4), (2, 3, 4)):
+        programs = math.ceil(n / block_n) * math.ceil(m / block_m) * split
+        steps = math.ceil(k / (256 * parts))
+        registers = parts * block_n * max(8, parts * block_m) / warps  # of sums
+        if parts * block_m < 2 or registers > (2048 if m <= 64 else 4096):
+            continue
+        if stages * stage_bytes(m, block_n, parts) > _SHARED_MEMORY or stages > max(2, steps):
+            continue
+        if split > 1 and (2 * split > steps or programs > 4 * num_sms):
+            continue
+        if split == 1 and 2 * programs < num_sms:
+            continue
+        if split > 1 and programs * block_n * tile_rows(block_m) > NUM_PARTIALS:
+            continue
+        yield Int4Config(block_n, parts, stages, split, warps)

@@ -1,0 +1,104 @@
+"""Linears with four-bit weights on a Hopper GPU, against float64 of the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.operands import Int4Weight, Int4Words, ResidualState
+from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
+
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+from quire.kernels.triton.gemm.int4_config import int4_configs
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.int4_linear import linear_int4, pack
+from quire.kernels.triton.ops.skinny_gemm import (
+    interleave_gate_up,
+    skinny_gemm,
+    skinny_gemm_norm,
+    skinny_gemm_silu,
+)
+
+ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 200, 500
+
+
+def weight_of(n: int, k: int, group: int, *, zeros: bool = False) -> Int4Weight:
+    """A random weight in canonical rows."""
+    weight = quantize_int4(torch.randn(n, k, device="cuda"), group, hadamard=False)
+    if zeros:
+        points = torch.randint(0, 16, weight.scale.shape, dtype=torch.uint8, device="cuda")
+        return replace(weight, zeros=points)
+    return weight
+
+
+def packed(weight: Int4Weight) -> Int4Words:
+    """The weight in words."""
+    found = pack(weight)
+    assert isinstance(found, Int4Words)
+    return found
+
+
+def error_of(out: Tensor, expected: Tensor) -> float:
+    """The error of a result relative to the norm of what it should be."""
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("group", "zeros"), [(128, False), (64, True), (32, True), (32, False)])
+def test_results_are_those_of_the_dequantized_weight(rows: int, group: int, zeros: bool) -> None:
+    weight = weight_of(768, 1280, group, zeros=zeros)
+    x = torch.randn(rows, 1280, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(768, device="cuda", dtype=torch.bfloat16)
+    expected = x.double() @ dequantize_int4(weight).double().T + bias.double()
+    assert error_of(linear_int4(x, packed(weight), bias), expected) < 4e-3
+
+
+@pytest.mark.parametrize(("n", "k"), [(48, 256), (1000, 4096), (4096, 896), (151, 2752)])
+def test_sizes_that_no_tile_divides(n: int, k: int) -> None:
+    weight = weight_of(n, k, 32 if k % 64 else 64)
+    for rows in (1, 7, 40, 130):
+        x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+        expected = x.double() @ dequantize_int4(weight).double().T
+        assert error_of(linear_int4(x, packed(weight), None), expected) < 4e-3
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 128])
+def test_every_config_gives_the_result(rows: int) -> None:
+    weight = weight_of(2048, 4096, 128)
+    x = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
+    expected, words = x.double() @ dequantize_int4(weight).double().T, packed(weight)
+    for config in int4_configs(rows, 2048, 4096, workspace(x.device).num_sms):
+        for _ in range(3):  # counters of partial results are left at zero
+            assert error_of(skinny_gemm(x, words, config=config), expected) < 4e-3, config
+
+
+def test_an_order_of_inputs_is_followed() -> None:
+    weight = weight_of(256, 512, 128)
+    order = torch.randperm(512, device="cuda")
+    weight = replace(weight, permutation=order.int())
+    for rows in (3, 600):
+        x = torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16)
+        expected = x[:, order].double() @ dequantize_int4(weight).double().T
+        assert error_of(linear_int4(x, packed(weight), None), expected) < 4e-3
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 64])
+def test_what_is_fused(rows: int) -> None:
+    weight = weight_of(1024, 1024, 128)
+    numbers, words = dequantize_int4(weight).double(), packed(weight)
+    x, residual = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    norm = torch.rand(1024, device="cuda", dtype=torch.bfloat16)
+    state = skinny_gemm_norm(x, words, residual, norm, 1e-5)
+    assert error_of(state.residual, residual.double() + x.double() @ numbers.T) < 4e-3
+    rms = (state.residual.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    normalized = state.residual.double() * rms * norm.double()
+    gate_up = packed(weight.map_rows(interleave_gate_up))
+    gate, up = (normalized @ numbers.T).chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up
+    assert isinstance(state, ResidualState)
+    assert error_of(skinny_gemm_silu(state, gate_up), expected) < 1e-2
