@@ -74,8 +74,8 @@ def few_rows(
     weights = weights_of(n, k, group)
     x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
     expected, num_sms = x @ numbers_of(weights[0]).t(), workspace(x.device).num_sms
-    rule = int4_config(m, n, k, num_sms)
-    configs = list(dict.fromkeys([rule, *int4_configs(m, n, k, num_sms)]))
+    rule = int4_config(m, n, k, group, num_sms)
+    configs = list(dict.fromkeys([rule, *int4_configs(m, n, k, group, num_sms)]))
     found = time_configs(
         configs,
         lambda config: [lambda w=w: skinny_gemm(x, w, config=config) for w in weights],
@@ -134,7 +134,7 @@ def main() -> None:
     cases = [
         (m, n, k, args.group, config)
         for m, (n, k) in itertools.product(args.rows, shapes)
-        for config in int4_configs(m, n, k, num_sms)
+        for config in int4_configs(m, n, k, args.group, num_sms)
     ]
     precompile(compile_case, cases, args.workers, budget)
     few = [few_rows(m, n, k, args.group, bandwidth, budget)

@@ -72,7 +72,7 @@ def test_every_config_gives_the_result(rows: int) -> None:
     weight = weight_of(2048, 4096, 128)
     x = torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16)
     expected, words = x.double() @ dequantize_int4(weight).double().T, packed(weight)
-    for config in int4_configs(rows, 2048, 4096, workspace(x.device).num_sms):
+    for config in int4_configs(rows, 2048, 4096, 128, workspace(x.device).num_sms):
         for _ in range(3):  # counters of partial results are left at zero
             assert error_of(skinny_gemm(x, words, config=config), expected) < 4e-3, config
 

@@ -24,7 +24,7 @@ from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
 from quire.layers.linear_methods import FusedLinearMethod
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
-from quire.quantization.scheme import SCHEMES
+from quire.quantization.scheme import scheme_of
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU activations are rounded, too")
@@ -94,7 +94,9 @@ def test_a_weight_that_is_not_in_fp8_gets_rows_that_are_not(operations: ModuleTy
 
 def mlp(x: Tensor, kernels: str) -> Tensor:
     """The stream x behind an MLP, by the kernels of a device."""
-    options = LayerOptions(x.dtype, torch.device("cpu"), kernels_for(kernels), SCHEMES["fp8"])
+    options = LayerOptions(
+        x.dtype, torch.device("cpu"), kernels_for(kernels), scheme_of("fp8", "cpu")
+    )
     specs = [
         LinearSpec(module="", n=n, k=k, role="layer") for n, k in ((64, 64), (96, 64), (64, 48))
     ]

@@ -36,7 +36,7 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):
-        scheme_of("fp7")
+        scheme_of("fp7", "cpu")
 
 
 def test_roles_without_a_format_are_left_alone() -> None:
@@ -57,7 +57,7 @@ def test_modules_may_be_ignored_by_name() -> None:
 
 
 def test_modules_may_have_formats_of_their_own() -> None:
-    scheme = scheme_of("int4", "*.0.mlp.*=int8, *.down_proj=none,lm_head=nf4")
+    scheme = scheme_of("int4", "cpu", "*.0.mlp.*=int8, *.down_proj=none,lm_head=nf4")
     assert scheme is not None
 
     def chosen(module: str, role: Role = "layer") -> WeightFormat | None:
@@ -67,7 +67,7 @@ def test_modules_may_have_formats_of_their_own() -> None:
     assert chosen("model.layers.1.mlp.down_proj") is None
     assert chosen("model.layers.1.mlp.gate_up_proj") is INT4
     assert chosen("lm_head", "head") is INT8
-    alone = scheme_of("none", "*.down_proj=fp8")
+    alone = scheme_of("none", "cpu", "*.down_proj=fp8")
     assert alone is not None
     assert alone.format_for("model.layers.1.mlp.gate_up_proj", "layer", 64, 128) is None
 
@@ -88,7 +88,7 @@ def test_wrong_overrides_are_refused_before_memory_is_taken(overrides: str, mess
 
 
 def test_the_first_format_that_sizes_allow_is_taken() -> None:
-    scheme = scheme_of("int4")
+    scheme = scheme_of("int4", "cpu")
     assert scheme is not None
     assert scheme.format_for("", "layer", 64, 96) is INT4
     assert scheme.format_for("", "layer", 64, 48) is INT8
@@ -99,14 +99,17 @@ def test_a_device_without_kernels_for_a_scheme_is_refused() -> None:
     for name in ("none", "fp8", "int8", "int4"):
         check_device(name, None, "cpu")
     check_device("fp8", None, "cuda")
-    with pytest.raises(ConfigError, match=r"'int4', which runs on cpu alone.*use quantization fp8"):
-        check_device("int4", None, "cuda")
+    check_device("int4", None, "cuda")
+    with pytest.raises(ConfigError, match=r"'nf4', which runs on cpu alone.*quantization fp8 or"):
+        check_device("nf4", None, "cuda")
     with pytest.raises(ConfigError, match="'int8', which runs on cpu alone"):
         check_device("fp8", "lm_head=int8", "cuda")
 
 
 @pytest.mark.parametrize("k", [128, 77], ids=str)
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES.values() if s.formats], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "scheme", [s["cpu"] for s in SCHEMES.values() if s["cpu"].formats], ids=lambda s: s.name
+)
 def test_a_weight_takes_the_bytes_of_the_memory_plan(scheme: Scheme, k: int) -> None:
     """Without compiled kernels 4-bit weights take less: they have no scale for each output."""
     weight = torch.randn(64, k, dtype=torch.bfloat16)

@@ -13,7 +13,7 @@ from typing import Protocol
 from quire.core.layer_spec import Role
 from quire.errors import ConfigError
 from quire.kernels.formats.fp8 import FP8
-from quire.kernels.formats.int4 import INT4
+from quire.kernels.formats.int4 import INT4, INT4_GROUP_64
 from quire.kernels.formats.int8 import INT8
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
@@ -35,14 +35,13 @@ class FormatChoice(Protocol):
 class Scheme:
     """Which weights of a model get which weight format.
 
-    formats: by role; the first one that a weight's sizes allow is taken. devices: types of those
-    with kernels for it. overrides: patterns of module names, as of file names, and the schemes that
-    apply to these modules instead, None for the model's data type; the first that matches decides.
+    formats: by role; the first one that a weight's sizes allow is taken. overrides: patterns of
+    module names, as of file names, and the schemes that apply to these modules instead, None for
+    the model's data type; the first that matches decides.
     """
 
     name: str
     formats: Mapping[Role, tuple[WeightFormat, ...]]
-    devices: tuple[str, ...] = ("cpu", "cuda")
     overrides: tuple[tuple[str, Scheme | None], ...] = ()
 
     def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
@@ -60,44 +59,54 @@ class Scheme:
         return next(matching, self)
 
 
-SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        Scheme("fp8", {"layer": (FP8,), "head": (FP8,)}),
-        Scheme("int8", {"layer": (INT8,), "head": (INT8,)}, devices=("cpu",)),
-        Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}, devices=("cpu",)),
-        Scheme("nf4", {"layer": (NF4, INT8), "head": (INT8,)}, devices=("cpu",)),
-        Scheme("mxfp4", {"layer": (MXFP4, INT8), "head": (INT8,)}, devices=("cpu",)),
-        Scheme("dequantized", {}),
-    )
+_FP8 = Scheme("fp8", {"layer": (FP8,), "head": (FP8,)})
+_NUMBERS = Scheme("dequantized", {})
+SCHEMES: dict[str, dict[str, Scheme]] = {  # by setting, then by the type of a device
+    "fp8": {"cpu": _FP8, "cuda": _FP8},
+    "int8": {"cpu": Scheme("int8", {"layer": (INT8,), "head": (INT8,)})},
+    "int4": {
+        "cpu": Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}),
+        "cuda": Scheme("int4", {"layer": (INT4_GROUP_64, FP8), "head": (FP8,)}),
+    },
+    "nf4": {"cpu": Scheme("nf4", {"layer": (NF4, INT8), "head": (INT8,)})},
+    "mxfp4": {"cpu": Scheme("mxfp4", {"layer": (MXFP4, INT8), "head": (INT8,)})},
+    "dequantized": {"cpu": _NUMBERS, "cuda": _NUMBERS},
 }
 
 
-def scheme_of(name: str, overrides: str | None = None) -> Scheme | None:
+def scheme_of(name: str, device: str, overrides: str | None = None) -> Scheme | None:
     """The scheme of a setting; None for "none" without overrides. Raises ConfigError.
 
-    overrides: `pattern=scheme` of modules, with commas between.
+    device: its type. overrides: `pattern=scheme` of modules, with commas between.
     """
-    found = _named(name, "quantization")
+    found = _named(name, "quantization", device)
     if overrides is None:
         return found
-    rules = tuple(_override(rule.strip()) for rule in overrides.split(","))
+    rules = tuple(_override(rule.strip(), device) for rule in overrides.split(","))
     return replace(found or Scheme(name, {}), overrides=rules)
 
 
-def _named(name: str, setting: str) -> Scheme | None:
-    if name != "none" and name not in SCHEMES:
+def _named(name: str, setting: str, device: str) -> Scheme | None:
+    if name == "none":
+        return None
+    if name not in SCHEMES:
         raise ConfigError(f"{setting} must be one of none, {', '.join(SCHEMES)}, not {name!r}")
-    return SCHEMES.get(name)
+    if device not in SCHEMES[name]:
+        others = [each for each, on in SCHEMES.items() if device in on and on[device].formats]
+        raise ConfigError(
+            f"{setting} is {name!r}, which runs on {' and '.join(SCHEMES[name])} alone, but device "
+            f"is {device!r}; use quantization {' or '.join(others)}, or device='cpu'"
+        )
+    return SCHEMES[name][device]
 
 
-def _override(rule: str) -> tuple[str, Scheme | None]:
+def _override(rule: str, device: str) -> tuple[str, Scheme | None]:
     pattern, equals, name = rule.rpartition("=")
     if not (pattern and equals):
         raise ConfigError(
             f"quantization_overrides must hold pattern=format, as in lm_head=int8, not {rule!r}"
         )
-    return pattern, _named(name, f"quantization_overrides: the format of {pattern!r}")
+    return pattern, _named(name, f"quantization_overrides: the format of {pattern!r}", device)
 
 
 def check_patterns(scheme: Scheme, modules: Collection[str]) -> None:
@@ -113,12 +122,4 @@ def check_patterns(scheme: Scheme, modules: Collection[str]) -> None:
 
 def check_device(name: str, overrides: str | None, device: str) -> None:
     """Raise ConfigError if a scheme of the settings has no kernels for a type of device."""
-    scheme = scheme_of(name, overrides)
-    rules = () if scheme is None else scheme.overrides
-    for each in (scheme, *(own for _, own in rules)):
-        if each is not None and device not in each.devices:
-            others = [s.name for s in SCHEMES.values() if device in s.devices and s.formats]
-            raise ConfigError(
-                f"quantization is {each.name!r}, which runs on {' and '.join(each.devices)} alone, "
-                f"but device is {device!r}; use quantization {' or '.join(others)}, or device='cpu'"
-            )
+    scheme_of(name, device, overrides)

@@ -216,7 +216,7 @@ def test_weights_that_do_not_fit_a_schemes_format_are_logged(
                 for k in (48, 64)
             )
 
-    scheme = scheme_of("int4")
+    scheme = scheme_of("int4", "cpu")
     assert scheme is not None
     with caplog.at_level("INFO"):
         loader._log_exceptions(scheme, Odd())

@@ -85,3 +85,4 @@ class Int4(WeightFormat):
 
 
 INT4 = Int4(QuantSpec("int4", group=32, hadamard=True))
+INT4_GROUP_64 = Int4(QuantSpec("int4", group=64))  # for a GPU, which does not rotate

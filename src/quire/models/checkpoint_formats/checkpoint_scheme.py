@@ -15,11 +15,11 @@ from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
 from quire.options import require
-from quire.quantization.scheme import FormatChoice, check_patterns, scheme_of
+from quire.quantization.scheme import SCHEMES, FormatChoice, check_patterns, scheme_of
 
 # Formats that a type of device multiplies at speed. For a device to keep checkpoints' codes in one,
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
-_SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8",)}
+_SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8", "int4")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,8 @@ class CheckpointScheme:
     def __init__(self, checkpoint: CheckpointFormat, spec: ModelSpec, device: str) -> None:
         self.name = checkpoint.name
         self._checkpoint, self._served = checkpoint, _SERVED.get(device, ())
-        otherwise = scheme_of(checkpoint.otherwise)
-        has_it = otherwise is not None and device in otherwise.devices
-        self._otherwise = otherwise if has_it else None
+        has_it = device in SCHEMES.get(checkpoint.otherwise, {})
+        self._otherwise = scheme_of(checkpoint.otherwise, device) if has_it else None
         self._quantized = _quantized_modules(checkpoint, spec)
         self._linears = dict(stored_weights(spec))
         # what follows gate and up, whose result some formats round for it (`rounds_next`)
@@ -91,7 +90,7 @@ def choose_formats(
             f"{checkpoint.name}; leave it out, or give quantization, too",
         )
         return CheckpointScheme(checkpoint, spec, device)
-    found = scheme_of(setting, overrides)
+    found = scheme_of(setting, device, overrides)
     if found is not None:
         check_patterns(found, [name for name, _ in spec.named_linears])
     return found

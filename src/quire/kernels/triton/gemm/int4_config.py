@@ -31,19 +31,23 @@ def block_rows(m: int) -> int:
     return min(MOST_BLOCK_M, 1 << (m - 1).bit_length())
 
 
-def stage_bytes(m: int, block_n: int, parts: int) -> int:
-    """Bytes of shared memory of a step: words of W and columns of x."""
-    return parts * (128 * block_n + 512 * block_rows(m))
-
-
 def group_rows(k: int, group: int, config: Int4Config) -> int:
     """Rows of scales that a program has in shared memory, a power of two."""
     steps = math.ceil(math.ceil(k / (256 * config.parts)) / config.split)
     return max(4, 1 << (256 // group * steps - 1).bit_length())
 
 
+def shared_memory(m: int, k: int, group: int, *, zeros: bool, config: Int4Config) -> int:
+    """Bytes of shared memory of a program: the ring of words and columns of x, scales, zeros."""
+    stage = config.parts * (128 * config.block_n + 512 * block_rows(m))
+    groups = 2 * config.parts * config.block_n * group_rows(k, group, config)
+    return config.stages * stage + (2 if zeros else 1) * groups + 64
+
+
 @functools.cache
-def int4_config(m: int, n: int, k: int, num_sms: int, head_dim: int = 0) -> Int4Config:
+def int4_config(
+    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False, head_dim: int = 0
+) -> Int4Config:
     """The config for x [m, k] and W [n, k]. head_dim: of heads that tiles have to hold whole.
 
     Few stages: several small programs on a multiprocessor hide each other's latency, and leave room
@@ -63,11 +67,15 @@ def int4_config(m: int, n: int, k: int, num_sms: int, head_dim: int = 0) -> Int4
     tiles *= math.ceil(m / block_rows(m))
     stages, most = (3, 3) if 16 < m <= 32 else (2, 2 if m <= 64 else 1)
     split = max(1, min(4, steps // 2, most * num_sms // tiles))
-    return Int4Config(block_n, parts, stages, split, warps)
+    while True:  # as many parts as it takes for their scales to fit
+        found = Int4Config(block_n, parts, stages, split, warps)
+        if shared_memory(m, k, group, zeros=zeros, config=found) <= _SHARED_MEMORY:
+            return found
+        split += 1
 
 
-def int4_configs(m: int, n: int, k: int, num_sms: int) -> Iterator[Int4Config]:
-    """Configs worth trying for x [m, k] and W [n, k]."""
+def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:
+    """Configs worth trying for x [m, k] and W [n, k] without zeros."""
     cuts = ((64, 1, 4), (128, 1, 8), (128, 1, 4), (32, 2, 4), (64, 2, 8), (64, 2, 4), (32, 4, 4),
             (128, 2, 8))  # fmt: skip
     block_m = block_rows(m)
@@ -77,7 +85,10 @@ def int4_configs(m: int, n: int, k: int, num_sms: int) -> Iterator[Int4Config]:
         registers = parts * block_n * max(8, parts * block_m) / warps  # of sums
         if parts * block_m < 2 or registers > (2048 if m <= 64 else 4096):
             continue
-        if stages * stage_bytes(m, block_n, parts) > _SHARED_MEMORY or stages > max(2, steps):
+        found = Int4Config(block_n, parts, stages, split, warps)
+        if shared_memory(m, k, group, zeros=False, config=found) > _SHARED_MEMORY:
+            continue
+        if stages > max(2, steps):
             continue
         if split > 1 and (2 * split > steps or programs > 4 * num_sms):
             continue
@@ -85,4 +96,4 @@ def int4_configs(m: int, n: int, k: int, num_sms: int) -> Iterator[Int4Config]:
             continue
         if split > 1 and programs * block_n * tile_rows(block_m) > NUM_PARTIALS:
             continue
-        yield Int4Config(block_n, parts, stages, split, warps)
+        yield found

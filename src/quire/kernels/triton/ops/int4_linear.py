@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference, reference_quantized
 from quire.kernels.operands import Int4Weight, Int4Words, LinearWeight, QuantSpec
 from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
@@ -25,10 +25,16 @@ def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`: four-bit codes as words, where kernels serve them."""
-    if isinstance(weight, Int4Weight) and not weight.hadamard and weight.group % 32 == 0:
+    """Twin of `reference.pack`: four-bit codes as words, or as numbers for odd groups."""
+    if not isinstance(weight, Int4Weight):
+        return weight
+    assert not weight.hadamard  # no scheme of a GPU rotates
+    if weight.group % 32 == 0:
         return pack_int4(weight)
-    return weight
+    numbers = reference_quantized.dequantize_int4(weight).bfloat16()
+    if weight.permutation is None:
+        return numbers
+    return torch.empty_like(numbers).index_copy_(1, weight.permutation.long(), numbers)
 
 
 def reads_words(x: Tensor, rows: int) -> bool:

@@ -181,8 +181,14 @@ def _default_config(num_rows: int, weight: GpuWeight) -> GemmConfig | Int4Config
     w, num_sms = _operand(weight)[0], workspace(_operand(weight)[0].device).num_sms
     n, k = w.shape
     if isinstance(weight, Int4Words):
-        return int4_config(num_rows, n, weight.inputs, num_sms)
+        return _int4_config(num_rows, weight)
     return skinny_gemm_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_hopper_gpu(w.device))
+
+
+def _int4_config(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config:
+    n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
+    zeros, group = weight.zeros is not None, weight.group
+    return int4_config(num_rows, n, weight.inputs, group, num_sms, zeros=zeros, head_dim=head_dim)
 
 
 def choose_rope_gemm_config(
@@ -196,8 +202,7 @@ def choose_rope_gemm_config(
         return None
     w = _operand(weight)[0]
     if isinstance(weight, Int4Words):
-        num_sms = workspace(w.device).num_sms
-        whole = int4_config(len(rows), len(w), weight.inputs, num_sms, rope.head_dim)
+        whole = _int4_config(len(rows), weight, rope.head_dim)
         kv_heads = rope.k_cache.shape[2]
         return whole if holds_whole_heads(whole, len(w), kv_heads, rope.head_dim) else None
     shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)

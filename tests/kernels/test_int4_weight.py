@@ -1,0 +1,70 @@
+"""Four-bit words for GPUs are unpacked to the numbers that the canonical rows stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.kernels.operands import Int4Words
+from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
+from quire.kernels.triton.gemm.int4_config import int4_config, int4_configs, shared_memory
+from quire.kernels.triton.ops import int4_linear, int4_weight
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "group", "zeros"),
+    [(40, 512, 128, False), (33, 256, 32, True), (16, 640, 64, True), (24, 384, 384, False)],
+)
+def test_words_are_the_rows_again(n: int, k: int, group: int, zeros: bool) -> None:
+    rows = quantize_int4(torch.randn(n, k), group, hadamard=False)
+    if zeros:
+        rows = replace(rows, zeros=torch.randint(0, 16, rows.scale.shape, dtype=torch.uint8))
+    words, expected = int4_weight.pack_int4(rows), dequantize_int4(rows)
+    out = torch.full((n, k), float("nan"))
+    assert torch.equal(int4_weight.dequantize_int4(words, out), expected)
+    some = torch.empty(9, k)
+    assert torch.equal(int4_weight.dequantize_int4(words, some, 5), expected[5:14])
+
+
+def test_words_have_pairs_of_columns_side_by_side() -> None:
+    rows = quantize_int4(torch.randn(1, 256), 128, hadamard=False)
+    codes = torch.stack([rows.codes & 15, rows.codes >> 4], dim=2).flatten().tolist()
+    words = [int(word) % 2**32 for word in int4_weight.pack_int4(rows).words[0]]
+    for column, code in enumerate(codes):
+        block, pair, second = column // 32, column % 32 // 2, column % 2
+        word = words[2 * pair + block // 4]
+        assert word >> (4 * (block % 4) + 16 * second) & 15 == code
+
+
+@pytest.mark.parametrize("group", [48, 128])
+def test_an_order_of_inputs_is_kept(group: int) -> None:
+    rows = quantize_int4(torch.randn(16, 384), group, hadamard=False)
+    order = torch.randperm(384)
+    weight = int4_linear.pack(replace(rows, permutation=order.int()))
+    x = torch.randn(5, 384)
+    expected = x[:, order] @ dequantize_int4(rows).T
+    if isinstance(weight, Int4Words):
+        torch.testing.assert_close(int4_linear.unpacked(x, weight, None), expected)
+    else:  # no kernel takes such groups
+        assert isinstance(weight, torch.Tensor)
+        torch.testing.assert_close(x @ weight.float().T, expected, atol=0.2, rtol=0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 100, 512])
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672)]
+)
+def test_a_config_fits_a_multiprocessor(rows: int, n: int, k: int) -> None:
+    found = [(config, 64, False) for config in int4_configs(rows, n, k, 64, 132)]
+    found += [
+        (int4_config(rows, n, k, group, 132, zeros=zeros, head_dim=head_dim), group, zeros)
+        for group in (32, 64, 128)
+        for zeros in (False, True)
+        for head_dim in (0, 64, 128)
+    ]
+    for config, group, zeros in found:
+        assert shared_memory(rows, k, group, zeros=zeros, config=config) < 227 * 1024
+        assert config.parts * config.block_n >= 64
+        assert min(rows, 8) * config.parts >= 2  # see hopper_int4_ring: blocks side by side
