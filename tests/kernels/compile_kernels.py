@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
@@ -149,7 +150,7 @@ def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled
 
 def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
-    *, zeros: bool = False, heads: bool = False,
+    *, zeros: bool = False, heads: bool = False, silu: bool = False,
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits; more than 64 rows have their scales in the codes."""
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
@@ -167,11 +168,14 @@ def ring_int4(
         "bias_ptr": None, "w_scale_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n, "STAGES": 2,
         "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
-        "GROUP": group, "SCALED": group == 32 or rows > 64, "GROUP_ROWS": 16,
+        "GROUP": group, "SCALED": scales_codes(rows, group), "GROUP_ROWS": 16,
     }  # fmt: skip
-    if not zeros:
-        del types["zero_ptr"]
-        constants["zero_ptr"] = None
+    absent = [] if zeros else ["zero_ptr"]
+    if silu:
+        absent += ["residual_ptr", "norm_ptr", "normalized_ptr", "squares_out_ptr"]
+        constants |= {"HAS_RESIDUAL": False, "HAS_NORM": False, "SILU": True, "SPLIT": 1}
+    types = {name: kind for name, kind in types.items() if name not in absent}
+    constants |= dict.fromkeys(absent)
     types, constants = with_rope(types, constants, heads)
     warps = max(4, min(8, parts * block_n * max(1, rows // 16) // 16))
     return compile_kernel(
@@ -521,6 +525,8 @@ KERNELS = {
     "ring_int4_zeros": functools.partial(ring_int4, rows=16, parts=1, group=64, zeros=True),
     "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
+    "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
+    "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,

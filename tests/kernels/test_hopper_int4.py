@@ -14,7 +14,7 @@ from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from quire.kernels.triton.gemm.int4_config import int4_configs
+from quire.kernels.triton.gemm.int4_config import Int4Config, int4_configs
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.int4_linear import linear_int4, pack
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -102,3 +102,6 @@ def test_what_is_fused(rows: int) -> None:
     expected = torch.nn.functional.silu(gate) * up
     assert isinstance(state, ResidualState)
     assert error_of(skinny_gemm_silu(state, gate_up), expected) < 1e-2
+    if rows <= 4:
+        config = Int4Config(block_n=32, parts=2, stages=2)
+        assert error_of(skinny_gemm_silu(state, gate_up, config=config), expected) < 1e-2

@@ -31,6 +31,11 @@ def block_rows(m: int) -> int:
     return min(MOST_BLOCK_M, 1 << (m - 1).bit_length())
 
 
+def scales_codes(m: int, group: int) -> bool:
+    """Whether scales multiply codes, not the sums of groups, see `multiply_int4`."""
+    return group == 32 or m > 64 or (group == 64 and m > 32)
+
+
 def group_rows(k: int, group: int, config: Int4Config) -> int:
     """Rows of scales that a program has in shared memory, a power of two."""
     steps = math.ceil(math.ceil(k / (256 * config.parts)) / config.split)

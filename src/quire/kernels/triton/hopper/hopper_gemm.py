@@ -191,7 +191,9 @@ def hopper_gemm_kernel(
 @gluon.constexpr_function
 def _by_token(rows, num_warps):
     """A layout of [rows, tokens]: a token's rows in one warp, adjacent ones in one thread."""
-    return gl.BlockedLayout([max(1, rows // 32), 1], [32, 1], [1, num_warps], [0, 1])
+    each = max(2, rows // 32)  # gate and up are neighbours
+    lanes = min(32, rows // each)
+    return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, num_warps], [0, 1])
 
 
 @gluon.constexpr_function

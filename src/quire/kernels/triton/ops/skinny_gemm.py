@@ -20,7 +20,13 @@ from quire.kernels.triton.gemm.gemm_tuning import (
     rope_gemm_config,
     skinny_gemm_config,
 )
-from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, int4_config
+from quire.kernels.triton.gemm.int4_config import (
+    Int4Config,
+    block_rows,
+    group_rows,
+    int4_config,
+    scales_codes,
+)
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.launch.gemm_config import (
     GemmConfig,
@@ -275,7 +281,7 @@ def _run_int4(
         *behind, out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.parts, CHUNK=0, maxnreg=None, GROUP=weight.group,
-        SCALED=weight.group == 32 or m > MAX_ROWS,
+        SCALED=scales_codes(m, weight.group),
         GROUP_ROWS=group_rows(k, weight.group, config), **flags,
     )  # fmt: skip
 
