@@ -70,8 +70,9 @@ def int4_config(
         block_n, parts, warps = 64, 2, 4
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
-    stages, most = (3, 3) if 16 < m <= 32 else (2, 2 if m <= 64 else 1)
+    most = 3 if 16 < m <= 32 else 2 if m <= 64 else 1  # programs of a multiprocessor
     split = max(1, min(4, steps // 2, most * num_sms // tiles))
+    stages = 3 if 16 < m <= 32 and split > 1 and steps > 8 * split else 2
     while True:  # as many parts as it takes for their scales to fit
         found = Int4Config(block_n, parts, stages, split, warps)
         if shared_memory(m, k, group, zeros=zeros, config=found) <= _SHARED_MEMORY:
