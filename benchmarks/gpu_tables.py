@@ -267,3 +267,49 @@ def gpu_invariance(result: Result) -> str:
             cells.append(f"{ms:.2f}{ratio}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def gpu_int4(result: Result) -> str:
+    """Linears with four-bit weights: few rows against bandwidth, many beside cuBLAS in 16 bits."""
+    few, many, most = result["few"], result["many"], 512
+    rows = sorted({row["m"] for row in few})
+    bandwidth = result["read_bandwidth"] / 1e12
+    text = [
+        f"By the engine's rule, us (share of {bandwidth:.2f} TB/s, the GPU's bandwidth), by rows:\n"
+    ]
+    text += [f"| [N, K] | {' | '.join(map(str, rows))} |", "|---|" + "---|" * len(rows)]
+    for n, k in dict.fromkeys((row["n"], row["k"]) for row in few):
+        own = {row["m"]: row for row in few if (row["n"], row["k"]) == (n, k)}
+        cells = [
+            f"{own[m]['rule_us']:.1f} ({own[m]['share'] * own[m]['us'] / own[m]['rule_us']:.0%})"
+            for m in rows
+        ]
+        text.append(f"| {n}, {k} | {' | '.join(cells)} |")
+    rows = sorted({row["m"] for row in many})
+    text += [
+        "\nSpeed relative to cuBLAS with the same weight in bfloat16, by rows (up to "
+        f"{most} of them codes are unpacked in registers):\n"
+    ]
+    text += [f"| [N, K] | {' | '.join(map(str, rows))} |", "|---|" + "---|" * len(rows)]
+    for n, k in dict.fromkeys((row["n"], row["k"]) for row in many):
+        own = {row["m"]: row for row in many if (row["n"], row["k"]) == (n, k)}
+        cells = [
+            f"{own[m]['library'] / own[m]['ring' if m <= most else 'unpacked']:.2f}" for m in rows
+        ]
+        text.append(f"| {n}, {k} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
+def gpu_int4_serving(result: Result) -> str:
+    """INT4 and FP8 weights in the engine alone."""
+    text = ["Llama 3.1 8B's shape, 1,950 tokens in and 200 out, keys and values in FP8:\n"]
+    text += [
+        "| weights | at a time | tokens/s | TTFT p50, ms | ITL p50, ms |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(result["levels"], key=lambda row: (row["label"], row["level"])):
+        text.append(
+            f"| {row['label']} | {row['level']:g} | {row['tok_s']:,.0f} "
+            f"| {row['ttft_p50']:.0f} | {row['itl_p50']:.2f} |"
+        )
+    return "\n".join(text)

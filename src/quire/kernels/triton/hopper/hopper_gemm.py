@@ -158,8 +158,8 @@ def hopper_gemm_kernel(
     acc = gl.convert_layout(acc, layout)
     complete = True
     if SPLIT > 1:
-        place = tile * m_tiles + first // BLOCK_M
-        complete, acc = _exchange(acc, place, part, tokens < M, partial_ptr, counter_ptr, SPLIT)
+        position = tile * m_tiles + first // BLOCK_M
+        complete, acc = _exchange(acc, position, part, tokens < M, partial_ptr, counter_ptr, SPLIT)
     if complete:
         acc = acc * by[:, None] * divisor[None, :] + bias[:, None]
         if HEAD_DIM > 0:
@@ -219,7 +219,7 @@ def _load_weights(
 
 
 @gluon.jit
-def _exchange(acc, place, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
+def _exchange(acc, position, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]
@@ -228,14 +228,14 @@ def _exchange(acc, place, part, seen, partial_ptr, counter_ptr, SPLIT: gl.conste
     TOGETHER: gl.constexpr = max(1, min(SPLIT, 64 * 32 * gl.num_warps() // size))
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    parts = partial_ptr + place * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
+    parts = partial_ptr + position * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
     there = gl.full([BLOCK_N, BLOCK_M], True, gl.int1, layout) & seen[None, :]
     gl.store(parts + part * size, acc, mask=there)
     barrier()
-    ticket = gl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu")
+    ticket = gl.atomic_add(counter_ptr + position, 1, sem="acq_rel", scope="gpu")
     complete = ticket == SPLIT - 1
     if complete:
-        gl.store(counter_ptr + place, 0)
+        gl.store(counter_ptr + position, 0)
         acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
         for first in range(0, SPLIT, TOGETHER):
             for i in gl.static_range(TOGETHER):  # unrolled: the loads do not wait for each other

@@ -4,7 +4,7 @@ A step is 256 columns of W for each of PARTS parts of k. A tile has PARTS · BLO
 for the tensor cores: the same outputs, once for each part, so that few outputs fill them, too. Its
 other side has the rows of x, for each part and, where these are fewer than 8, for several blocks of
 64 columns. So every product has sums of a row of W with columns that are not its own; they stay in
-places of their own and are left out at the end. It costs no time: W is read once, whatever the
+columns of their own and are left out at the end. It costs no time: W is read once, whatever the
 tensor cores do, and x is loaded without the rows that would fill up a tile.
 
 Words of four-bit codes are in the order that `ops/int4_weight.py` describes. A shift and a LOP3
@@ -209,12 +209,12 @@ def multiply_int4(
             if SUMS == 4:
                 c = _sum(blocks, total, 2, SUMS, TOGETHER, GROUP, SCALED)
                 d = _sum(blocks, total, 3, SUMS, TOGETHER, GROUP, SCALED)
-            place = column // PARTS
-            total = _added(total, a, 0, SUMS, scales, step, place, TOGETHER, GROUP, SCALED)
-            total = _added(total, b, 1, SUMS, scales, step, place, TOGETHER, GROUP, SCALED)
+            block = column // PARTS
+            total = _added(total, a, 0, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+            total = _added(total, b, 1, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
             if SUMS == 4:
-                total = _added(total, c, 2, SUMS, scales, step, place, TOGETHER, GROUP, SCALED)
-                total = _added(total, d, 3, SUMS, scales, step, place, TOGETHER, GROUP, SCALED)
+                total = _added(total, c, 2, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+                total = _added(total, d, 3, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
         barrier()  # all warps have finished the step, so its slot is free
         ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
         ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)
@@ -243,7 +243,7 @@ def _sum(
 
 @gluon.jit
 def _added(
-    total, sums, INDEX: gl.constexpr, SUMS: gl.constexpr, scales, step, place,
+    total, sums, INDEX: gl.constexpr, SUMS: gl.constexpr, scales, step, block,
     TOGETHER: gl.constexpr, GROUP: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """Wait for sum INDEX and add it to the total, times its group's scale."""
@@ -254,5 +254,5 @@ def _added(
         group = step * (256 // GROUP) + INDEX * (256 // SUMS) // GROUP
         by = scales.index(group).load(gl.SliceLayout(1, layout)).to(gl.float32)[:, None]
     if TOGETHER > 1:
-        by = gl.where(place == INDEX % TOGETHER, by, 0.0)
+        by = gl.where(block == INDEX % TOGETHER, by, 0.0)
     return total + warpgroup_mma_wait(LEFT, deps=[sums]) * by

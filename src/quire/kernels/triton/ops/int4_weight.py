@@ -42,8 +42,8 @@ def _words(codes: Tensor) -> Tensor:
     bytes_of = codes.view(len(codes), -1, 2, 4, 16)  # step, word of a pair, block, pair; in order
     pairs = bytes_of.to(torch.int64)
     shifts = torch.arange(4, device=codes.device)[:, None] * 4
-    spread = (pairs & 15) << shifts | (pairs >> 4) << (shifts + 16)
-    words = spread.sum(dim=3).transpose(2, 3)  # [N, steps, 16, 2]
+    pairs = (pairs & 15) << shifts | (pairs >> 4) << (shifts + 16)
+    words = pairs.sum(dim=3).transpose(2, 3)  # [N, steps, 16, 2]
     return torch.where(words >= 2**31, words - 2**32, words).int().flatten(1)
 
 
@@ -70,11 +70,11 @@ def dequantize_int4_kernel(
             words = tl.load(words_ptrs + block // 4, mask=inside, other=0)
         codes = tl.join(words >> 4 * (block % 4) & 15, words >> 4 * (block % 4) + 16 & 15)
         if block * 32 % GROUP == 0:
-            places = (step * (256 // GROUP) + block * 32 // GROUP) * N + from_row
-            scale = tl.load(scale_ptr + places, mask=inside, other=0.0).to(tl.float32)
+            offsets = (step * (256 // GROUP) + block * 32 // GROUP) * N + from_row
+            scale = tl.load(scale_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
             zero = tl.full([ROWS, 1], 8, tl.int32)
             if zero_ptr is not None:
-                zero = tl.load(zero_ptr + places, mask=inside, other=0).to(tl.int32)
+                zero = tl.load(zero_ptr + offsets, mask=inside, other=0).to(tl.int32)
         numbers = (codes.reshape(ROWS, 32) - zero).to(tl.float32) * scale
         there = inside & (step * 256 + block * 32 + column < K)
         tl.store(out_ptrs + block * 32, numbers.to(out_ptr.dtype.element_ty), mask=there)
