@@ -39,7 +39,7 @@ def test_words_have_pairs_of_columns_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("group", [48, 128])
-def test_an_order_of_inputs_is_kept(group: int) -> None:
+def test_an_order_of_inputs_is_followed(group: int) -> None:
     rows = quantize_int4(torch.randn(16, 384), group, hadamard=False)
     order = torch.randperm(384)
     weight = int4_linear.pack(replace(rows, permutation=order.int()))
