@@ -75,6 +75,7 @@ def few_rows(
     x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
     expected, num_sms = x @ numbers_of(weights[0]).t(), workspace(x.device).num_sms
     rule = int4_config(m, n, k, group, num_sms)
+    assert rule is not None  # few rows of common sizes
     configs = list(dict.fromkeys([rule, *int4_configs(m, n, k, group, num_sms)]))
     found = time_configs(
         configs,

@@ -22,6 +22,7 @@ class LLMOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     quantization: Literal["none", "fp8", "int8", "int4", "nf4", "mxfp4", "dequantized"] | None
     quantization_overrides: str | None
+    quality_gate: str | None
     max_model_len: int | None
     load_format: Literal["auto", "dummy", "null"] | None
     prepared_weights: str | PathLike[str] | None

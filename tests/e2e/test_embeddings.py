@@ -192,7 +192,8 @@ def test_a_server_without_a_head(embedder: Path) -> None:
         )
         app = build_app(engine, ServerSettings())
         vectors = await post(app, "/v1/embeddings", {"input": ["a", "b"]})
-        assert vectors["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+        usage = {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0}
+        assert vectors["usage"] == usage
         assert [len(item["embedding"]) for item in vectors["data"]] == [48, 48]
         bodies = {
             "/v1/completions": {"prompt": "a"},

@@ -26,6 +26,7 @@ from quire.kernels.triton.gemm.gemm_tuning import default_skinny_config
 from quire.kernels.triton.launch.attention_config import DecodeConfig
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import launches_early, workspace
+from quire.kernels.triton.ops import after_linear
 from quire.kernels.triton.ops import skinny_gemm as skinny
 from quire.kernels.triton.ops.paged_attention import (
     attention,
@@ -330,7 +331,7 @@ def test_the_librarys_gemm_may_add_to_the_residual(
         added.append(args)
         return elementwise.rms_norm_residual(*args)
 
-    monkeypatch.setattr(triton_operations, "rms_norm_residual", add)
+    monkeypatch.setattr(after_linear, "rms_norm_residual", add)
     monkeypatch.setattr(triton_operations, "_ADDED", 70)
     x, weight = normal(70, 96, dtype=dtype), normal(64, 96, dtype=dtype, seed=1) / 10
     residual, norm = normal(70, 64, dtype=dtype, seed=2), normal(64, dtype=dtype, seed=3)

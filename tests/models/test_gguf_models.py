@@ -139,7 +139,8 @@ def test_formats_follow_the_types_of_blocks(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     write_checkpoint(BUNDLED, file, "Q4_0", {"attn_v": "Q6_K", "1.ffn_down": "F16"})
     config = ModelConfig.from_folder(hub.resolve_model(str(file)))
-    for device, expected in (("cpu", ("int8", "int4", None, "int8")), ("cuda", (None,) * 4)):
+    formats = {"cpu": ("int8", "int4", None, "int8"), "cuda": (None, "int4", None, None)}
+    for device, expected in formats.items():
         scheme = choose_formats(ModelSettings(), config.checkpoint_format, config.spec, device)
         assert scheme is not None
         linears = dict(config.spec.named_linears)

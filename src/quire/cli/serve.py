@@ -115,8 +115,6 @@ def run(argv: Sequence[str]) -> int:
         bind_api(settings.host, settings.port, settings.uds) as listener,
         bind_admin(settings.admin_port, settings.admin_uds) as admin,
     ):
-        # a thread, as it waits for DNS
-        threading.Thread(target=settings.hosts.log_names, daemon=True).start()
         return asyncio.run(_serve(plans, settings, listener, admin, begin, key))
 
 
@@ -232,6 +230,8 @@ async def _serve(
             print(ready_text(infos, waiting, url, seconds, key=key, admin=admin_url), flush=True)
             if not key and not is_loopback(listener):
                 print(_OPEN_TO_ALL, flush=True)
+            # a thread, as it waits for DNS
+            threading.Thread(target=settings.hosts.log_names, daemon=True).start()
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)

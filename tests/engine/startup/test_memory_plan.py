@@ -137,7 +137,7 @@ def test_without_a_model_there_is_nothing_to_plan() -> None:
     ("options", "message"),
     [
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype 'int8' is for CPUs"),
-        ({"quantization": "int4"}, "quantization is 'int4'"),
+        ({"quantization": "nf4"}, "quantization is 'nf4'"),
     ],
 )
 def test_what_a_gpu_cannot_is_refused_in_its_plan(options: dict[str, Any], message: str) -> None:

@@ -188,7 +188,11 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         ("messages", {"tools": [{"name": "a", "input_schema": {}, "type": "x"}]}, "custom"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "tool_use"),
         ("responses", {"tool_choice": "x"}, "auto, none or required"),
-        ("embeddings", {"input": "a", "encoding_format": "x"}, "base64 or float"),
+        (
+            "embeddings",
+            {"input": "a", "encoding_format": "x"},
+            "base64, bytes, bytes_only or float",
+        ),
     ],
 )
 def test_an_error_lists_the_allowed_values(

@@ -118,7 +118,7 @@ def _are_few(x: Rows, weight: GpuWeight) -> TypeGuard[Tensor]:
     if not isinstance(x, Tensor) or x.dtype == torch.float32 or x.stride(1) != 1:
         return False
     if isinstance(weight, Int4Words):
-        return reads_words(x, MAX_ROWS)
+        return reads_words(x, weight, MAX_ROWS)
     return 0 < len(x) <= most_rows(x.dtype, weight)
 
 

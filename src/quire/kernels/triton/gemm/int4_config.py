@@ -52,8 +52,10 @@ def shared_memory(m: int, k: int, group: int, *, zeros: bool, config: Int4Config
 @functools.cache
 def int4_config(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False, head_dim: int = 0
-) -> Int4Config:
-    """The config for x [m, k] and W [n, k]. head_dim: of heads that tiles have to hold whole.
+) -> Int4Config | None:
+    """The config for x [m, k] and W [n, k]; None where no program or workspace has the room.
+
+    head_dim: 64 or 128, of heads that tiles have to hold whole; 0 for none.
 
     Few stages: several small programs on a multiprocessor hide each other's latency, and leave room
     for those of the next kernel, which load their words before this one has ended.
@@ -73,11 +75,14 @@ def int4_config(
     most = 3 if 16 < m <= 32 else 2 if m <= 64 else 1  # programs of a multiprocessor
     split = max(1, min(4, steps // 2, most * num_sms // tiles))
     stages = 3 if 16 < m <= 32 and split > 1 and steps > 8 * split else 2
-    while True:  # as many parts as it takes for their scales to fit
-        found = Int4Config(block_n, parts, stages, split, warps)
+    sums = tiles * block_n * block_rows(m)
+    for each in range(split, steps + 1):  # as many parts as it takes for their scales to fit
+        found = Int4Config(block_n, parts, stages, each, warps)
+        if each > 1 and each * sums > NUM_PARTIALS:
+            return None
         if shared_memory(m, k, group, zeros=zeros, config=found) <= _SHARED_MEMORY:
             return found
-        split += 1
+    return None
 
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels import reference, reference_quantized
+from quire.kernels import reference
 from quire.kernels.operands import Int4Weight, Int4Words, LinearWeight, QuantSpec
 from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
-from quire.kernels.triton.ops.skinny_gemm import skinny_gemm
+from quire.kernels.triton.ops.skinny_gemm import int4_config_of, skinny_gemm
 
 MOST_ROWS = 512  # of x, up to which codes are unpacked for each tile; beyond, once for all rows
 _PIECE = 2**27  # numbers of a weight that are made at a time: 256 MiB in 16 bits
@@ -25,26 +25,24 @@ def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`: four-bit codes as words, or as numbers for odd groups."""
+    """Twin of `reference.pack`: four-bit codes as words."""
     if not isinstance(weight, Int4Weight):
         return weight
     assert not weight.hadamard  # no scheme of a GPU rotates
-    if weight.group % 32 == 0:
-        return pack_int4(weight)
-    numbers = reference_quantized.dequantize_int4(weight).bfloat16()
-    if weight.permutation is None:
-        return numbers
-    return torch.empty_like(numbers).index_copy_(1, weight.permutation.long(), numbers)
+    assert weight.group % 32 == 0  # codes in other groups become numbers while they are read
+    return pack_int4(weight)
 
 
-def reads_words(x: Tensor, rows: int) -> bool:
-    """Whether the GEMM that unpacks codes in registers serves these rows."""
-    return x.dtype == torch.bfloat16 and 0 < len(x) <= rows and has_hopper_gpu(x.device)
+def reads_words(x: Tensor, weight: Int4Words, rows: int) -> bool:
+    """Whether the GEMM that unpacks codes in registers serves x, of at most so many rows."""
+    if x.dtype != torch.bfloat16 or not 0 < len(x) <= rows or not has_hopper_gpu(x.device):
+        return False
+    return int4_config_of(len(x), weight) is not None
 
 
 def linear_int4(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
     """x [T, K] · weightᵀ + bias → [T, N]: the twin of `reference.linear` on dequantized weights."""
-    if reads_words(x, MOST_ROWS) and x.stride(1) == 1:
+    if reads_words(x, weight, MOST_ROWS) and x.stride(1) == 1:
         return skinny_gemm(x, weight, bias=bias)
     return unpacked(x, weight, bias)
 

@@ -1,4 +1,6 @@
-"""Linear layers for at most 64 rows, with fused norm, bias, SiLU, residual or RoPE: the launches.
+"""Linear layers for few rows, with fused norm, bias, SiLU, residual or RoPE: the launches.
+
+Few are up to 64, with four-bit weights up to 512.
 
 Floor: the bytes of W over the memory bandwidth; x, out and partial results are a few percent.
 """
@@ -55,7 +57,7 @@ def skinny_gemm(
     config: GemmConfig | Int4Config | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
-    """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
+    """x · weightᵀ + bias + residual: x [M, K], weight [N, K] → [M, N]; M <= 64, in 4 bits 512.
 
     With a weight in FP8, x is rounded to FP8, too, where the GPU multiplies FP8 by FP8. A
     `ResidualState` x with squares stands for its normalized rows. config: chosen by the shape if
@@ -187,11 +189,14 @@ def _default_config(num_rows: int, weight: GpuWeight) -> GemmConfig | Int4Config
     w, num_sms = _operand(weight)[0], workspace(_operand(weight)[0].device).num_sms
     n, k = w.shape
     if isinstance(weight, Int4Words):
-        return _int4_config(num_rows, weight)
+        found = int4_config_of(num_rows, weight)
+        assert found is not None
+        return found
     return skinny_gemm_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_hopper_gpu(w.device))
 
 
-def _int4_config(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config:
+def int4_config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:
+    """The config of four-bit weights, see `int4_config`."""
     n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
     zeros, group = weight.zeros is not None, weight.group
     return int4_config(num_rows, n, weight.inputs, group, num_sms, zeros=zeros, head_dim=head_dim)
@@ -208,9 +213,10 @@ def choose_rope_gemm_config(
         return None
     w = _operand(weight)[0]
     if isinstance(weight, Int4Words):
-        whole = _int4_config(len(rows), weight, rope.head_dim)
-        kv_heads = rope.k_cache.shape[2]
-        return whole if holds_whole_heads(whole, len(w), kv_heads, rope.head_dim) else None
+        kv_heads, head_dim = rope.k_cache.shape[2], rope.head_dim
+        whole = int4_config_of(len(rows), weight, head_dim) if head_dim in (64, 128) else None
+        holds = whole is not None and holds_whole_heads(whole, len(w), kv_heads, head_dim)
+        return whole if holds else None
     shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
     kv_heads = rope.k_cache.shape[2]
     return rope_gemm_config(*shape, kv_heads, rope.head_dim, hopper=has_hopper_gpu(w.device))
