@@ -78,7 +78,7 @@ def build_server(
     """
     drain, observer = Drain(), RequestObserver(settings, metrics_folder)
     models, gate, page = loader.models, RequestGate(loader, settings), WebPage()
-    store = ResponseStore(metrics_folder, settings.response_store_bytes)
+    store = ResponseStore(metrics_folder, settings.response_store_bytes, settings.max_body_bytes)
     models.on_engine(observer.metrics.add_engine)
 
     @asynccontextmanager
@@ -94,7 +94,7 @@ def build_server(
         [
             *connected,
             responses.route(store).connect(loader, gate, settings),
-            *StoredResponsesRoutes(store).routes,
+            *StoredResponsesRoutes(store, gate).routes,
             Invocations(apps, gate, settings.max_body_bytes).route,
             *ModelsRoutes(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from asgi_client import JSON, Reply, call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.errors import OverloadedError
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.app import build_app
+from quire.server.http.body_memory import BodySpace
 from quire.server.settings import ServerSettings
 
 PATH = "/v1/responses"
@@ -92,8 +95,9 @@ def test_input_items_are_listed_in_pages(app: Starlette) -> None:
     }  # fmt: skip
     latest = read(app, second["id"], "/input_items").json()["data"]
     assert latest == [*rest["data"][::-1], *page["data"][::-1]]
-    for query in ("limit=0", "order=up", "after=nobody"):
-        assert read(app, second["id"], "/input_items", query=query).status == 400
+    for query in ("limit=0", "limit=x", "order=up", "after=nobody"):
+        refused = read(app, second["id"], "/input_items", query=query)
+        assert (refused.status, refused.error["param"]) == (400, query.split("=")[0])
 
 
 def test_only_background_responses_could_be_cancelled(app: Starlette) -> None:
@@ -145,7 +149,8 @@ def test_an_answer_outlives_a_store_that_fails(
     assert "a response could not be stored" in caplog.text
     store = ResponseStore(tmp_path / "missing", 1000)
     assert store.get("a", "") is None
-    assert not store.delete("a", "")
+    with pytest.raises(OverloadedError, match="could not be deleted"):
+        store.delete("a", "")
 
 
 def test_a_locked_file_is_not_waited_for_long(tmp_path: Path) -> None:
@@ -154,8 +159,64 @@ def test_a_locked_file_is_not_waited_for_long(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "responses.sqlite")
     other.execute("BEGIN EXCLUSIVE")
     assert not store.put("b", "", StoredResponse(b"", b""))
+    with pytest.raises(OverloadedError):  # else the client would think that it is gone
+        store.delete("a", "")
     other.rollback()
     assert store.put("b", "", StoredResponse(b"", b""))
+    other.execute("BEGIN IMMEDIATE")
+    assert store.get("a", "") is not None  # read, though its use cannot be noted
+    other.rollback()
+
+
+def test_parts_without_effect_are_not_kept(app: Starlette) -> None:
+    part = {"type": "output_text", "text": "ok", "annotations": ["a" * 9], "logprobs": [[1] * 9]}
+    items = [
+        {"role": "assistant", "content": [part]},
+        {"type": "function_call_output", "call_id": "c", "output": [part]},
+    ]
+    found = ask(app, input=items, include=["message.output_text.logprobs"])
+    found = ask(app, previous_response_id=found["id"])
+    data = read(app, found["id"], "/input_items", query="order=asc").json()["data"]
+    parts = [part for item in data for part in item.get("content", item.get("output"))]
+    assert [part["text"] for part in parts] == ["ok", "ok", "Hello!", "hi"]
+    assert not any(part.get("annotations") or part.get("logprobs") for part in parts)
+
+
+def test_a_conversation_is_kept_up_to_the_size_of_a_body(engine: FakeEngine) -> None:
+    app = build_app(engine, ServerSettings(max_body_bytes=2000))
+    first = ask(app, input="a" * 300)
+    second = ask(app, input="a" * 600, previous_response_id=first["id"])
+    assert (first["store"], second["store"]) == (True, False)
+
+
+def test_stored_turns_count_as_bytes_of_the_body(engine: FakeEngine, monkeypatch: Any) -> None:
+    held: list[int] = []
+    monkeypatch.setattr(BodySpace, "hold", lambda _, num_bytes: held.append(num_bytes))
+    app = build_app(engine, ServerSettings())
+    first = ask(app, input="a" * 800)
+    ask(app, previous_response_id=first["id"])
+    body_bytes, with_turns = held[-2:]
+    assert with_turns > body_bytes + 800
+
+
+NAMES = [b"previous_response_id", rb"previous\u005fresponse_id"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_earlier_turns_are_read_in_a_thread(app: Starlette, monkeypatch: Any, name: bytes) -> None:
+    threads: list[int] = []
+    get = ResponseStore.get
+
+    def noted(*args: Any) -> StoredResponse | None:
+        threads.append(threading.get_ident())
+        return get(*args)
+
+    monkeypatch.setattr(ResponseStore, "get", noted)
+    first = ask(app)["id"].encode()
+    assert call(app, PATH, b'{"input":"a","' + name + b'":"' + first + b'"}').status == 200
+    assert read(app, first.decode()).status == 200
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 def test_log_probabilities_of_the_text(app: Starlette) -> None:

@@ -32,19 +32,24 @@ T = TypeVar("T")
 IN_THREAD_BYTES = 4096
 
 
+def is_large(body: bytes) -> bool:
+    """Whether a body is prepared in a thread."""
+    return len(body) > IN_THREAD_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRoute(Generic[T]):
     """A route that runs a model.
 
     prepare: from a body to a job, in stages (micro_batch.py); it also gets the request's tenant if
-    needs_tenant. answer: runs the job and sends the response. in_thread_bytes: larger bodies are
-    prepared in a thread.
+    needs_tenant. answer: runs the job and sends the response. in_thread: whether a body is prepared
+    in a thread.
     """
 
     entry: OpenApiEntry
     prepare: Callable[..., Stages[T]]
     answer: Callable[[T, RequestContext, Send], Awaitable[None]]
-    in_thread_bytes: int = IN_THREAD_BYTES
+    in_thread: Callable[[bytes], bool] = is_large
     needs_tenant: bool = False
 
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
@@ -75,7 +80,7 @@ class _GenerationApp(Generic[T]):
         settings: ServerSettings,
     ) -> None:
         self._prepare, self._send_answer = route.prepare, route.answer
-        self._in_thread_bytes, self._needs_tenant = route.in_thread_bytes, route.needs_tenant
+        self._in_thread, self._needs_tenant = route.in_thread, route.needs_tenant
         self._micro_batch = MicroBatch()
         self._loader = loader
         self._gate = gate
@@ -102,7 +107,7 @@ class _GenerationApp(Generic[T]):
     async def _run(self, body: bytes, send: Send, context: RequestContext) -> None:
         own = (context.tenant,) if self._needs_tenant else ()
         stages = self._prepare(body, self._loader.models, *own)
-        if len(body) > self._in_thread_bytes:
+        if self._in_thread(body):
             prepared = partial(run_stages, stages)
             job = await self._gate.prepare_threads.run(context.caller, prepared)
         else:
@@ -153,5 +158,4 @@ class _LightApp:
         def reply() -> bytes:
             return msgspec.json.encode(self._reply_to(body, models))
 
-        is_short = len(body) <= IN_THREAD_BYTES
-        return reply() if is_short else await self._gate.light_threads.run(caller, reply)
+        return await self._gate.light_threads.run(caller, reply) if is_large(body) else reply()

@@ -236,5 +236,5 @@ ROUTE = GenerationRoute(
     ),
     prepare,
     answer,
-    _IN_THREAD_BYTES,
+    lambda body: len(body) > _IN_THREAD_BYTES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,12 +15,20 @@ from quire.server.api.openai.responses_reply import Response
 from quire.server.api.openai.responses_request import ResponsesRequest
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_WITHOUT_EFFECT = ("annotations", "logprobs")  # of a part
 
 
 class _Output(msgspec.Struct):
     """The part of a stored reply that the next turn reads."""
 
     output: list[msgspec.Raw]
+
+
+class PreviousItems(NamedTuple):
+    """The items of a conversation's earlier turns. num_bytes: what they hold in memory."""
+
+    items: list[msgspec.Raw]
+    num_bytes: int
 
 
 _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -33,13 +41,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def previous_items(
-    store: ResponseStore, request: ResponsesRequest, tenant: str
-) -> list[msgspec.Raw]:
+def previous_items(store: ResponseStore, request: ResponsesRequest, tenant: str) -> PreviousItems:
     """The items of the conversation that a request goes on with. Raises InvalidRequestError."""
     response_id = request.previous_response_id
     if response_id is None:
-        return []
+        return PreviousItems([], 0)
     stored = store.get(response_id, tenant)
     if stored is None:
         raise InvalidRequestError(
@@ -47,19 +53,20 @@ def previous_items(
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    items = _items_decoder.decode(stored.items) + _output_decoder.decode(stored.reply).output
+    answered = _output_decoder.decode(stored.reply).output
+    items = _items_decoder.decode(stored.items) + [_encoded(_decoded(item)) for item in answered]
     num_own = 1 if isinstance(request.input, str) else len(request.input)
     if len(items) + num_own > MAX_MESSAGES:
         problem = f"{len(items)} items before these are more than {MAX_MESSAGES} in all"
         raise invalid_value("input", f"{problem}; start a new conversation")
-    return items
+    return PreviousItems(items, len(stored.items) + len(stored.reply))
 
 
 def stored_response(
     response: Response, request: ResponsesRequest, previous: Sequence[msgspec.Raw]
 ) -> StoredResponse:
     """What is kept of a response. previous: the items of its earlier turns."""
-    items = [*previous, *(msgspec.Raw(_encoder.encode(item)) for item in _own_items(request))]
+    items = [*previous, *map(_encoded, _own_items(request))]
     return StoredResponse(_encoder.encode(response), _encoder.encode(items))
 
 
@@ -69,7 +76,22 @@ def _own_items(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
         yield _with_id({"type": "message", "role": "user", "content": request.input})
         return
     for raw in request.input:
-        yield _with_id(msgspec.json.decode(raw))
+        yield _with_id(_decoded(raw))
+
+
+def _encoded(item: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(item))
+
+
+def _decoded(raw: msgspec.Raw) -> dict[str, Any]:
+    """An item, less what never reaches a prompt and has no bound."""
+    item: dict[str, Any] = msgspec.json.decode(raw)
+    for parts in (item.get("content"), item.get("output")):
+        for part in parts if isinstance(parts, list) else ():
+            for name in _WITHOUT_EFFECT:
+                if part.get(name):
+                    part[name] = []
+    return item
 
 
 def _with_id(item: dict[str, Any]) -> dict[str, Any]:

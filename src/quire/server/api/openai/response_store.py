@@ -2,8 +2,8 @@
 
 They are in one SQLite file of the server's private folder, which goes when the server ends; without
 a folder, in memory. The least recently used ones are dropped beyond a number of bytes and of
-responses. What a store cannot do is logged and reported by its result, never raised: an answer is
-worth more than its copy.
+responses. What a store cannot do is logged and reported by its result, not raised, as an answer is
+worth more than its copy; only a deletion that failed is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from quire.errors import OverloadedError
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +40,15 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """At most `max_bytes` of responses; 0: none are stored. folder: shared by the processes."""
+    """At most `max_bytes` of responses; 0: none are stored. folder: shared by the processes.
 
-    def __init__(self, folder: Path | None, max_bytes: int) -> None:
+    max_each: bytes of one response with its conversation; None: max_bytes.
+    """
+
+    def __init__(self, folder: Path | None, max_bytes: int, max_each: int | None = None) -> None:
         self._path = ":memory:" if folder is None else str(folder / "responses.sqlite")
         self._max_bytes = max_bytes
+        self._max_each = max_bytes if max_each is None else min(max_each, max_bytes)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
@@ -54,7 +60,7 @@ class ResponseStore:
     def put(self, response_id: str, tenant: str, response: StoredResponse) -> bool:
         """Store a response of a tenant; returns whether it is stored."""
         size = len(response.reply) + len(response.items)
-        if size > self._max_bytes:
+        if size > self._max_each:
             return False
         row = (response_id, tenant, time.time_ns(), size, *response)
         with self._lock:
@@ -73,19 +79,24 @@ class ResponseStore:
         key = (response_id, tenant)
         with self._lock:
             try:
-                with self._opened() as connection:
-                    row = connection.execute(
-                        "SELECT reply, items FROM responses WHERE id = ? AND tenant = ?", key
-                    ).fetchone()
-                    now = time.time_ns()
-                    connection.execute("UPDATE responses SET used = ? WHERE id = ?", (now, key[0]))
+                row = (
+                    self._opened()
+                    .execute("SELECT reply, items FROM responses WHERE id = ? AND tenant = ?", key)
+                    .fetchone()
+                )
             except sqlite3.Error as error:
                 _failed("read", error)
                 return None
-        return None if row is None else StoredResponse(*row)
+            if row is None:
+                return None
+            self._note_use(key)
+        return StoredResponse(*row)
 
     def delete(self, response_id: str, tenant: str) -> bool:
-        """Delete a response of this tenant; returns whether there was one."""
+        """Delete a response of this tenant; returns whether there was one.
+
+        Raises OverloadedError if it may still be there.
+        """
         if not self.is_on:
             return False
         with self._lock:
@@ -96,7 +107,9 @@ class ResponseStore:
                         "DELETE FROM responses WHERE id = ? AND tenant = ?", key
                     )
             except sqlite3.Error as error:
-                return _failed("deleted", error)
+                _failed("deleted", error)
+                text = "the response could not be deleted; send the request again"
+                raise OverloadedError(text, retry_after=1.0) from error
         return found.rowcount > 0
 
     def close(self) -> None:
@@ -115,6 +128,17 @@ class ResponseStore:
                 raise
             self._connection = connection
         return self._connection
+
+    def _note_use(self, key: tuple[str, str]) -> None:
+        """Count a response as the latest used; a failure loses only this."""
+        try:
+            with self._opened() as connection:
+                connection.execute(
+                    "UPDATE responses SET used = ? WHERE id = ? AND tenant = ?",
+                    (time.time_ns(), *key),
+                )
+        except sqlite3.Error as error:
+            _failed("marked as used", error)
 
     def _drop_oldest(self, connection: sqlite3.Connection) -> None:
         count, total = connection.execute("SELECT COUNT(*), TOTAL(size) FROM responses").fetchone()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
+from starlette.types import Send
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.server.api.common import conversation, route_rules
@@ -13,7 +14,8 @@ from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
 from quire.server.api.common.logprob_formats import ChatLogprob, chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
-from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.model_route import GenerationRoute, is_large
+from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
@@ -57,11 +59,12 @@ def prepare(
     if not store.is_on:
         request.store = False
     previous = previous_items(store, request, tenant)
-    chat = to_chat(request, previous)
+    chat = to_chat(request, previous.items)
     yield
     chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=_NAMES)
-    keep = partial(_keep, store, tenant, request, previous)
-    return ResponsesFormatter(chat_job, request, model.engine.tokenizer, keep)
+    keep = partial(_keep, store, tenant, request, previous.items)
+    num_bytes = len(data) + previous.num_bytes
+    return ResponsesFormatter(chat_job, request, model.engine.tokenizer, keep, num_bytes)
 
 
 def _keep(
@@ -78,7 +81,10 @@ def _keep(
 
 
 class ResponsesFormatter:
-    """The ReplyFormatter of /v1/responses, for one conversation."""
+    """The ReplyFormatter of /v1/responses, for one conversation.
+
+    num_bytes: of its body and of the stored turns before it.
+    """
 
     end_marker = b""
 
@@ -88,8 +94,10 @@ class ResponsesFormatter:
         request: ResponsesRequest,
         tokenizer: Tokenizer,
         keep: Callable[[replies.Response], None],
+        num_bytes: int,
     ) -> None:
         self.job = conversation.job
+        self.num_bytes = num_bytes
         self._tokenizer = tokenizer
         self._keep = keep
         self._logprobs: list[ChatLogprob] = []  # of tokens whose text has not been read yet
@@ -259,7 +267,21 @@ class ResponsesFormatter:
 
 def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
     """The route, which keeps responses in the store."""
-    return GenerationRoute(_ENTRY, partial(prepare, store), answer, needs_tenant=True)
+    return GenerationRoute(
+        _ENTRY, partial(prepare, store), _answer, in_thread=_is_long, needs_tenant=True
+    )
+
+
+def _is_long(data: bytes) -> bool:
+    """Whether a body is long or may go on with a stored conversation, which may be long."""
+    # a name may be escaped, as in "\u0070revious_response_id"
+    return is_large(data) or b"previous_response_id" in data or b"\\u00" in data
+
+
+async def _answer(formatter: ResponsesFormatter, context: RequestContext, send: Send) -> None:
+    """Answer; until then the stored turns count as bytes of the body."""
+    context.hold_bytes(formatter.num_bytes)
+    await answer(formatter, context, send)
 
 
 _ENTRY = OpenApiEntry(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from quire.errors import invalid_value
+from quire.server.api.common.request_gate import RequestGate, caller_of
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 
 _PATH = "/v1/responses/{response_id}"
+_ERRORS = (400, 404, 408, 503)
 
 
 class DeletedResponse(msgspec.Struct):
@@ -41,11 +45,21 @@ class _PageQuery(msgspec.Struct, kw_only=True):
     after: str | None = None
 
 
+class _Item(msgspec.Struct):
+    id: str
+
+
+_PROBLEMS = {"limit": "must be an integer between 1 and 100", "order": "must be asc or desc"}
+_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_id_decoder = msgspec.json.Decoder(_Item)
+
+
 class StoredResponsesRoutes:
     """The routes of stored responses."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, gate: RequestGate) -> None:
         self._store = store
+        self._gate = gate
 
     @property
     def routes(self) -> list[ApiRoute]:
@@ -54,14 +68,14 @@ class StoredResponsesRoutes:
             ApiRoute(
                 self.response,
                 OpenApiEntry(
-                    path=_PATH, summary="A stored response.", reply=Response, errors=(400, 404)
+                    path=_PATH, summary="A stored response.", reply=Response, errors=_ERRORS
                 ),
                 OpenApiEntry(
                     path=_PATH,
                     method="delete",
                     summary="Delete a stored response.",
                     reply=DeletedResponse,
-                    errors=(404,),
+                    errors=_ERRORS,
                 ),
             ),
             ApiRoute(
@@ -71,7 +85,7 @@ class StoredResponsesRoutes:
                     summary="The input items of a stored response, earlier turns included.",
                     rules=("The query may have `limit` (1 to 100), `order` and `after`.",),
                     reply=ItemList,
-                    errors=(400, 404),
+                    errors=_ERRORS,
                 ),
             ),
             ApiRoute(
@@ -80,44 +94,58 @@ class StoredResponsesRoutes:
                     path=f"{_PATH}/cancel",
                     method="post",
                     summary="Refused: responses are answered while their client waits.",
-                    errors=(400, 404),
+                    errors=_ERRORS,
                 ),
             ),
         ]
 
     async def response(self, request: Request) -> HttpResponse:
         """Handle GET and DELETE of a response."""
-        response_id = request.path_params["response_id"]
         if request.method == "DELETE":
-            if not self._store.delete(response_id, request.state.tenant):
-                raise _not_found(response_id)
-            return _json(msgspec.json.encode(DeletedResponse(response_id)))
+            return await self._run(request, self._deleted)
         if request.query_params.get("stream") == "true":
             raise invalid_value("stream", "stored responses are not streamed; leave it out")
-        return _json(self._found(request).reply)
+        return await self._run(request, lambda request: self._found(request).reply)
 
     async def input_items(self, request: Request) -> HttpResponse:
         """Handle GET of a response's input items."""
-        items = msgspec.json.decode(self._found(request).items, type=list[dict[str, Any]])
+        return await self._run(request, self._page)
+
+    async def cancel(self, request: Request) -> HttpResponse:
+        """Handle POST of a cancellation, which only responses in the background could have."""
+        await self._run(request, lambda request: self._found(request).reply)
+        raise HttpError(400, "Cannot cancel a synchronous response.", code="invalid_value")
+
+    async def _run(self, request: Request, body_of: Callable[[Request], bytes]) -> HttpResponse:
+        """The answer with the body, made in a thread and admitted as requests without engine."""
+        gate = self._gate
+        with gate.admit_light(request.scope) as (deadline, ticket, _):
+            ticket.charge(1, 0, at=gate.light_requests)
+            async with deadline.enforced():
+                body = await gate.light_threads.run(
+                    caller_of(request.scope), partial(body_of, request)
+                )
+        return HttpResponse(body, media_type="application/json")
+
+    def _deleted(self, request: Request) -> bytes:
+        response_id = request.path_params["response_id"]
+        if not self._store.delete(response_id, request.state.tenant):
+            raise _not_found(response_id)
+        return msgspec.json.encode(DeletedResponse(response_id))
+
+    def _page(self, request: Request) -> bytes:
+        items = _items_decoder.decode(self._found(request).items)
         page = _read_query(request)
         if page.order == "desc":
             items.reverse()
         if page.after is not None:
-            ids = [item["id"] for item in items]
-            if page.after not in ids:
-                raise invalid_value("after", "must be the id of one of the items")
-            items = items[ids.index(page.after) + 1 :]
-        data = items[: page.limit]
+            items = _items_after(page.after, items)
+        data = [msgspec.json.decode(item, type=dict[str, Any]) for item in items[: page.limit]]
         ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         reply = ItemList(
             data=data, first_id=ends[0], last_id=ends[1], has_more=len(data) < len(items)
         )
-        return _json(msgspec.json.encode(reply))
-
-    async def cancel(self, request: Request) -> HttpResponse:
-        """Handle POST of a cancellation, which only responses in the background could have."""
-        self._found(request)
-        raise HttpError(400, "Cannot cancel a synchronous response.", code="invalid_value")
+        return msgspec.json.encode(reply)
 
     def _found(self, request: Request) -> StoredResponse:
         response_id = request.path_params["response_id"]
@@ -130,15 +158,18 @@ class StoredResponsesRoutes:
 def _read_query(request: Request) -> _PageQuery:
     try:
         return msgspec.convert(dict(request.query_params), _PageQuery, strict=False)
-    except msgspec.ValidationError:
-        problem = "must be an integer between 1 and 100, and order asc or desc"
-        raise invalid_value("limit", problem) from None
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")  # "... - at `$.limit`"
+        raise invalid_value(name, _PROBLEMS[name]) from None
+
+
+def _items_after(item_id: str, items: list[msgspec.Raw]) -> list[msgspec.Raw]:
+    for index, item in enumerate(items):
+        if _id_decoder.decode(item).id == item_id:
+            return items[index + 1 :]
+    raise invalid_value("after", "must be the id of one of the items")
 
 
 def _not_found(response_id: str) -> HttpError:
     shown = response_id[:128]
     return HttpError(404, f"Response with id '{shown}' not found.", code="not_found")
-
-
-def _json(body: bytes) -> HttpResponse:
-    return HttpResponse(body, media_type="application/json")
