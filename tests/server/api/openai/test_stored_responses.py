@@ -168,7 +168,7 @@ def test_a_locked_file_is_not_waited_for_long(tmp_path: Path) -> None:
     other.rollback()
 
 
-def test_parts_without_effect_are_not_kept(app: Starlette) -> None:
+def test_parts_without_effect_are_not_stored(app: Starlette) -> None:
     part = {"type": "output_text", "text": "ok", "annotations": ["a" * 9], "logprobs": [[1] * 9]}
     items = [
         {"role": "assistant", "content": [part]},
@@ -182,28 +182,30 @@ def test_parts_without_effect_are_not_kept(app: Starlette) -> None:
     assert not any(part.get("annotations") or part.get("logprobs") for part in parts)
 
 
-def test_a_conversation_is_kept_up_to_the_size_of_a_body(engine: FakeEngine) -> None:
+def test_a_conversation_is_stored_up_to_the_size_of_a_body(engine: FakeEngine) -> None:
     app = build_app(engine, ServerSettings(max_body_bytes=2000))
     first = ask(app, input="a" * 300)
     second = ask(app, input="a" * 600, previous_response_id=first["id"])
     assert (first["store"], second["store"]) == (True, False)
 
 
-def test_stored_turns_count_as_bytes_of_the_body(engine: FakeEngine, monkeypatch: Any) -> None:
+def test_stored_messages_count_as_bytes_of_the_body(engine: FakeEngine, monkeypatch: Any) -> None:
     held: list[int] = []
     monkeypatch.setattr(BodySpace, "hold", lambda _, num_bytes: held.append(num_bytes))
     app = build_app(engine, ServerSettings())
     first = ask(app, input="a" * 800)
     ask(app, previous_response_id=first["id"])
-    body_bytes, with_turns = held[-2:]
-    assert with_turns > body_bytes + 800
+    body_bytes, with_stored = held[-2:]
+    assert with_stored > body_bytes + 800
 
 
 NAMES = [b"previous_response_id", rb"previous\u005fresponse_id"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_earlier_turns_are_read_in_a_thread(app: Starlette, monkeypatch: Any, name: bytes) -> None:
+def test_earlier_messages_are_read_in_a_thread(
+    app: Starlette, monkeypatch: Any, name: bytes
+) -> None:
     threads: list[int] = []
     get = ResponseStore.get
 
