@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import fair_queue
+from quire.errors import DrainingError
 from quire.fair_queue import FairExecutor, FairSlots
 
 
@@ -134,8 +135,25 @@ def test_work_that_cannot_begin_frees_its_slot() -> None:
     async def main() -> None:
         executor.close()
         for _ in range(3):
-            with pytest.raises(RuntimeError, match="shutdown"):
+            with pytest.raises(DrainingError, match="shutting down"):
                 await executor.run("a", list, max_wait=1.0)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_waits_and_finishes_what_runs() -> None:
+    threads, go = FairExecutor(1, "test"), threading.Event()
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(threads.run(caller, go.wait)) for caller in "aabc"]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        threads.close()
+        go.set()
+        async with asyncio.timeout(5.0):
+            first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+        assert first is True
+        assert [type(other) for other in others] == [DrainingError] * 3
 
     asyncio.run(main())
 

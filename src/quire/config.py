@@ -123,6 +123,14 @@ class ModelSettings:
         return self._names[1:]
 
     @property
+    def named_schemes(self) -> list[tuple[str, str]]:
+        """Each quantization scheme that the settings name, after the name of its setting."""
+        rules = (self.quantization_overrides or "").split(",")
+        named = [rule.rpartition("=")[2].strip() for rule in rules if "=" in rule]
+        overrides = [("quantization_overrides", name) for name in named]
+        return [("quantization", self.quantization), *overrides]
+
+    @property
     def _names(self) -> list[str]:
         given = self.served_model_name
         return [self.model] if given is None else [name.strip() for name in given.split(",")]
@@ -283,12 +291,11 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
-        require(
-            not self.device.batch_invariant
-            or self.model.quantization in ("none", "fp8", "dequantized"),
-            f"batch_invariant has no kernels for quantization {self.model.quantization!r}; "
-            "leave one of the two out",
-        )
+        for option, scheme in self.model.named_schemes:
+            require(
+                not self.device.batch_invariant or scheme in ("none", "fp8", "dequantized"),
+                f"batch_invariant has no kernels for {option} {scheme!r}; leave one of the two out",
+            )
 
     @property
     def shares_prefixes(self) -> bool:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from quire.background import lower_priority
+from quire.errors import DrainingError
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ class FairExecutor:
         start = lower_priority if low_priority else None
         self._pool = ThreadPoolExecutor(num_threads, name, start)
         self._slots = FairSlots(num_threads, most_each)
+        self._is_closed = False
 
     async def run(
         self,
@@ -52,7 +54,8 @@ class FairExecutor:
     ) -> T:
         """The result of the work, once it was the caller's turn.
 
-        Raises TimeoutError, and RuntimeError where no thread can be started.
+        Raises TimeoutError, DrainingError after `close`, and RuntimeError where no thread can be
+        started.
 
         max_wait: seconds. expected: seconds that it may take; quicker work goes first. Work that
         has started is not interrupted by a cancellation.
@@ -63,7 +66,9 @@ class FairExecutor:
         try:
             future = asyncio.get_running_loop().run_in_executor(self._pool, work)
         except BaseException:  # the pool was closed, or there is no memory for a thread
-            self._slots.leave(caller, 0.0)
+            self._slots.leave(caller, 0.0)  # the next one's turn, to be refused as well
+            if self._is_closed:
+                raise DrainingError("the engine is shutting down; send it again later") from None
             raise
         future.add_done_callback(partial(self._end, caller, begin))
         try:
@@ -77,8 +82,12 @@ class FairExecutor:
         return self._slots.is_awaited
 
     def close(self) -> None:
-        """Begin no more work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Begin no more work; from any thread.
+
+        What has a thread is finished; those that wait get a DrainingError at their turn.
+        """
+        self._is_closed = True
+        self._pool.shutdown(wait=False)
 
     def _end(self, caller: str, begin: float, future: asyncio.Future[Any]) -> None:
         if not future.cancelled():

@@ -22,6 +22,7 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Fp8Weight
 from quire.kernels.triton.invariant import invariant_attention
+from quire.kernels.triton.step.elementwise import quantize_rows
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 KERNELS = kernels_for("cuda", batch_invariant=True)
@@ -46,6 +47,12 @@ def test_gemms_equal_their_twin(dtype: torch.dtype) -> None:
             exact,
             slack=8.0 if dtype == torch.float32 else 1.0,
         )
+
+
+def test_rows_in_fp8_are_widened_for_a_weight_that_is_not() -> None:
+    rows = quantize_rows(moved(normal(5, 64, dtype=torch.bfloat16)))
+    weight = moved(normal(32, 64, dtype=torch.bfloat16))
+    same(KERNELS.linear(rows, weight, None), KERNELS.linear(rows.widened(), weight, None))
 
 
 @DTYPES
@@ -140,6 +147,10 @@ def same(a: Tensor, b: Tensor) -> None:
     [
         ({"batch_invariant": True}, "for GPUs, but device is 'cpu'; leave it out"),
         ({"batch_invariant": True, "quantization": "int8"}, "quantization 'int8'; leave one"),
+        (
+            {"batch_invariant": True, "quantization_overrides": "lm_head=fp8,*=int4"},
+            "quantization_overrides 'int4'; leave one",
+        ),
     ],
 )
 def test_what_it_does_not_serve_is_refused(options: dict[str, Any], said: str) -> None:

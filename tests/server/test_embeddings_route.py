@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from asgi_client import Reply, call, request, run_leaping
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, FakeInfo
 from starlette.applications import Starlette
 
 from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
 from quire.server.admission.admission_control import Admission
 from quire.server.api.openai import embeddings, embeddings_request
+from quire.server.api.openai.embeddings_reply import MAX_POSITIONS
 from quire.server.api.openai.embeddings_request import MAX_INPUTS
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
@@ -94,6 +95,24 @@ def test_a_header_says_where_vectors_begin(app: Starlette, order: str) -> None:
     assert (bare.body, "metadata" in bare.headers) == (reply.body, False)
     coded = embed(app, **fields, encoding_format="base64").json()["data"]
     assert b"".join(base64.b64decode(item["embedding"]) for item in coded) == reply.body
+
+
+def test_a_header_is_ascii_whatever_the_model_is_called() -> None:
+    app = build_app(FakeEngine(info=FakeInfo(model_name="模型")), ServerSettings())
+    reply = embed(app, encoding_format="bytes")
+    assert (reply.status, reply.headers["metadata"].isascii()) == (200, True)
+    assert json.loads(reply.headers["metadata"])["model"] == "模型"
+
+
+def test_a_header_has_64_kib(app: Starlette) -> None:
+    fields = {"encoding_format": "bytes", "embed_dtype": "float32", "endianness": "native"}
+    most = embed(app, input=["a" * 9] * MAX_POSITIONS, **fields)
+    assert most.status == 200
+    assert len(most.headers["metadata"]) < 60 << 10
+    more = embed(app, input=["a"] * (MAX_POSITIONS + 1), **fields)
+    assert more.status == 400
+    assert more.error["message"].startswith("encoding_format: ")
+    assert "set bytes_only" in more.error["message"]
 
 
 def test_a_conversation_is_embedded(app: Starlette, engine: FakeEngine) -> None:

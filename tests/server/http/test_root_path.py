@@ -8,6 +8,7 @@ from fake_engine import FakeEngine
 
 from quire.errors import ConfigError
 from quire.server.app import build_app
+from quire.server.http.root_path import SERVED
 from quire.server.settings import ServerSettings
 
 
@@ -43,3 +44,15 @@ def test_what_is_no_path(path: str) -> None:
 
 def test_a_slash_is_no_prefix() -> None:
     assert ServerSettings(root_path="/").root_path is None
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/models", "/health/"])
+def test_the_servers_own_paths_are_no_prefix(path: str) -> None:
+    with pytest.raises(ConfigError, match="begins as the server's own paths do"):
+        ServerSettings(root_path=path)
+
+
+def test_all_of_its_own_paths_are_known() -> None:
+    routes = build_app(FakeEngine(), ServerSettings()).routes
+    firsts = {route.path.split("/")[1] for route in routes}  # type: ignore[attr-defined]
+    assert firsts - {""} == SERVED

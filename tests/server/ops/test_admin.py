@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import stat
@@ -118,6 +119,36 @@ def test_only_what_may_be_left_out_is_said_to_be_so(engine: FakeEngine) -> None:
     assert (
         call(app.state.admin, "/stats", query="model=x").error["message"].endswith("leave it out")
     )
+
+
+def test_a_busy_servers_socket_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "admin")
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as clients:
+        busy.bind(path)
+        busy.listen(0)
+        with contextlib.suppress(BlockingIOError):  # until its backlog is full
+            while True:
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(path)
+        with pytest.raises(ConfigError, match="in use"), bind_admin(None, path):
+            pass
+        assert Path(path).is_socket()
+
+
+def test_its_file_is_deleted_before_a_successor_can_bind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, listens = Path.unlink, []
+    with bind_admin(None, str(tmp_path / "admin")) as sock:
+        assert sock is not None
+
+        def noted(self: Path, missing_ok: bool = False) -> None:
+            listens.append(sock.fileno() >= 0)
+            unlink(self, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", noted)
+    assert listens == [True]
 
 
 def test_a_dead_servers_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from quire.errors import ConfigError
 
 BACKLOG = 2048  # connections that wait to be accepted
+PROBE_SECONDS = 1.0  # that a server has to answer, to be asked whether it is there
 UNSENT_BYTES = 16 << 10  # that the kernel buffers for a connection before it can send them
 
 
@@ -102,12 +103,12 @@ def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | N
 
 @contextmanager
 def _deleted_at_end(sock: socket.socket, path: str | None) -> Iterator[None]:
-    try:
-        with sock:
+    with sock:
+        try:
             yield
-    finally:
-        if path is not None:
-            Path(path).unlink(missing_ok=True)
+        finally:
+            if path is not None:  # while it listens: later it may be another server's
+                Path(path).unlink(missing_ok=True)
 
 
 def _bind_file(path: str, *, is_private: bool = False) -> socket.socket:
@@ -118,7 +119,7 @@ def _bind_file(path: str, *, is_private: bool = False) -> socket.socket:
     file = Path(path)
     if file.is_socket():
         if not _is_answered(path):
-            file.unlink()
+            file.unlink(missing_ok=True)
     elif file.exists():
         raise FileExistsError(errno.EEXIST, f"it is a {'folder' if file.is_dir() else 'file'}")
     sock = socket.socket(socket.AF_UNIX)
@@ -143,8 +144,16 @@ def _umask(mask: int) -> Iterator[None]:
 
 
 def _is_answered(path: str) -> bool:
+    """Whether a server may listen there: also one that is busy, or another user's."""
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == 0
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True
 
 
 def _not_ours(host: str) -> str:

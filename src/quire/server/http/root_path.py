@@ -12,6 +12,12 @@ if TYPE_CHECKING:  # keeps the import light for the parent process
 
 _PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
+SERVED = frozenset({  # what the server's own paths begin with
+    "detokenize", "docs", "health", "invocations", "live", "load", "metrics", "openapi.json",
+    "page", "ping", "pooling", "ready", "rerank", "score", "tokenize", "tokenizer_info", "v1",
+    "v2", "version",
+})  # fmt: skip
+
 
 class RootPath:
     """ASGI middleware outside all others: requests below the prefix reach `app` without it.
@@ -35,4 +41,10 @@ def plain_root_path(path: str) -> str | None:
     prefix = path.rstrip("/")
     if prefix and not _PLAIN.fullmatch(prefix):
         raise ConfigError(f"root_path must be a path such as /llm, not {path[:64]!r}")
+    first = prefix[1:].partition("/")[0]
+    if first in SERVED:
+        raise ConfigError(
+            f"root_path {prefix[:64]!r} begins as the server's own paths do, which would be cut; "
+            "leave it out, or give the proxy another prefix, such as /llm"
+        )
     return prefix or None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from asgi_client import Reply, call
-from fake_engine import FakeEngine
+from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
@@ -60,3 +61,13 @@ def test_what_is_refused(app: Starlette, fields: dict[str, Any], words: str) -> 
     reply = ask(app, **fields)
     assert reply.status == 400
     assert reply.error["message"].startswith(words)
+
+
+def test_log_probabilities_are_bounded_over_all_conversations(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    engine.info.limits = dataclasses.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 18)
+    fields = {"logprobs": True, "top_logprobs": -1, "max_tokens": 2}
+    assert ask(app, messages=CONVERSATIONS[:2], **fields).status == 200
+    error = ask(app, **fields).error
+    assert (error["param"], "above 1048576 in all" in error["message"]) == ("top_logprobs", True)

@@ -40,7 +40,7 @@ def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: x [T, K], weight [N, K] → [T, N]."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
-    assert isinstance(x, Tensor)  # `Fp8Rows` are made only for weights in FP8
+    x = x if isinstance(x, Tensor) else x.widened()
     if isinstance(weight, Int4Words):
         x = x if weight.permutation is None else x[:, weight.permutation]
         weight = widened(weight, x.dtype)

@@ -17,6 +17,7 @@ from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
 from quire.server.api.common.field_names import FieldNames
 from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
+from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -74,7 +75,11 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[BatchChatFormatter]:
         names = FieldNames({"messages": f"messages[{index}]"})
         chat = yield from conversation.prepare(request, model, names=names)
         formatters.append(ChatFormatter(chat, request, model.engine.tokenizer))
-    return BatchChatFormatter(formatters)
+    formatter = BatchChatFormatter(formatters)
+    job, limits = formatter.job, model.engine.info.limits
+    prompts = [prompt for prompt in job.prompts if not isinstance(prompt, str)]
+    check_num_logprobs(job.sampling, prompts, limits, "top_logprobs")  # of all together
+    return formatter
 
 
 class BatchChatFormatter(OpenAIReplyFormatter):

@@ -19,6 +19,7 @@ from quire.core.request_output import RequestOutput
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Encoding, Prompt, token_ids_of
+from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES
 from quire.server.api.common.generation_job import AdmittedJob, Job
@@ -28,6 +29,7 @@ from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import UsageCounter
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import (
+    MAX_POSITIONS,
     Embedding,
     EmbeddingReply,
     PoolingItem,
@@ -90,6 +92,10 @@ def _prepare(
         inputs = embeddings_request.inputs(request)
     else:
         inputs = [conversation.encode(embeddings_request.chat(request), model)]
+    if request.encoding_format == "bytes" and len(inputs) > MAX_POSITIONS:
+        problem = f"the header of a reply as bytes has room for {MAX_POSITIONS} inputs"
+        fix = "send fewer, or set bytes_only"
+        raise invalid_value("encoding_format", f"{problem}, not {len(inputs)}; {fix}")
     job = make_embedding_job(id_prefix, model, request, inputs, pooling)
     vector_format = VectorFormat(
         request.encoding_format or "float",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 import sys
 import time
@@ -18,6 +19,8 @@ from quire.server.api.common.generation_job import Job
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 VectorDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 ByteOrder = Literal["native", "little", "big"]
+
+MAX_POSITIONS = 512  # of vectors in a header: 64 KiB, beyond which clients fail, hold as many
 
 JSON_TYPE = "application/json"
 BYTES_TYPE = "application/octet-stream"
@@ -135,7 +138,12 @@ def encoded(
         data=list(_positions(vector_format, vectors, outputs)),
         usage=usage,
     )
-    return b"".join(vectors), {"metadata": _encoder.encode(metadata).decode()}
+    return b"".join(vectors), {"metadata": _ascii(metadata)}
+
+
+def _ascii(metadata: BytesMetadata) -> str:
+    """The metadata as JSON in ASCII, as a header has to be."""
+    return json.dumps(msgspec.to_builtins(metadata), separators=(",", ":"))
 
 
 def _json(
