@@ -203,30 +203,18 @@ NAMES = [b"previous_response_id", rb"previous\u005fresponse_id"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_earlier_messages_are_read_in_a_thread(
-    app: Starlette, monkeypatch: Any, name: bytes
-) -> None:
+def test_the_store_is_used_in_threads(app: Starlette, monkeypatch: Any, name: bytes) -> None:
     threads: list[int] = []
-    get = ResponseStore.get
+    opened = ResponseStore._opened
 
-    def noted(*args: Any) -> StoredResponse | None:
+    def noted(store: ResponseStore) -> sqlite3.Connection:
         threads.append(threading.get_ident())
-        return get(*args)
+        return opened(store)
 
-    monkeypatch.setattr(ResponseStore, "get", noted)
+    monkeypatch.setattr(ResponseStore, "_opened", noted)
     first = ask(app)["id"].encode()
     assert call(app, PATH, b'{"input":"a","' + name + b'":"' + first + b'"}').status == 200
+    assert call(app, PATH, {"input": "hi", "stream": True}).status == 200
     assert read(app, first.decode()).status == 200
-    assert len(threads) == 2
+    assert len(threads) == 7  # each read also notes the use
     assert threading.get_ident() not in threads
-
-
-def test_log_probabilities_of_the_text(app: Starlette) -> None:
-    include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
-    reply = call(app, PATH, {"input": "hi", "include": include, "top_logprobs": 2})
-    assert "reasoning.encrypted_content" in reply.headers["x-quire-no-effect"]
-    (part,) = reply.json()["output"][0]["content"]
-    assert [score["token"] for score in part["logprobs"]] == list("Hello!")
-    assert all(len(score["top_logprobs"]) == 2 for score in part["logprobs"])
-    stream = call(app, PATH, {"input": "hi", "include": include[:1], "stream": True}).body
-    assert stream.count(b'"token":"H"') == 5  # in a delta, and in four events of the whole text

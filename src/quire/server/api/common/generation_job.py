@@ -23,7 +23,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
     probabilities are returned, without sampled tokens. stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
-    end with the context where max_tokens would not. no_effect: a sentence for each field of the
+    end with the context where max_tokens would not. is_stored: the end of the answer is made in a
+    thread, as that also stores it. no_effect: a sentence for each field of the
     request that has none.
     """
 
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompt_field: str = "prompt"  # that errors about a prompt name
     continuous_usage: bool = False
     cut_to_context: bool = False
+    is_stored: bool = False
     no_effect: Sequence[str] = ()
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())

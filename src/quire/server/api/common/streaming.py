@@ -84,7 +84,24 @@ async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send)
     usage = context.usage
     async with context.deadline.enforced():
         results = await gather(admitted, usage)
-    await send_json(send, 200, _encoder.encode(formatter.reply(results, usage.total())))
+    await send_json(
+        send, 200, await _ended(formatter.job, lambda: _reply(formatter, results, usage))
+    )
+
+
+async def _ended(job: Job, end: Callable[[], bytes]) -> bytes:
+    """The end of an answer, made without blocking the event loop if that also stores it."""
+    return await asyncio.to_thread(end) if job.is_stored else end()
+
+
+def _reply(
+    formatter: ReplyFormatter, results: Sequence[RequestOutput], usage: UsageCounter
+) -> bytes:
+    return _encoder.encode(formatter.reply(results, usage.total()))
+
+
+def _ending(formatter: ReplyFormatter, usage: UsageCounter) -> bytes:
+    return b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
 
 
 async def events(
@@ -99,7 +116,7 @@ async def events(
                 chunks = _with_usage(chunks, usage.total(), output)
             if data := b"".join([_event(chunk) for chunk in chunks]):
                 yield data
-    yield b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
+    yield await _ended(formatter.job, lambda: _ending(formatter, usage))
 
 
 def _with_usage(

@@ -96,7 +96,8 @@ class ResponsesFormatter:
         keep: Callable[[replies.Response], None],
         num_bytes: int,
     ) -> None:
-        self.job = conversation.job
+        is_stored = request.store is not False
+        self.job = msgspec.structs.replace(conversation.job, is_stored=is_stored)
         self.num_bytes = num_bytes
         self._tokenizer = tokenizer
         self._keep = keep
