@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,34 @@ def test_a_report_of_other_weights_is_no_report_of_these(folders: tuple[Path, Pa
     check(folders, LOOSE)
     path = folders[1] / QUALITY_FILE
     values = json.loads(path.read_text())
-    values["files"][next(iter(values["files"]))] += 8
+    values["files"][next(iter(values["files"]))] += "0"
     path.write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match="not of these weights"):
         start(folders[1], "report")
     assert start(folders[1], "off") is None
+
+
+def test_weights_of_the_same_size_are_told_apart(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As after another quantization in place."""
+    check(folders, LOOSE)
+    folder = shutil.copytree(folders[1], tmp_path / "out")
+    assert start(folder, "report") is not None
+    file = min(folder.glob("*.safetensors"))
+    stored = file.read_bytes()
+    file.write_bytes(stored[:-512] + bytes(byte ^ 1 for byte in stored[-512:]))
+    with pytest.raises(CheckpointError, match="not of these weights"):
+        start(folder, "report")
+
+
+def test_a_limit_that_is_named_needs_its_figure() -> None:
+    limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
+    assert limits.failures({}) == ["the report has no perplexity"]
+    assert limits.failures({"perplexity": {"change": 0.001}}) == []
+    assert len(limits.failures({"perplexity": {"change": 0.02}})) == 1
+    assert QualityLimits().failures({}) == []
+    assert limits.record() == QualityLimits(perplexity=0.01).record()
 
 
 def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path]) -> None:

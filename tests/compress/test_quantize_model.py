@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,19 @@ def test_a_run_with_other_settings_is_refused(base: Path, tmp_path: Path) -> Non
         quantize(base, base, Recipe(method="rtn"))
     with pytest.raises(CheckpointError, match="quantized already"):
         quantize(tmp_path / "out", tmp_path / "again", Recipe(method="rtn"))
+
+
+def test_a_run_is_not_taken_up_with_other_weights_of_the_same_size(
+    base: Path, tmp_path: Path
+) -> None:
+    recipe, model = Recipe(method="rtn", group_size=32), shutil.copytree(base, tmp_path / "base")
+    quantize(model, tmp_path / "out", recipe)
+    quantize(shutil.copytree(model, tmp_path / "moved" / "base"), tmp_path / "out", recipe)
+    file = min(model.glob("*.safetensors"))
+    stored = file.read_bytes()
+    file.write_bytes(stored[:-512] + bytes(byte ^ 1 for byte in stored[-512:]))
+    with pytest.raises(ConfigError, match="another model, text or settings"):
+        quantize(model, tmp_path / "out", recipe)
 
 
 def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_path: Path) -> None:

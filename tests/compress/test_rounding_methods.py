@@ -13,9 +13,11 @@ from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_statistics import InputStatistics, input_statistics
 from quire.compress.integer_grid import IntegerGrid
+from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
 from quire.compress.model_parts import ModelParts, linears_of
+from quire.compress.packing import gptq_tensors
 from quire.compress.quantized_rows import nearest
 from quire.compress.recipe import METHODS, Recipe
 from quire.compress.verify_model import compare_models
@@ -50,6 +52,23 @@ def test_statistics_are_those_of_all_tokens_at_once() -> None:
     change = torch.randn(5, 8)
     expected = (change @ x.t()).square().sum(0).mean()
     assert stats.loss(change) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("packing", ["gptq", "awq", "compressed-tensors"])
+def test_zero_points_are_those_that_readers_see(packing: str) -> None:
+    """Groups of zeros, of positive, negative and mixed numbers; readers of GPTQ add 1."""
+    recipe = Recipe(method="rtn", format=packing, symmetric=False, group_size=32)
+    drawn = torch.rand(8, 32, generator=torch.Generator().manual_seed(3))
+    weight = torch.cat([drawn * 0, drawn, -drawn, drawn - 0.5, drawn - 0.01], 1)
+    rows = nearest(weight, grid_of(recipe.layout("bfloat16")))
+    scale, zero = rows.scales.scale, rows.scales.zero
+    assert (zero[:, 0] == 8).all()
+    assert not rows.numbers()[:, :32].any()
+    error = torch.unflatten(rows.numbers() - weight, 1, (-1, 32)).abs().amax(2)
+    assert (error <= scale * 0.6).all()
+    if packing == "gptq":
+        stored = gptq_tensors(rows)["qzeros"][:, :, None] >> torch.arange(0, 32, 4) & 15
+        assert torch.equal(stored.flatten(1).t() + 1, zero.int())
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=["symmetric", "zeros", "channel"])

@@ -21,7 +21,10 @@ from quire import LLM, SamplingParams, hub
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
 from quire.gguf.block_types import BLOCK_TYPES
+from quire.gguf.gguf_config import model_settings
+from quire.gguf.gguf_header import read_gguf_header
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
+from quire.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.checkpoint_source import CheckpointSource
@@ -158,12 +161,34 @@ def llama(**changes: Any) -> dict[str, Any]:
     return metadata_of(BUNDLED, config) | {key.replace("__", "."): v for key, v in changes.items()}
 
 
+def test_sizes_may_be_listed_for_each_layer(tmp_path: Path) -> None:
+    """Config and tensors are those of a file with one number."""
+    matrix = ("F32", np.arange(256 * 256, dtype=np.float32).reshape(256, 256))
+    names = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight"]
+    found = []
+    for listed in (False, True):
+        metadata, file = llama(), tmp_path / f"{listed}.gguf"
+        for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+            if listed:
+                metadata[f"llama.{key}"] = [metadata[f"llama.{key}"]] * 2
+        write_gguf(file, metadata, dict.fromkeys(names, matrix))
+        checkpoint = GgufCheckpoint.open_file(tmp_path, file)
+        tensors = {entry.name: t for entry, t in checkpoint.tensors(set(checkpoint.entries))}
+        found.append((model_settings(read_gguf_header(file), [2]), tensors))
+    assert found[0][0] == found[1][0]
+    assert len(found[0][1]) == len(names)
+    for name, tensor in found[0][1].items():
+        assert torch.equal(tensor, found[1][1][name]), name
+
+
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [
         (llama(general__architecture="mamba"), "architecture is 'mamba', which is not supported"),
         (llama(llama__expert_count=8), "expert_count is not 0; take a model without experts"),
         (llama(llama__feed_forward_length=[1, 2]), "feed_forward_length differs between layers"),
+        (llama(llama__attention__head_count_kv=[0, 0]), "head_count_kv is 0, no integer from 1"),
+        (llama(llama__attention__head_count=[]), "head_count differs between layers"),
         (llama(llama__attention__value_length=8), "value_length is 8, not 32 as of keys"),
         (llama(llama__context_length="long"), "context_length is 'long', no integer"),
         (llama(llama__rope__scaling__type="mystery"), "type is 'mystery' here, which is not"),

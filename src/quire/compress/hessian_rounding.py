@@ -7,7 +7,7 @@ in the authors' code (`act_order`), with groups in place ("static") or in that o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -119,8 +119,6 @@ class HessianRounding:
         if end > block_end:
             later = errors[:, : column - start] @ factor[start:column, block_end:end]
             values = torch.cat([weight[:, column:block_end], weight[:, block_end:end] - later], 1)
-        found = IntegerGrid(self.grid.bits, -1, self.grid.symmetric, self.grid.dtype).scales_of(
-            values
-        )
+        found = replace(self.grid, group=-1).scales_of(values)
         scales.scale[:, column // size] = found.scale[:, 0]
         scales.zero[:, column // size] = found.zero[:, 0]

@@ -26,13 +26,14 @@ class GroupScales:
 class IntegerGrid:
     """group: inputs that share a scale; -1 for all. symmetric: zero is half of the codes' range.
 
-    dtype: of scales, by name.
+    dtype: of scales, by name. least_zero: the smallest zero point that a checkpoint can hold.
     """
 
     bits: int
     group: int
     symmetric: bool
     dtype: str
+    least_zero: int = 0
 
     @property
     def most(self) -> int:
@@ -53,12 +54,19 @@ class IntegerGrid:
         return torch.unflatten(weight, 1, (-1, self.group_size(weight.shape[1])))
 
     def scales(self, low: Tensor, high: Tensor) -> GroupScales:
-        """Scales for groups whose numbers lie between low <= 0 and high >= 0, each [N, G]."""
+        """Scales for groups whose numbers lie between low <= 0 and high >= 0, each [N, G].
+
+        The zero point of a group of zeros is the middle, which every format can hold.
+        """
+        is_empty = (low == 0.0) & (high == 0.0)
+        if self.least_zero:  # a range wide enough for the codes below such a zero point
+            low = torch.minimum(low, -high * (self.least_zero / (self.most - self.least_zero)))
         width = torch.maximum(-low, high) * 2 if self.symmetric else high - low
         scale = self._storable(width / self.most)
         if self.symmetric:
             return GroupScales(scale, torch.full_like(scale, self.middle))
-        return GroupScales(scale, (-low / scale).round().clamp(0, self.most))
+        zero = (-low / scale).round().clamp(self.least_zero, self.most)
+        return GroupScales(scale, zero.masked_fill(is_empty, self.middle))
 
     def scales_of(self, weight: Tensor) -> GroupScales:
         """Scales of a weight [N, K] by the smallest and the largest number of each group."""

@@ -21,6 +21,7 @@ from quire.compress.integer_grid import GroupScales, IntegerGrid
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
 from quire.compress.model_parts import linears_of, set_weight, weight_of
+from quire.compress.packing import LEAST_ZERO
 from quire.compress.quantized_rows import CodedRows, nearest, nearest_fp8
 from quire.compress.recipe import Recipe
 from quire.compress.smoothing import smoothing_scale
@@ -113,4 +114,5 @@ class LayerRounding:
 
 def grid_of(layout: CheckpointLayout) -> IntegerGrid:
     """The grid of a layout with integers."""
-    return IntegerGrid(layout.bits, layout.group, layout.symmetric, layout.scale_dtype)
+    least_zero = LEAST_ZERO if layout.packing == "gptq" else 0
+    return IntegerGrid(layout.bits, layout.group, layout.symmetric, layout.scale_dtype, least_zero)

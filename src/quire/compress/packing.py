@@ -9,6 +9,7 @@ from quire.compress.quantized_rows import FloatCodes, IntegerCodes
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.checkpoint_formats.awq import ORDER
 
+LEAST_ZERO = 1  # of GPTQ's packing, version 1: readers add 1 to what is stored, without a carry
 _WORD = 32  # bits
 
 
@@ -33,9 +34,9 @@ def awq_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
 
 
 def gptq_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
-    """The tensors of a weight in GPTQ's packing, version 1: zero points are stored less 1."""
+    """The tensors of a weight in GPTQ's packing, version 1: zero points, from 1 on, less 1."""
     grid, (_, k) = rows.grid, rows.codes.shape
-    zero = (rows.scales.zero.t().int() - 1) & grid.most
+    zero = rows.scales.zero.t().int() - LEAST_ZERO
     in_order = torch.arange(k, dtype=torch.int32, device=zero.device) // grid.group_size(k)
     return {
         "qweight": words(rows.codes, grid.bits).t().contiguous(),

@@ -21,6 +21,7 @@ from quire.errors import ConfigError
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
+from quire.models.config.weight_files import weight_files
 
 RECIPE = "quire_quantize.json"
 INDEX = "model.safetensors.index.json"
@@ -88,7 +89,7 @@ def other_files(folder: Path) -> Iterable[Path]:
 
 def recipe_record(recipe: Recipe, base: Path, digest: str) -> dict[str, Any]:
     """What a run is known by: its settings, the model's files, and the text for calibration."""
-    files = {path.name: path.stat().st_size for path in sorted(base.glob("*.safetensors"))}
+    files = weight_files(base)
     return {"recipe": recipe.record(), "base": base.name, "files": files, "calibration": digest}
 
 

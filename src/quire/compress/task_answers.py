@@ -66,4 +66,4 @@ def _objects(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [json.loads(line) for line in text.split("\n") if line.strip()]

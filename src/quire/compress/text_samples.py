@@ -77,7 +77,7 @@ def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[i
     if source.suffix != ".jsonl":
         yield tokenizer.encode(text, add_special_tokens=False)
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _line_ids(tokenizer, line, f"{source}, line {number}")
 
@@ -101,12 +101,17 @@ def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
 
 
 def _read(path: Path) -> str:
+    """A file's text, or as many whole lines from its start as are allowed."""
     try:
         with path.open(encoding="utf-8") as file:
-            return file.read(_MOST_CHARACTERS)
+            text = file.read(_MOST_CHARACTERS + 1)
     except UnicodeDecodeError:
         raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
     except OSError as error:
         raise ConfigError(
             f"calibration: {path} cannot be read ({error.strerror}); name a text file"
         ) from error
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    end = text.rfind("\n", 0, _MOST_CHARACTERS) + 1
+    return text[: end or _MOST_CHARACTERS]

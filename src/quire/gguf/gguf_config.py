@@ -57,8 +57,8 @@ def _sizes(metadata: Metadata, name: str) -> dict[str, Any]:
     """The sizes of layers, which are all alike."""
     if metadata.integer(f"{name}.expert_count", 0, low=0) > 0:
         raise metadata.wrong(f"{name}.expert_count", "is not 0; take a model without experts")
-    hidden, heads = _one(metadata, f"{name}.embedding_length"), f"{name}.attention.head_count"
-    num_heads = _one(metadata, heads)
+    hidden, heads = metadata.size(f"{name}.embedding_length"), f"{name}.attention.head_count"
+    num_heads = metadata.size(heads)
     head_dim = metadata.integer(f"{name}.attention.key_length", max(1, hidden // num_heads))
     value_dim = metadata.integer(f"{name}.attention.value_length", head_dim)
     if value_dim != head_dim:
@@ -69,26 +69,14 @@ def _sizes(metadata: Metadata, name: str) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "num_hidden_layers": metadata.integer(f"{name}.block_count"),
-        "intermediate_size": _one(metadata, f"{name}.feed_forward_length"),
+        "intermediate_size": metadata.size(f"{name}.feed_forward_length"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _one(metadata, f"{heads}_kv", num_heads),
+        "num_key_value_heads": metadata.size(f"{heads}_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{name}.context_length"),
         "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         "sliding_window": metadata.integer(f"{name}.attention.sliding_window", 0, low=0) or None,
     }
-
-
-def _one(metadata: Metadata, key: str, default: int | None = None) -> int:
-    """A size that may be listed for each layer, where it has to be the same."""
-    value = metadata.get(key)
-    if isinstance(value, str | int | float | None):
-        return metadata.integer(key, default)
-    if len(value) == 0 or len(set(value)) > 1 or not isinstance(value[0], int):
-        raise metadata.wrong(
-            key, "differs between layers, which is not supported; take another model"
-        )
-    return value[0]
 
 
 def _dtype(header: GgufHeader) -> str:

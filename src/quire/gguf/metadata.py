@@ -12,6 +12,7 @@ from quire.errors import CheckpointError
 from quire.gguf.header_reader import Value
 
 _ALIGNMENT = "general.alignment"
+_MOST = 2**31 - 1  # of integers
 _CONVERT = "convert the model again, or take another file of it"
 
 
@@ -30,14 +31,21 @@ class Metadata:
         return self.values.get(key)
 
     def integer(
-        self, key: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = _MOST
     ) -> int:
         """A whole number in [low, high]; without a default the key is required."""
+        return self._integer(key, self._given(key, default), low, high)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1 on that may be listed for each layer, where all are the same."""
         value = self._given(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            problem = f"is {_shown(value)}, no integer from {low} to {high}; {_CONVERT}"
-            raise self.wrong(key, problem)
-        return value
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if len(value) == 0 or any(item != value[0] for item in value):
+                raise self.wrong(
+                    key, "differs between layers, which is not supported; take another model"
+                )
+            value = value[0]
+        return self._integer(key, value, 1, _MOST)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; without a default the key is required."""
@@ -85,6 +93,12 @@ class Metadata:
                 _ALIGNMENT, f"is {found}, no power of two from 8 on; download the file again"
             )
         return found
+
+    def _integer(self, key: str, value: object, low: int, high: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            problem = f"is {_shown(value)}, no integer from {low} to {high}; {_CONVERT}"
+            raise self.wrong(key, problem)
+        return value
 
     def _items(self, key: str) -> Sequence[object]:
         value = self._given(key, None)

@@ -73,7 +73,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _num_heads(self, key: str, entry: TensorEntry) -> int:
         own, usual = f"{self._prefix}.{key}", f"{self._prefix}.attention.head_count"
-        num_heads = self._metadata.integer(own, self._metadata.integer(usual))
+        num_heads = self._metadata.size(own, self._metadata.size(usual))
         if entry.shape[0] % (2 * num_heads):
             raise entry.wrong(f"{entry.shape[0]} rows are not those of {num_heads} heads")
         return num_heads

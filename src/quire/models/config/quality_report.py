@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError, ConfigError
 from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.config.weight_files import weight_files
 
 QUALITY_FILE = "quire_quality.json"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,19 @@ class QualityLimits:
     """What a quantized model may lose.
 
     perplexity: the most that it may rise, as a share. cosine: the least mean cosine of the last
-    hidden states. same_top_1: the least share of tokens with the same most likely successor.
+    hidden states. same_top_1: the least share of tokens with the same most likely successor. named:
+    the limits that were asked for by name, whose figures a report must have.
     """
 
     perplexity: float = 0.05
     cosine: float = 0.97
     same_top_1: float = 0.85
+    named: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, option: str) -> QualityLimits:
         """Limits from text such as "perplexity=0.01,cosine=0.99". Raises ConfigError."""
-        known, values = [field.name for field in fields(cls)], dict[str, float]()
+        known, values = list(cls().record()), dict[str, float]()
         for item in text.split(","):
             name, _, number = item.partition("=")
             try:
@@ -45,14 +48,15 @@ class QualityLimits:
                     f"{option} must be limits such as perplexity=0.01,cosine=0.99 of "
                     f"{', '.join(known)}, not {text!r}"
                 ) from None
-        return cls(**values)
+        return cls(**values, named=tuple(values))
 
     def failures(self, report: Mapping[str, Any]) -> list[str]:
-        """In which figures of a report the model loses more. Figures that it lacks are no loss."""
+        """In which figures of a report the model loses more, and which it lacks of those named."""
         change = report.get("perplexity", {}).get("change")
         cosine = report.get("hidden_cosine", {}).get("mean")
         same = report.get("same_top_1", {}).get("share")
-        found = []
+        figures = {"perplexity": change, "cosine": cosine, "same_top_1": same}
+        found = [f"the report has no {name}" for name in self.named if figures[name] is None]
         if change is not None and not change <= self.perplexity:
             found.append(f"perplexity rises by {change:.2%}, more than {self.perplexity:.2%}")
         if cosine is not None and not cosine >= self.cosine:
@@ -65,11 +69,15 @@ class QualityLimits:
 
     def record(self) -> dict[str, float]:
         """The limits as JSON has them."""
-        return asdict(self)
+        return {
+            "perplexity": self.perplexity,
+            "cosine": self.cosine,
+            "same_top_1": self.same_top_1,
+        }
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
-    """Store a report beside the weights of a folder, with their files' sizes."""
+    """Store a report beside the weights of a folder, with what its files are known by."""
     path = folder / QUALITY_FILE
     values = {"version": VERSION, "files": weight_files(folder), **report}
     path.write_text(json.dumps(values, indent=1) + "\n")
@@ -89,12 +97,7 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         )
     if report.get("files") != weight_files(folder):
         raise CheckpointError(
-            f"{path} is not of these weights, whose files have other sizes; run quire verify "
-            "again, or remove it"
+            f"{path} is not of these weights, whose files have other sizes or contents; run "
+            "quire verify again, or remove it"
         )
     return report.values
-
-
-def weight_files(folder: Path) -> dict[str, int]:
-    """Sizes of a folder's weight files, by name."""
-    return {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}

@@ -1,0 +1,33 @@
+"""What a folder's weight files are known by, without reading them whole. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+from quire.model_folder import check_regular
+
+_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, at even distances
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """Size and fingerprint of each safetensors file, by name. Raises CheckpointError."""
+    return {path.name: _fingerprint(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _fingerprint(path: Path) -> str:
+    """The size in bytes, and a SHA-256 of the header and of samples from start to end."""
+    size, digest = check_regular(path), hashlib.sha256()
+    with path.open("rb") as file:
+        length = min(int.from_bytes(file.read(8), "little"), size)
+        digest.update(_part(file, 8, length))
+        last = max(0, size - _SAMPLE_BYTES)
+        for index in range(_SAMPLES):
+            digest.update(_part(file, last * index // (_SAMPLES - 1), _SAMPLE_BYTES))
+    return f"{size} bytes, sha256 {digest.hexdigest()}"
+
+
+def _part(file: BinaryIO, start: int, length: int) -> bytes:
+    file.seek(start)
+    return file.read(length)
