@@ -84,7 +84,7 @@ def test_a_report_of_other_weights_is_no_report_of_these(folders: tuple[Path, Pa
     assert start(folders[1], "off") is None
 
 
-def test_weights_of_the_same_size_are_told_apart(
+def test_a_report_of_weights_of_the_same_size_is_refused(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """As after another quantization in place."""
