@@ -127,7 +127,7 @@ def test_a_run_with_other_settings_is_refused(base: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="another model, text or settings"):
         quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=64))
     with pytest.raises(ConfigError, match="not empty"):
-        quantize(base, base, Recipe(method="rtn"))
+        quantize(base, base, Recipe(method="rtn", group_size=32))
     with pytest.raises(CheckpointError, match="quantized already"):
         quantize(tmp_path / "out", tmp_path / "again", Recipe(method="rtn"))
 
@@ -192,3 +192,15 @@ def test_fewer_bits_lose_more(base: Path, tmp_path: Path) -> None:
         assert report["bytes"]["quantized"] < report["bytes"]["base"]
     assert found["rtn"] > found["fp8"] > 0
     assert found["rtn"] > found["int8"] > 0
+
+
+def test_files_have_the_mode_that_the_umask_gives(base: Path, tmp_path: Path) -> None:
+    quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=32))
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert len(set(modes.values())) == 1, modes
+
+
+def test_a_group_size_that_fits_no_layer_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="group_size 40 and ignore leave no linear layer"):
+        quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=40))
+    assert not (tmp_path / "out").exists()

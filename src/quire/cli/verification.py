@@ -118,11 +118,16 @@ def show_report(
     return 0 if report["passed"] else 1
 
 
+def _print_tenths(what: str, done: int, total: int) -> None:
+    if done and done * 10 // total > (done - 1) * 10 // total:
+        print(f"{what} layers: {done} of {total}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress() -> Iterator[Notify]:
-    """A progress bar of layers on a terminal; a line for each layer elsewhere is too much."""
+    """A progress bar of layers on a terminal; elsewhere a line for each tenth of them."""
     if not sys.stderr.isatty():
-        yield lambda *_: None
+        yield _print_tenths
         return
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn

@@ -55,6 +55,11 @@ class Quantization:
         self.layout: CheckpointLayout = recipe.layout(config.dtype)
         self.files = ShardFiles(out, len(config.spec.layers))
         self.ignored = self._ignored()
+        if not any(self._chosen(index) for index in range(len(config.spec.layers))):
+            raise ConfigError(
+                f"group_size {recipe.group_size} and ignore leave no linear layer to quantize; "
+                "choose a group_size that divides their inputs, such as 64"
+            )
 
     @torch.no_grad()
     def run(self, notify: Notify) -> None:

@@ -95,7 +95,12 @@ def recipe_record(recipe: Recipe, base: Path, digest: str) -> dict[str, Any]:
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     part = path.with_name(f".{path.name}.tmp")
+    part.touch()
+    mode = (
+        part.stat().st_mode
+    )  # as the user's umask has it; safetensors leaves files to their owner
     write(part)
+    part.chmod(mode)
     os.replace(part, path)
 
 
