@@ -271,7 +271,8 @@ def gpu_invariance(result: Result) -> str:
 
 def gpu_int4(result: Result) -> str:
     """Linears with four-bit weights: few rows against bandwidth, many beside cuBLAS in 16 bits."""
-    few, many, most = result["few"], result["many"], 512
+    few, many = result["few"], result["many"]
+    most = many[0]["most_rows"]
     rows = sorted({row["m"] for row in few})
     bandwidth = result["read_bandwidth"] / 1e12
     text = [

@@ -94,10 +94,8 @@ def holds_whole_heads(
     """Whether tiles hold whole heads, all of one kind, that their kernel can apply RoPE to."""
     if head_dim & (head_dim - 1) or head_dim < 16 or n % config.block_n:
         return False
-    if not isinstance(config, SkinnyConfig) and head_dim not in (
-        64,
-        128,
-    ):  # a thread has whole pairs
+    in_ring = not isinstance(config, SkinnyConfig)
+    if in_ring and head_dim not in (64, 128):  # where a thread has whole pairs
         return False
     return config.block_n % head_dim == 0 and kv_heads * head_dim % config.block_n == 0
 
