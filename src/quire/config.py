@@ -161,10 +161,11 @@ class CacheConfig:
     gpu_memory_utilization: float = setting(
         0.9, "share of a GPU's memory to plan for; a CPU has none", within=(0.001, 1.0)
     )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8"] = setting(
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"] = setting(
         "auto",
-        "data type of keys and values in the KV cache; auto: the model's; fp8 (or fp8_e4m3): 8 "
-        "bits, so that twice as many tokens fit; int8: 8 bits and a scale for each head, on a CPU",
+        "data type of keys and values in the KV cache; auto: the checkpoint's, if its KV cache is "
+        "quantized, else the model's; fp8 (or fp8_e4m3): 8 bits, so that twice as many tokens fit, "
+        "with the checkpoint's scales, if any; int8: 8 bits and a scale for each head, on a CPU",
     )
     enable_prefix_caching: bool = setting(True, "share the KV blocks of equal prefixes")
 

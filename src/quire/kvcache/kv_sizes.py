@@ -6,13 +6,26 @@ from collections.abc import Sequence
 
 from quire.core.layer_spec import KVLayerSpec
 from quire.dtypes import DTYPES
+from quire.options import require
 
 _SCALE_BYTES = 2  # at the end of each row in int8
 
 
-def kv_name(setting: str, dtype: str) -> str:
-    """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
-    return {"auto": dtype, "int8": "int8"}.get(setting, "float8_e4m3fn")
+_IN_8_BITS = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+
+
+def kv_name(setting: str, dtype: str, stored: str | None = None) -> str:
+    """The type of keys and values by the setting `kv_cache_dtype`.
+
+    dtype: the model's. stored: the setting that the checkpoint was made for, which "auto" takes.
+    Raises ConfigError for 16 bits that are not the model's.
+    """
+    wanted = (stored or dtype) if setting == "auto" else setting
+    require(
+        wanted in (dtype, *_IN_8_BITS),
+        f"kv_cache_dtype is {setting!r}, but the model runs in {dtype}; leave it out, or set dtype",
+    )
+    return _IN_8_BITS.get(wanted, wanted)
 
 
 def row_bytes(dim: int, dtype: str) -> int:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.kernels.operands import QuantizedWeight
+from quire.kernels.operands import LoadedWeight, QuantizedWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def stack_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -33,3 +36,25 @@ def stack_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         name: torch.cat([own[name] for own in tensors]) for name in tensors[0]
     }
     return replace(first, **stacked)
+
+
+def scale_rows(weight: LoadedWeight, factors: Tensor) -> LoadedWeight:
+    """A weight [N, ...] with rows multiplied by powers of two, float32 [N] or [1] for all.
+
+    Exact within the range of the numbers, or of the scales of codes.
+    """
+    import torch
+
+    if isinstance(weight, torch.Tensor):
+        wide = weight.float() if weight.dtype == torch.float16 else weight
+        return wide * _beside(factors, wide)
+    scale: Any = weight.scale
+    if scale.dtype == torch.uint8:  # exponents of two
+        return replace(weight, scale=(scale + _beside(factors, scale).log2()).to(torch.uint8))
+    return replace(weight, scale=scale * _beside(factors, scale))
+
+
+def _beside(factors: Tensor, tensor: Tensor) -> Tensor:
+    """Factors of rows, in the type of the rows' numbers if those are no integers."""
+    dtype = tensor.dtype if tensor.is_floating_point() else factors.dtype
+    return factors.to(tensor.device, dtype).view(-1, *[1] * (tensor.dim() - 1))

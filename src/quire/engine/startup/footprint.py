@@ -92,8 +92,9 @@ def weights_by_format(
 
 def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
-    stored = kv_name(config.cache.kv_cache_dtype, choose_dtype(config, model_config))
-    return block_bytes(model_config.spec.kv_layers, config.cache.block_size, stored)
+    dtype, stored = choose_dtype(config, model_config), model_config.kv_cache_dtype
+    name = kv_name(config.cache.kv_cache_dtype, dtype, stored)
+    return block_bytes(model_config.spec.kv_layers, config.cache.block_size, name)
 
 
 def blocks_within(

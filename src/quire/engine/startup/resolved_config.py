@@ -61,7 +61,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         pooling=read_pooling(folder, config.model.pooling, model_config.hidden_size),
         length_limit=_length_limit(config, model_config),
         dtype=dtype,
-        kv_dtype=kv_name(config.cache.kv_cache_dtype, dtype),
+        kv_dtype=kv_name(config.cache.kv_cache_dtype, dtype, model_config.kv_cache_dtype),
         quality=_quality(config, folder, model_config),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -74,8 +75,7 @@ def resolve_for_torch(config: EngineConfig) -> tuple[torch.device, ResolvedConfi
     """The device, and the config resolved for it. Raises ConfigError or CheckpointError."""
     device = torch_device(config)
     resolved = resolve(config, "cuda" if device.type == "cuda" else "cpu")
-    _check_kv_dtype(resolved, device)
-    return device, resolved
+    return device, _with_known_kv_dtype(resolved, device)
 
 
 def torch_device(config: EngineConfig) -> torch.device:
@@ -111,16 +111,25 @@ def requested_kernels(config: EngineConfig, device: torch.device) -> Kernels | N
     return kernels_for(device.type, batch_invariant=True)
 
 
-def _check_kv_dtype(resolved: ResolvedConfig, device: torch.device) -> None:
-    """Raise ConfigError where a GPU cannot convert the KV cache's data type."""
+def _with_known_kv_dtype(resolved: ResolvedConfig, device: torch.device) -> ResolvedConfig:
+    """The config with a data type of the KV cache that the device converts.
+
+    Where the checkpoint alone asks for another one, that is the model's. Raises ConfigError if the
+    settings do.
+    """
     if device.type != "cuda" or resolved.kv_dtype != "float8_e4m3fn":
-        return
+        return resolved
     major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < (8, 9):
-        raise ConfigError(
-            f"kv_cache_dtype is {resolved.config.cache.kv_cache_dtype!r}, which takes a GPU of "
-            f"compute capability 8.9 or later, but this one has {major}.{minor}; leave it out"
-        )
+    if (major, minor) >= (8, 9):
+        return resolved
+    wanted = resolved.config.cache.kv_cache_dtype
+    takes = f"takes a GPU of compute capability 8.9 or later, but this one has {major}.{minor}"
+    if wanted != "auto":
+        raise ConfigError(f"kv_cache_dtype is {wanted!r}, which {takes}; leave it out")
+    logger.warning(
+        "the KV cache is in %s: FP8, as the checkpoint has it, %s", resolved.dtype, takes
+    )
+    return replace(resolved, kv_dtype=resolved.dtype)
 
 
 def _host_backend(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
-KV_SCALES = (".k_scale", ".v_scale")  # ends of names: of an FP8 KV cache, which has none here
 
 
 @dataclass(frozen=True, slots=True)

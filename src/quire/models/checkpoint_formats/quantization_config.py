@@ -29,13 +29,22 @@ READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
 }
 
 
+def quantization_section(config: ConfigFile) -> ConfigFile | None:
+    """What a checkpoint's config files say of quantization. Raises CheckpointError."""
+    section = config.section("quantization_config") or config.section("compression_config")
+    if section is not None:
+        return section
+    other = config.path.with_name(_MODELOPT_FILE)
+    return ConfigFile.read(other).section("quantization") if other.is_file() else None
+
+
 def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
     """How a checkpoint's weights are quantized; None if they are not. Raises CheckpointError."""
-    section = config.section("quantization_config") or config.section("compression_config")
+    section = quantization_section(config)
     if section is None:
-        other = config.path.with_name(_MODELOPT_FILE)
-        section = ConfigFile.read(other).section("quantization") if other.is_file() else None
-        return None if section is None else read_modelopt(section)
+        return None
+    if section.path != config.path:
+        return read_modelopt(section)
     method = section.text("quant_method").removeprefix("intel/")
     if method not in READERS:
         raise section.wrong(

@@ -23,7 +23,11 @@ from quire.core.layer_spec import (
 )
 from quire.core.rope_settings import RopeSettings
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
-from quire.models.checkpoint_formats.quantization_config import read_checkpoint_format
+from quire.models.checkpoint_formats.kv_cache_scheme import read_kv_cache_dtype
+from quire.models.checkpoint_formats.quantization_config import (
+    quantization_section,
+    read_checkpoint_format,
+)
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.config_values import (
     read_activation,
@@ -47,7 +51,7 @@ class ModelConfig:
     sliding_windows: per layer, how many of the last tokens a query sees; None for all.
     attention_scale: multiplies scores; the soft caps are None where there are none.
     dtype: name of the checkpoint's data type, such as "bfloat16"; checkpoint_format: how its
-    weights are quantized, if they are.
+    weights are quantized, if they are; kv_cache_dtype: the setting that its KV cache was made for.
     """
 
     architecture: str
@@ -73,6 +77,7 @@ class ModelConfig:
     logit_soft_cap: float | None
     dtype: str
     checkpoint_format: CheckpointFormat | None
+    kv_cache_dtype: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
@@ -129,6 +134,7 @@ class ModelConfig:
             logit_soft_cap=read_optional(config, family.logit_soft_cap_key),
             dtype=config.text("dtype", config.text("torch_dtype", "float32")),
             checkpoint_format=read_checkpoint_format(config),
+            kv_cache_dtype=read_kv_cache_dtype(quantization_section(config)),
             bos_token_id=read_bos_token_id(config),
             eos_token_ids=read_eos_token_ids(config, path),
         )

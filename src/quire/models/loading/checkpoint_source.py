@@ -13,16 +13,19 @@ from quire.dtypes import CHECKPOINT_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.operands import LoadedWeight
 from quire.layers.parameter import Weight, WeightShapeError
-from quire.models.checkpoint_formats.checkpoint_format import KV_SCALES
+from quire.models.checkpoint_formats.kv_cache_scheme import kv_scale_name
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gpu_transfer import DeviceReader
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
+from quire.models.loading.kv_scales import folding_factors, read_kv_scales
 from quire.models.loading.quantized_source import check_orders, quantized_sources
+from quire.quantization.canonical_rows import scale_rows
 from quire.quantization.scheme import FormatChoice
 
 logger = logging.getLogger(__name__)
 
+_HALVES = ("int4", "nf4")  # weight formats whose scales are in float16
 _PREFIX = "model."  # of all names but the head's; those saved without a head lack it
 
 # name of a weight → the parameter it fills, and which part of it
@@ -85,8 +88,29 @@ class CheckpointSource:
     ) -> Iterator[tuple[str, LoadedWeight, int]]:
         """Each weight with its name and the bytes that were read for it, in order of the files.
 
-        dtype: of the model.
+        Scales of an FP8 KV cache are folded in. dtype: of the model.
         """
+        factors = self._folding_factors(dtype)
+        for name, weight, num_bytes in self._stored_weights(device, dtype):
+            own = factors.get(self._prefix + name)
+            yield name, weight if own is None else scale_rows(weight, own), num_bytes
+
+    def _folding_factors(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """By what weights are multiplied for the scales of an FP8 KV cache."""
+        scales = read_kv_scales(self._checkpoint, self._prefix)
+        sources = self._quantized.values()
+        specs = ((source, source.stored.spec(source.k)) for source in sources)
+        halves = [source.fused for source, spec in specs if spec and spec.codes in _HALVES]
+        narrow = {
+            layer
+            for layer in scales
+            if dtype == torch.float16 or any(name.startswith(f"{layer}.") for name in halves)
+        }
+        return folding_factors(self._model_config.spec, scales, narrow)
+
+    def _stored_weights(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> Iterator[tuple[str, LoadedWeight, int]]:
         waiting: dict[str, dict[str, Tensor]] = {}
         for entry, tensor in read_tensors(self._checkpoint, self._names, device):
             source = self._owners.get(entry.name)
@@ -124,10 +148,9 @@ class CheckpointSource:
     def _is_harmless(self, name: str) -> bool:
         """Tensors that old checkpoints carry and nothing needs."""
         config = self._model_config
-        ends = () if config.checkpoint_format is None else KV_SCALES
-        return name.endswith((".rotary_emb.inv_freq", *ends)) or (
-            name == "lm_head.weight" and (config.tie_word_embeddings or not config.has_head)
-        )
+        if name.endswith(".rotary_emb.inv_freq") or kv_scale_name(name) is not None:
+            return True
+        return name == "lm_head.weight" and (config.tie_word_embeddings or not config.has_head)
 
 
 def read_tensors(
