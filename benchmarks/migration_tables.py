@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from quire.compat.call_names import METHODS
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
+from quire.compat.http_paths import FOREIGN_PATHS
 from quire.compat.names_table import NAMES, Scope
 from quire.compat.own_values import OWN_VALUES
 
@@ -25,7 +27,8 @@ def filled(page: str) -> str:
 
 
 def _table(name: str) -> str:
-    lines = _values() if name == "values" else _names(_SCOPES[name])
+    own_tables = {"values": _values, "methods": _methods, "paths": _paths}
+    lines = own_tables[name]() if name in own_tables else _names(_SCOPES[name])
     return "\n".join(lines)
 
 
@@ -59,6 +62,20 @@ def _values() -> Iterator[str]:
         for own in dict.fromkeys(values.values()):
             spellings = ", ".join(_shown(foreign) for foreign, to in values.items() if to is own)
             yield f"| `{name}` | {spellings} | {_shown(own)} |"
+
+
+def _methods() -> Iterator[str]:
+    yield "| method | here |"
+    yield "|---|---|"
+    for name, text in METHODS.items():
+        yield f"| `{name}` | {text} |"
+
+
+def _paths() -> Iterator[str]:
+    yield "| path | of | here |"
+    yield "|---|---|---|"
+    for path, (engines, text) in FOREIGN_PATHS.items():
+        yield f"| `{path}` | {engines} | {text} |"
 
 
 def _shown(value: Any) -> str:

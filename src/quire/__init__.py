@@ -9,6 +9,7 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire import errors
+    from quire.cli.vllm_scripts import EngineArgs, FlexibleArgumentParser
     from quire.core.pooling_params import PoolingParams
     from quire.core.request_output import (
         CompletionOutput,
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
     from quire.core.structured_outputs import StructuredOutputs
     from quire.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
     from quire.engine.frontend.async_engine import AsyncEngine
+    from quire.engine.frontend.beam_search import BeamSearchParams
     from quire.llm import LLM
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingOutput",
+    "EngineArgs",
+    "FlexibleArgumentParser",
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
@@ -41,8 +46,11 @@ __all__ = [
 _LAZY = {
     "LLM": ("quire.llm", "LLM"),
     "AsyncEngine": ("quire.engine.frontend.async_engine", "AsyncEngine"),
+    "BeamSearchParams": ("quire.engine.frontend.beam_search", "BeamSearchParams"),
     "CompletionOutput": ("quire.core.request_output", "CompletionOutput"),
     "EmbeddingOutput": ("quire.core.request_output", "EmbeddingOutput"),
+    "EngineArgs": ("quire.cli.vllm_scripts", "EngineArgs"),
+    "FlexibleArgumentParser": ("quire.cli.vllm_scripts", "FlexibleArgumentParser"),
     "PoolingParams": ("quire.core.pooling_params", "PoolingParams"),
     "RequestOutput": ("quire.core.request_output", "RequestOutput"),
     "SamplingParams": ("quire.core.sampling_params", "SamplingParams"),

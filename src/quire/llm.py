@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Literal, Self, Unpack
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import numpy as np
 
+from quire.compat.call_names import METHODS
 from quire.config import BUNDLED_MODEL, EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -20,6 +21,7 @@ from quire.core.request_output import (
 )
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
+from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
 from quire.engine.frontend.offline_engine import OfflineEngine
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.engine.frontend.prompt_inputs import (
@@ -134,6 +136,24 @@ class LLM:
             raise_errors=raise_errors,
         )
 
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: bool = False, **options: Any
+    ) -> list[BeamSearchOutput]:
+        """The most probable answers to every prompt, in the order of the prompts.
+
+        options: of vLLM's method. Each token of the answers is one pass over all beams. Raises as
+        `generate` does.
+        """
+        for name in without_foreign(options):
+            raise invalid_value(name, "unknown option; remove it")
+        limits = self.info.limits
+        found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
+        generate = partial(self.generate, use_tqdm=use_tqdm)
+        return [
+            output.decoded(self.tokenizer.decode)
+            for output in search(found, params, self.info.eos_token_ids, limits, generate)
+        ]
+
     def embed(
         self,
         prompts: Prompts,
@@ -223,6 +243,13 @@ class LLM:
     def close(self) -> None:
         """Free the model's memory, for good."""
         self._engine.close()
+
+    if not TYPE_CHECKING:  # which finds misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, which says what to use for a method of vLLM's `LLM`."""
+            fix = f"; {METHODS[name]}" if name in METHODS else ""
+            raise AttributeError(f"LLM has no {name}{fix}", name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire import LLM, PoolingParams, RequestOutput, SamplingParams
+from quire import LLM, BeamSearchParams, PoolingParams, RequestOutput, SamplingParams
+from quire.compat.call_names import METHODS
 from quire.config import EngineConfig
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.engine.core.engine_core import EngineCore
@@ -269,3 +271,27 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
         llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
     with pytest.warns(NoEffectWarning, match="content_format has no effect"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+
+
+def test_one_beam_is_the_greedy_answer(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
+    (answer,) = llm.generate("A list is", greedy, use_tqdm=False)
+    params = BeamSearchParams(beam_width=1, max_tokens=6, ignore_eos=True)
+    (output,) = llm.beam_search("A list is", params)
+    (beam,) = output.sequences
+    assert beam.tokens == answer.prompt_token_ids + answer.outputs[0].token_ids
+    assert beam.cum_logprob == pytest.approx(answer.outputs[0].cumulative_logprob)
+    assert beam.text == "A list is" + answer.outputs[0].text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_are_not_there_say_what_to_use(llm: LLM, name: str) -> None:
+    assert not hasattr(llm, name)
+    with pytest.raises(AttributeError, match=re.escape(METHODS[name])):
+        getattr(llm, name)
+
+
+def test_a_template_variable_that_is_not_read_is_a_warning(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    with pytest.warns(NoEffectWarning, match="'enable_thinking' has no effect"):
+        llm.chat(hello, SamplingParams(max_tokens=1), use_tqdm=False, enable_thinking=True)

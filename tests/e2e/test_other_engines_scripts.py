@@ -40,6 +40,33 @@ if __name__ == "__main__":
     main()
 """
 
+# the shape of vLLM's examples/basic/offline_inference
+ARGUMENTS = """\
+from vllm import LLM, EngineArgs, FlexibleArgumentParser
+
+
+def create_parser():
+    parser = FlexibleArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(model=MODEL, runner="generate")
+    parser.add_argument_group("Sampling parameters").add_argument("--max-tokens", type=int)
+    return parser
+
+
+def main(args):
+    max_tokens = args.pop("max_tokens")
+    llm = LLM(**args)
+    sampling_params = llm.get_default_sampling_params()
+    if max_tokens is not None:
+        sampling_params.max_tokens = max_tokens
+    outputs = llm.generate(["Hello, my name is"], sampling_params)
+    print(len(outputs[0].outputs[0].token_ids), "tokens")
+
+
+if __name__ == "__main__":
+    main(vars(create_parser().parse_args(["--max-tokens", "3", "--tensor-parallel-size", "1"])))
+"""
+
 CHAT = """\
 from vllm import LLM
 
@@ -132,11 +159,12 @@ assert sql in ("SELECT col_1 FROM table_1", "SELECT col_2 FROM table_1")
     ("script", "printed"),
     [
         (GENERATE, ["Prompt:    'Hello, my name is'", "Output:    "]),
+        (ARGUMENTS, ["3 tokens"]),
         (CHAT, ["Quire, a small voice assistant"]),
         (EMBED, ["Embeddings: [", "(size=256)", "Score: "]),
         (STRUCTURED, ["@"]),
     ],
-    ids=["generate", "chat", "embed", "structured"],
+    ids=["generate", "arguments", "chat", "embed", "structured"],
 )
 def test_a_script_needs_another_import_line(
     script: str, printed: list[str], tmp_path: Path

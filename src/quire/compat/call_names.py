@@ -17,7 +17,25 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     only("guided_options_request", _V, (), "each request has params of its own",
          "use structured_outputs in SamplingParams"),
     no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
+    no_effect("concurrency_limit", _V, "requests beyond max_num_seqs wait for their turn"),
 )  # fmt: skip
+
+# methods of vLLM's `LLM` that are not there, and what to use in their place
+METHODS: Mapping[str, str] = {
+    "get_metrics": "use llm.stats, and output.metrics of each request",
+    "reward": "reward models are not supported; use score, or embed",
+    "llm_engine": "use LLM itself; for requests that come one by one use AsyncEngine",
+    "collective_rpc": "the model runs in this process; there are no workers to call",
+    "apply_model": "the model runs as compiled calls; there is no module to call",
+    "start_profile": "run `quire profile MODEL` instead",
+    "stop_profile": "run `quire profile MODEL` instead",
+    "enqueue": "pass all prompts to generate, or use AsyncEngine",
+    "wait_for_completion": "generate returns when all answers are there",
+    "set_tokenizer": "start with the setting tokenizer",
+    "preprocess_chat": "use get_tokenizer().apply_chat_template",
+    "init_weight_transfer_engine": "load changed weights as a new LLM",
+    "update_weights": "load changed weights as a new LLM",
+}
 
 _HUB = "models of the hub are in its cache: use hf cache ls, hf cache rm and hf download"
 COMMANDS: Mapping[str, str] = {

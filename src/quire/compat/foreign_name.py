@@ -59,8 +59,9 @@ class ForeignName:
         return self.others, value
 
     def has_no_effect(self, value: Any) -> bool:
-        """Whether this value is taken without effect."""
-        return self.takes is ANY or any(same_value(value, taken) for taken in self.takes)
+        """Whether this value is taken without effect; None always is."""
+        is_any = value is None or self.takes is ANY
+        return is_any or any(same_value(value, taken) for taken in self.takes)
 
 
 def same_value(value: Any, other: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from quire.compat.names_table import NoEffect, Own, Refused, meaning_of
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import InvalidRequestError, invalid_value
+from quire.options import nearest_name
 
 
 class ParamNames(msgspec.StructMeta):
@@ -16,7 +18,7 @@ class ParamNames(msgspec.StructMeta):
 
     Only names that the struct does not have are looked up, so usual calls cost nothing more; those
     without effect are a NoEffectWarning. Raises InvalidRequestError for names that are refused, and
-    Python's own TypeError for unknown ones. Decoding and copying know the struct's names alone.
+    TypeError for unknown ones. Decoding and copying know the struct's names alone.
     """
 
     def __call__(cls, **params: Any) -> Any:  # noqa: N805 - a class of classes
@@ -25,9 +27,21 @@ class ParamNames(msgspec.StructMeta):
             return super().__call__(**params)
         except TypeError:
             own = own_params(params, cls.__struct_fields__)
+            _refuse_unknown(own, cls)
             if own == params:
                 raise
             return super().__call__(**own)
+
+
+def _refuse_unknown(params: Mapping[str, Any], cls: msgspec.StructMeta) -> None:
+    """Raises TypeError as Python does, with the nearest name that there is."""
+    known = cls.__struct_fields__
+    for name in params:
+        if name not in known:
+            near = nearest_name(name, known)
+            hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(known)}"
+            text = f"{cls.__name__} has no parameter {name!r}{hint}"
+            raise TypeError(text)
 
 
 def own_params(params: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:

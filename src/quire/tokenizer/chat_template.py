@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
+from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import CheckpointError, invalid_value
 from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
 from quire.tokenizer.template_sandbox import Sandbox
@@ -75,8 +76,7 @@ class ChatTemplate:
         map_text: applied to each string from the caller except roles.
         Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
         """
-        if options:
-            self._check_option_names(options)
+        options = self._read_options(options) if options else {}
         if type(add_generation_prompt) is not bool:
             kind = type(add_generation_prompt).__name__
             raise invalid_value("add_generation_prompt", f"must be True or False, not {kind}")
@@ -100,14 +100,16 @@ class ChatTemplate:
         rendered = self._run(self._common | given)
         return _before_mark(rendered) if continue_final_message else rendered
 
-    def _check_option_names(self, options: Mapping[str, Any]) -> None:
-        for name in options:
-            if name not in self.option_names:
-                readable = ", ".join(self.option_names) or "none"
-                raise invalid_value(
-                    "chat_template_kwargs",
-                    f"{name!r} is no option of this model's chat template; it has: {readable}",
-                )
+    def _read_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the template reads; others are a NoEffectWarning."""
+        readable = ", ".join(self.option_names) or "none"
+        warn_no_effect(
+            f"chat_template_kwargs: {name!r} has no effect: this model's chat template has no such "
+            f"variable; it has: {readable}"
+            for name in options
+            if name not in self.option_names
+        )
+        return {name: value for name, value in options.items() if name in self.option_names}
 
     def _run(self, variables: dict[str, Any]) -> str:
         environment = self._template.environment

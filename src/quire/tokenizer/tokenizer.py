@@ -246,7 +246,8 @@ class Tokenizer:
 
         Each control token's name that the messages hold is broken, or changed by map_text instead.
         continue_final_message: end within the last message, for an answer that goes on from it.
-        template_kwargs: further values for the template, under names that it reads.
+        template_kwargs: further values for the template; a name that it does not read is a
+        NoEffectWarning.
         Raises InvalidRequestError (param "messages", "tools" or "chat_template_kwargs").
         """
         return self._template_for(tools).render(

@@ -6,6 +6,8 @@ import pytest
 from asgi_client import call
 from starlette.applications import Starlette
 
+from quire.compat.http_paths import FOREIGN_PATHS
+
 
 @pytest.mark.parametrize(
     ("path", "near"),
@@ -41,9 +43,16 @@ def test_a_path_that_nearly_exists_names_the_right_one(
     assert call(app, near, method="GET").status != 404
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1", "/api", "/api/generate", "/x", "//", "/v1/" + "a" * 60_000]
-)
+@pytest.mark.parametrize("path", FOREIGN_PATHS)
+def test_a_path_of_another_api_says_what_to_use(app: Starlette, path: str) -> None:
+    engines, text = FOREIGN_PATHS[path]
+    for below in ("", "/", "/inner"):
+        reply = call(app, path + below, {})
+        assert (reply.status, reply.error["code"]) == (404, "not_found")
+        assert reply.error["message"] == f"{path} is {engines}'s, which is not here: {text}"
+
+
+@pytest.mark.parametrize("path", ["/v1", "/api", "/api/other", "/x", "//", "/v1/" + "a" * 60_000])
 def test_other_paths_name_the_api(app: Starlette, path: str) -> None:
     reply = call(app, path)
     assert (reply.status, reply.error["code"]) == (404, "not_found")

@@ -1,4 +1,4 @@
-"""The refusal of a path that does not exist, which names the nearest one that does."""
+"""The refusal of a path that does not exist, which says what to use, or the nearest that does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from starlette.types import Receive, Scope, Send
 
+from quire.compat.http_paths import foreign_path
 from quire.server.http.http_errors import HttpError
 
 MAX_CHARS = 128  # of a path that is compared
@@ -23,6 +24,8 @@ class UnknownPath:
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         """Raises HttpError."""
+        if (text := foreign_path(scope["path"][:MAX_CHARS])) is not None:
+            raise HttpError(404, text, code="not_found")
         near = self._nearest(scope["path"])
         fix = _ELSEWHERE if near is None else f"did you mean {near}?"
         raise HttpError(404, f"no such path; {fix}", code="not_found")

@@ -1,0 +1,81 @@
+"""Paths of other engines' and services' HTTP APIs that are not there, and what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_ADMIN = "use the admin endpoints, on a port of their own (--admin-port)"
+_SHOWN = "running requests are in /metrics and on the page at /"
+_TEXT_ONLY = "models read and write text alone"
+_CHAT = "use /v1/chat/completions, or /v1/responses"
+
+# a path, which stands for those below it, too: whose it is, and why and what to use
+FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
+    "/classify": ("vLLM", "no family of models here has a classification head; use "
+                  "/v1/chat/completions with structured_outputs.choice"),
+    "/generate": ("SGLang, TGI", "use /v1/completions"),
+    "/generate_stream": ("TGI", "use /v1/completions with stream"),
+    "/encode": ("SGLang", "use /v1/embeddings"),
+    "/get_model_info": ("SGLang", "use /v1/models"),
+    "/server_info": ("vLLM", "use /v1/models, and /metrics"),
+    "/inference/v1/generate": ("vLLM", "use /v1/completions, whose prompt may be token ids"),
+    "/v2/embed": ("Cohere", "use /v1/embeddings"),
+    "/v2/chat": ("Cohere", _CHAT),
+    "/v1/complete": ("Anthropic", "use /v1/messages"),
+    "/sleep": ("vLLM", _ADMIN),
+    "/wake_up": ("vLLM", _ADMIN),
+    "/is_sleeping": ("vLLM", _ADMIN),
+    "/reset_prefix_cache": ("vLLM", _ADMIN),
+    "/flush_cache": ("SGLang", _ADMIN),
+    "/models/load": ("llama.cpp", _ADMIN),
+    "/models/unload": ("llama.cpp", _ADMIN),
+    "/start_profile": ("vLLM", "run `quire profile MODEL`"),
+    "/stop_profile": ("vLLM", "run `quire profile MODEL`"),
+    "/collective_rpc": ("vLLM", "there are no workers to call"),
+    "/v1/load_lora_adapter": ("vLLM", "the weights are those of the model's folder; serve a merged "
+                              "model"),
+    "/v1/unload_lora_adapter": ("vLLM", "the weights are those of the model's folder"),
+    "/lora-adapters": ("llama.cpp", "the weights are those of the model's folder; serve a merged "
+                       "model"),
+    "/slots": ("llama.cpp", f"there are no slots; {_SHOWN}"),
+    "/infill": ("llama.cpp", "write the model's own infill tokens into a prompt of "
+                "/v1/completions"),
+    "/embedding": ("llama.cpp", "use /v1/embeddings"),
+    "/reranking": ("llama.cpp", "use /v1/rerank"),
+    "/tools": ("llama.cpp", "clients run the tools"),
+    "/cors-proxy": ("llama.cpp", "the server opens no connections"),
+    "/api/chat": ("Ollama", "use /v1/chat/completions"),
+    "/api/generate": ("Ollama", "use /v1/completions, or /v1/chat/completions"),
+    "/api/embed": ("Ollama", "use /v1/embeddings"),
+    "/api/embeddings": ("Ollama", "use /v1/embeddings"),
+    "/api/tags": ("Ollama", "use /v1/models"),
+    "/api/show": ("Ollama", "use /v1/models"),
+    "/api/ps": ("Ollama", "use /v1/models"),
+    "/api/version": ("Ollama", "use /version"),
+    **{f"/api/{name}": ("Ollama", "model files are managed by hf cache and hf download")
+       for name in ("pull", "push", "copy", "create", "delete", "blobs")},
+    "/v1/audio": ("OpenAI", _TEXT_ONLY),
+    "/v1/images": ("OpenAI", _TEXT_ONLY),
+    "/v1/videos": ("OpenAI", _TEXT_ONLY),
+    "/v1/realtime": ("OpenAI", f"there are no sessions; {_CHAT}"),
+    "/v1/files": ("OpenAI", "files are read by `quire run-batch`"),
+    "/v1/batches": ("OpenAI", "use `quire run-batch`"),
+    "/v1/assistants": ("OpenAI", "use /v1/responses with previous_response_id"),
+    "/v1/threads": ("OpenAI", "use /v1/responses with previous_response_id"),
+    "/v1/conversations": ("OpenAI", "use /v1/responses with previous_response_id"),
+    "/v1/vector_stores": ("OpenAI", "there is no retrieval; use /v1/embeddings"),
+    "/v1/fine_tuning": ("OpenAI", "models are served as they are"),
+    "/v1/moderations": ("OpenAI", "answers are not moderated"),
+    "/v1/edits": ("OpenAI", _CHAT),
+}  # fmt: skip
+
+
+def foreign_path(path: str) -> str | None:
+    """What to use instead of a path of another API; None for one that is in no table."""
+    whole = path.rstrip("/")
+    while whole:
+        if whole in FOREIGN_PATHS:
+            engines, text = FOREIGN_PATHS[whole]
+            return f"{whole} is {engines}'s, which is not here: {text}"
+        whole = whole.rpartition("/")[0]
+    return None

@@ -1,0 +1,140 @@
+"""Beam search on top of a batch of requests: each step draws one token for every beam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import msgspec
+
+from quire.core.request_limits import RequestLimits
+from quire.core.request_output import PositionLogprobs, RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.errors import invalid_value
+
+Generate = Callable[[Sequence[list[int]], SamplingParams], list[RequestOutput]]
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How beams are searched, in vLLM's terms. Raises InvalidRequestError.
+
+    beam_width: beams that go on, and answers that are returned. max_tokens: of each answer.
+    temperature: without effect, as log-probabilities are those before it. length_penalty: an
+    answer's score is its log-probability divided by its length, prompt included, to this power.
+    ignore_eos: end tokens end nothing. include_stop_str_in_output: answers keep their end token.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise invalid_value(name, f"must be an integer >= 1, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One answer. tokens: the prompt's and its own. text: of all tokens.
+    finish_reason: "stop"; None where max_tokens ended it."""
+
+    tokens: list[int]
+    logprobs: list[PositionLogprobs]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The answers to one prompt, the best one first."""
+
+    sequences: list[BeamSearchSequence]
+
+    def decoded(self, decode: Callable[[list[int]], str]) -> BeamSearchOutput:
+        """The same with texts. decode: from token ids to text."""
+        return BeamSearchOutput([replace(one, text=decode(one.tokens)) for one in self.sequences])
+
+
+def search(
+    prompts: Sequence[list[int]],
+    params: BeamSearchParams,
+    eos_token_ids: Collection[int],
+    limits: RequestLimits,
+    generate: Generate,
+) -> list[BeamSearchOutput]:
+    """The best answers to each prompt. generate: answers prompts of token ids with params.
+
+    Raises InvalidRequestError for more beams than the engine's log-probabilities allow.
+    """
+    if 0 <= limits.max_logprobs < 2 * params.beam_width:
+        problem = f"{params.beam_width} beams need {2 * params.beam_width} log-probabilities"
+        raise invalid_value("beam_width", f"{problem}; start with max_logprobs of that many")
+    searches = [_Search(prompt, params, frozenset(eos_token_ids)) for prompt in prompts]
+    step = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        logprobs=2 * params.beam_width,
+        ignore_eos=True,  # an end token is a candidate as any other
+        detokenize=False,
+    )
+    for _ in range(params.max_tokens):
+        asked = [beam.tokens for one in searches for beam in one.beams]
+        if not asked:
+            break
+        answers = iter(generate(asked, step))
+        for one in searches:
+            one.extend(list(islice(answers, len(one.beams))))
+    return [one.output() for one in searches]
+
+
+class _Search:
+    """The search for one prompt."""
+
+    def __init__(
+        self, prompt: list[int], params: BeamSearchParams, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.beams = [BeamSearchSequence(list(prompt), [])]
+        self._params = params
+        self._ends = frozenset[int]() if params.ignore_eos else eos_token_ids
+        self._finished: list[BeamSearchSequence] = []
+        self._num_prompt = len(prompt)
+
+    def extend(self, answers: Sequence[RequestOutput]) -> None:
+        """Go one token on. answers: one for each beam."""
+        found = [
+            candidate
+            for beam, answer in zip(self.beams, answers, strict=True)
+            for candidate in self._candidates(beam, answer)
+        ]
+        found.sort(key=self._score, reverse=True)
+        self._finished += [beam for beam in found if beam.finish_reason]
+        self.beams = [beam for beam in found if not beam.finish_reason][: self._params.beam_width]
+
+    def _candidates(
+        self, beam: BeamSearchSequence, answer: RequestOutput
+    ) -> Iterator[BeamSearchSequence]:
+        (position,) = answer.outputs[0].logprobs or [{}]
+        for token_id, logprob in position.items():
+            ends = token_id in self._ends
+            shown = not ends or self._params.include_stop_str_in_output
+            yield BeamSearchSequence(
+                tokens=beam.tokens + [token_id] * shown,
+                logprobs=[*beam.logprobs, position],
+                cum_logprob=beam.cum_logprob + logprob.logprob,
+                finish_reason="stop" if ends else None,
+            )
+
+    def output(self) -> BeamSearchOutput:
+        """The answers found so far, the best one first; they have no text yet."""
+        found = sorted([*self._finished, *self.beams], key=self._score, reverse=True)
+        return BeamSearchOutput(found[: self._params.beam_width])
+
+    def _score(self, beam: BeamSearchSequence) -> float:
+        length = self._num_prompt + len(beam.logprobs) - bool(beam.finish_reason)  # no end token
+        return beam.cum_logprob / float(length**self._params.length_penalty)

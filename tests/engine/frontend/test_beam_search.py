@@ -1,0 +1,94 @@
+"""Beam search over a small Markov chain: wide enough beams find what trying all answers finds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from quire.core.request_limits import RequestLimits
+from quire.core.request_output import CompletionOutput, Logprob, RequestOutput, RequestTimes
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.beam_search import BeamSearchParams, search
+from quire.errors import InvalidRequestError
+
+EOS, VOCAB = 3, 4
+CHAIN = np.log(np.random.default_rng(7).dirichlet(np.ones(VOCAB), size=VOCAB))
+LIMITS = RequestLimits(
+    max_model_len=64, max_kv_tokens=64, vocab_size=VOCAB, max_num_seqs=4, max_logprobs=-1
+)
+
+
+def generate(prompts: Sequence[list[int]], params: SamplingParams) -> list[RequestOutput]:
+    """One token of each prompt, with all log-probabilities."""
+    assert (params.max_tokens, params.temperature) == (1, 0)
+    return [_answer(CHAIN[prompt[-1]]) for prompt in prompts]
+
+
+def _answer(row: np.ndarray) -> RequestOutput:
+    position = {token: Logprob(float(value), None, "") for token, value in enumerate(row)}
+    best = CompletionOutput(0, token_ids=[int(row.argmax())], logprobs=[position])
+    return RequestOutput("1", None, [], [best], RequestTimes(0.0))
+
+
+def all_answers(
+    prompt: list[int], most: int, *, ends: bool
+) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Each answer's log-probability and its length with the prompt, without an end token."""
+    found = {}
+    for length in range(1, most + 1):
+        for answer in itertools.product(range(VOCAB), repeat=length):
+            is_ended = ends and answer[-1] == EOS
+            if (length < most and not is_ended) or (ends and EOS in answer[:-1]):
+                continue
+            path = [prompt[-1], *answer]
+            total = sum(float(CHAIN[a][b]) for a, b in itertools.pairwise(path))
+            shown = answer[:-1] if is_ended else answer
+            found[(*prompt, *shown, -1 if is_ended else 0)] = (total, len(prompt) + len(shown))
+    return found
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_wide_beams_find_the_best_of_all_answers(ignore_eos: bool, penalty: float) -> None:
+    params = BeamSearchParams(
+        beam_width=200, max_tokens=3, ignore_eos=ignore_eos, length_penalty=penalty
+    )
+    prompts = [[0, 1], [2]]
+    for prompt, output in zip(
+        prompts, search(prompts, params, [EOS], LIMITS, generate), strict=True
+    ):
+        expected = all_answers(prompt, 3, ends=not ignore_eos)
+        found = {
+            (*one.tokens, -1 if one.finish_reason else 0): one.cum_logprob
+            for one in output.sequences
+        }
+        assert found == pytest.approx({key: total for key, (total, _) in expected.items()})
+        scores = [expected[key][0] / expected[key][1] ** penalty for key in found]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_narrow_beams_return_as_many_answers() -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=5)
+    (output,) = search([[0]], params, [EOS], LIMITS, generate)
+    assert len(output.sequences) == 2
+    assert output.decoded(str).sequences[0].text == str(output.sequences[0].tokens)
+    assert all(math.isfinite(one.cum_logprob) for one in output.sequences)
+
+
+@pytest.mark.parametrize(("name", "value"), [("beam_width", 0), ("max_tokens", "5")])
+def test_params_are_checked(name: str, value: object) -> None:
+    given: dict[str, object] = {"beam_width": 2, "max_tokens": 2, name: value}
+    with pytest.raises(InvalidRequestError, match=name):
+        BeamSearchParams(**given)  # type: ignore[arg-type]
+
+
+def test_beams_need_log_probabilities() -> None:
+    few = RequestLimits(
+        max_model_len=64, max_kv_tokens=64, vocab_size=VOCAB, max_num_seqs=4, max_logprobs=3
+    )
+    with pytest.raises(InvalidRequestError, match="2 beams need 4 log-probabilities"):
+        search([[0]], BeamSearchParams(beam_width=2, max_tokens=2), [], few, generate)
