@@ -13,16 +13,19 @@ from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts, linears_of, weight_of
-from quire.compress.quantized_rows import nearest
+from quire.compress.quantized_rows import nearest, nearest_codebook
 from quire.compress.recipe import Recipe
 from quire.compress.verify_model import compare_models
 from quire.config import ModelSettings
 from quire.errors import CheckpointError, ConfigError
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_unsaved
 
 CPU = torch.device("cpu")
+CODEBOOKS = {"nf4": NF4.spec, "mxfp4": MXFP4.spec}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,6 +73,8 @@ FORMATS = [
     ("rtn", {"group_size": -1}),
     ("int8", {}),
     ("fp8", {}),
+    ("nf4", {}),
+    ("mxfp4", {}),
 ]
 
 
@@ -81,7 +86,11 @@ def test_files_read_back_equal(base: Path, tmp_path: Path, method: str, changes:
     layout = recipe.layout("bfloat16")
     read = weights(tmp_path / "out")
     for name, weight in weights(base).items():
-        if method == "fp8":
+        if (codebook := CODEBOOKS.get(method)) is not None:
+            fits = weight.shape[1] % codebook.group == 0
+            expected = nearest_codebook(weight, codebook).numbers() if fits else weight
+            torch.testing.assert_close(read[name], expected)
+        elif method == "fp8":
             assert (read[name] - weight).abs().max() <= weight.abs().max() * 2**-4
         else:
             torch.testing.assert_close(read[name], nearest(weight, grid_of(layout)).numbers())
@@ -164,6 +173,7 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
         {"method": "gptq", "format": "compressed-tensors", "act_order": "group"},
         {"method": "int8", "format": "gptq"},
         {"method": "int8", "symmetric": False},
+        {"method": "nf4", "format": "awq"},
         {"method": "rtn", "group_size": 0},
         {"method": "nearest"},
     ],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import BooleanOptionalAction
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import CommandParser, chosen, human_int
 from quire.cli.verification import (
@@ -13,12 +14,14 @@ from quire.cli.verification import (
     device_of,
     folder_of,
     limits_of,
+    print_result,
     progress,
     show_report,
     tokenizer_of,
 )
 from quire.compress.recipe import FORMATS, METHODS, Recipe
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
+from quire.models.config.quality_report import QualityLimits, read_report
 
 if TYPE_CHECKING:
     from quire.compress.text_samples import TextSamples
@@ -45,7 +48,7 @@ def make_parser() -> CommandParser:
     parser.add_argument("--out", metavar="DIR", help="folder of the new checkpoint (needed)")
     parser.add_argument(
         "--group-size", type=int, metavar="N",
-        help="inputs that share a scale, with 4 bits; -1 for all (default: 128)",
+        help="inputs that share a scale, with integers of 4 bits; -1 for all (default: 128)",
     )  # fmt: skip
     _add_flag(parser, "symmetric", "without zero points (default: as the method has it)")
     parser.add_argument("--format", choices=FORMATS, help="of the files (default: the method's)")
@@ -89,13 +92,33 @@ def run(argv: Sequence[str]) -> int:
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
     from quire.compress.quantize_model import Quantization
 
-    with progress() as notify:
-        Quantization(base, out, recipe, samples, device).run(notify)
-    print(f"{out}: {recipe.method}, calibrated on {_text(samples)}")
-    if not vars(args).get("verify", True):
-        return 0
-    return show_report(args, base, out, tokenizer, samples, limits, device)
+    wanted = vars(args).get("verify", True)
+    quantization = Quantization(base, out, recipe, samples, device)
+    if quantization.is_finished:
+        print(f"{out} is finished: remove it to quantize again", file=sys.stderr)
+        report = _measured(out, samples, limits) if wanted else None
+        if report is not None:
+            print(f"to measure again: quire verify {args.model} {out}", file=sys.stderr)
+            return print_result(args, out, report)
+    else:
+        with progress() as notify:
+            quantization.run(notify)
+        print(f"{out}: {recipe.method}{_text(recipe, samples)}", file=sys.stderr)
+    return show_report(args, base, out, tokenizer, samples, limits, device) if wanted else 0
 
 
-def _text(samples: TextSamples) -> str:
-    return f"{sum(map(len, samples.calibration)):,} tokens of {samples.source}"
+def _measured(out: Path, samples: TextSamples, limits: QualityLimits) -> Mapping[str, Any] | None:
+    """The stored report, where it is one of these weights, text and limits."""
+    try:
+        report = read_report(out)
+    except CheckpointError:  # of other weights
+        return None
+    tokens = sum(map(len, samples.verification))
+    wanted = {"text": samples.source, "tokens": tokens, "limits": limits.record()}
+    return report if report is not None and wanted.items() <= report.items() else None
+
+
+def _text(recipe: Recipe, samples: TextSamples) -> str:
+    if not recipe.steps_of_method.calibrates:
+        return ", which needs no calibration"
+    return f", calibrated on {sum(map(len, samples.calibration)):,} tokens of {samples.source}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
@@ -79,8 +79,12 @@ def device_of(args: Namespace) -> torch.device:
 
 
 def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
-    """The base model's tokenizer, and the windows of text that it makes. Raises ConfigError."""
+    """The base model's tokenizer, and the windows of text that it makes. Raises ConfigError.
+
+    Without a file the bundled models get chats alone: they were trained on little else.
+    """
     from quire.compress.text_samples import read_samples
+    from quire.hub import BUNDLED
     from quire.tokenizer.tokenizer import Tokenizer
 
     given, tokenizer = vars(args), Tokenizer.from_folder(base)
@@ -89,7 +93,8 @@ def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
     for name, value, least in (("samples", count, 1), ("seq_len", seq_len, 8)):
         if value < least:
             raise ConfigError(f"{name} must be at least {least}, not {value}")
-    return tokenizer, read_samples(tokenizer, path, count, seq_len)
+    only_chats = path is None and base.name in BUNDLED
+    return tokenizer, read_samples(tokenizer, path, count, seq_len, only_chats=only_chats)
 
 
 def show_report(
@@ -108,6 +113,11 @@ def show_report(
     tasks = tasks_for(tokenizer, base, tasks_file)
     with progress() as notify:
         report = check_quality(base, quantized, samples, tasks, limits, device, notify)
+    return print_result(args, quantized, report)
+
+
+def print_result(args: Namespace, quantized: Path, report: Mapping[str, Any]) -> int:
+    """Print a report. Returns 1 if the gate refuses the weights."""
     if args.json:
         print(json.dumps(report))
     else:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.models.checkpoint_formats.awq import AwqLinear
+from quire.models.checkpoint_formats.bitsandbytes import FourBitLinear
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
 from quire.models.checkpoint_formats.compressed_tensors import PackedLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import Int8Linear
+from quire.models.checkpoint_formats.stored_mxfp4 import Mxfp4Linear
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
     from quire.compress.quantized_rows import CodedRows
 
-Packing = Literal["awq", "gptq", "pack-quantized", "int-quantized", "float-quantized"]
+Packing = Literal[
+    "awq", "gptq", "pack-quantized", "int-quantized", "float-quantized", "nf4",
+    "mxfp4-pack-quantized",
+]  # fmt: skip
 ActOrder = Literal["off", "static", "group"]
 
 
@@ -56,16 +61,30 @@ class CheckpointLayout:
             return PackedLinear(self.packing, self.bits, group, symmetric, False)
         if self.packing == "int-quantized":
             return Int8Linear(self.packing, rounds=True)
+        if self.packing == "nf4":
+            return FourBitLinear(self.packing, "nf4", is_nested=False)
+        if self.packing == "mxfp4-pack-quantized":
+            return Mxfp4Linear(self.packing, "weight_packed", "weight_scale")
         return Fp8Linear(self.packing, "weight_scale")
+
+    def problem(self, n: int, k: int) -> str | None:
+        """Why a weight [n, k] cannot be stored so; None if it can."""
+        if self.packing == "nf4" and k % self.group:
+            return f"{k} inputs are no multiple of {self.group}"
+        return self.stored_linear.problem(n, k)
 
     def tensors(self, rows: CodedRows) -> dict[str, Tensor]:
         """The tensors of a module's weight, by their names in it."""
         from quire.compress import packing
-        from quire.compress.quantized_rows import FloatCodes
+        from quire.compress.quantized_rows import CodebookCodes, FloatCodes
         from quire.kernels.torch_dtypes import torch_dtype
 
         if isinstance(rows, FloatCodes):
             return packing.fp8_tensors(rows, torch_dtype(self.scale_dtype))
+        if isinstance(rows, CodebookCodes):
+            if self.packing == "nf4":
+                return packing.nf4_tensors(rows, self.scale_dtype)
+            return packing.mxfp4_tensors(rows)
         pack = {
             "awq": packing.awq_tensors,
             "gptq": packing.gptq_tensors,
@@ -78,6 +97,8 @@ class CheckpointLayout:
         """The `quantization_config`. ignored: modules that are not quantized, the head included."""
         if self.packing == "awq":
             return self._awq(ignored)
+        if self.packing == "nf4":
+            return self._bitsandbytes(ignored)
         return self._gptq(ignored) if self.packing == "gptq" else self._compressed(ignored)
 
     def _awq(self, ignored: Sequence[str]) -> dict[str, Any]:
@@ -108,6 +129,18 @@ class CheckpointLayout:
             **({"dynamic": rules} if rules else {}),
         }
 
+    def _bitsandbytes(self, ignored: Sequence[str]) -> dict[str, Any]:
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_quant_storage": "uint8",
+            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_compute_dtype": self.scale_dtype,
+            "llm_int8_skip_modules": list(ignored),
+        }
+
     def _compressed(self, ignored: Sequence[str]) -> dict[str, Any]:
         group = {
             "targets": ["Linear"],
@@ -129,7 +162,7 @@ class CheckpointLayout:
         by_group = self.group != -1
         found = {
             "num_bits": self.bits,
-            "type": "float" if self.packing == "float-quantized" else "int",
+            "type": "float" if "float" in self.packing or "fp4" in self.packing else "int",
             "symmetric": self.symmetric,
             "strategy": "group" if by_group else "channel",
             "dynamic": False,
@@ -142,7 +175,7 @@ class CheckpointLayout:
         return found
 
     def _activations(self) -> dict[str, Any] | None:
-        if self.packing == "pack-quantized":
+        if self.packing not in ("int-quantized", "float-quantized"):
             return None
         kind = "float" if self.packing == "float-quantized" else "int"
         settings = {"num_bits": 8, "type": kind, "symmetric": True}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.activation_aware_scaling import best_scale, clipped_scales
-from quire.compress.checkpoint_layout import CheckpointLayout
+from quire.compress.checkpoint_layout import CheckpointLayout, Packing
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_statistics import InputStatistics, input_statistics
@@ -22,12 +22,17 @@ from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
 from quire.compress.model_parts import linears_of, set_weight, weight_of
 from quire.compress.packing import LEAST_ZERO
-from quire.compress.quantized_rows import CodedRows, nearest, nearest_fp8
+from quire.compress.quantized_rows import CodedRows, nearest, nearest_codebook, nearest_fp8
 from quire.compress.recipe import Recipe
 from quire.compress.smoothing import smoothing_scale
 from quire.core.layer_spec import LayerSpec
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.operands import QuantSpec
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaDecoderLayer
+
+_CODEBOOKS: dict[Packing, QuantSpec] = {"nf4": NF4.spec, "mxfp4-pack-quantized": MXFP4.spec}
 
 Coded = dict[str, CodedRows]  # by the name of a linear layer in its decoder layer
 
@@ -35,9 +40,10 @@ Coded = dict[str, CodedRows]  # by the name of a linear layer in its decoder lay
 class LayerRounding:
     """Quantizes one decoder layer in place.
 
-    run: of one sample through it. inputs: hidden states of the samples before it. targets: those
-    after it in the model that is not quantized, for learned rounding. chosen: names of the linear
-    layers that are quantized. dtype: of the checkpoint's other tensors.
+    run: of samples through it. inputs: hidden states of the samples before it, none where the
+    method does not calibrate. targets: those after it in the model that is not quantized, for
+    learned rounding. chosen: names of the linear layers that are quantized. dtype: of the
+    checkpoint's other tensors.
     """
 
     def __init__(
@@ -105,6 +111,8 @@ class LayerRounding:
         weight = weight_of(self._linears[name])
         if self._layout.packing == "float-quantized":
             return nearest_fp8(weight, torch_dtype(self._layout.scale_dtype))
+        if (codebook := _CODEBOOKS.get(self._layout.packing)) is not None:
+            return nearest_codebook(weight, codebook)
         return nearest(weight, grid_of(self._layout), scales)
 
     def _take(self, name: str, rows: CodedRows) -> CodedRows:

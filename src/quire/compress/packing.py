@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from torch import Tensor
 
-from quire.compress.quantized_rows import FloatCodes, IntegerCodes
+from quire.compress.quantized_rows import CodebookCodes, FloatCodes, IntegerCodes
+from quire.kernels.formats.nf4 import NF4
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.checkpoint_formats.awq import ORDER
 
@@ -68,6 +71,33 @@ def int8_tensors(rows: IntegerCodes) -> dict[str, Tensor]:
 def fp8_tensors(rows: FloatCodes, dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors of a weight in compressed-tensors' `float-quantized`."""
     return {"weight": rows.codes, "weight_scale": rows.scale.to(dtype)}
+
+
+def nf4_tensors(rows: CodebookCodes, dtype: str) -> dict[str, Tensor]:
+    """The tensors of a weight in bitsandbytes' NF4, without double quantization.
+
+    dtype: of the model.
+    """
+    codes, scale = rows.weight.codes, rows.weight.scale
+    state = {
+        "quant_type": "nf4",
+        "blocksize": NF4.spec.group,
+        "dtype": dtype,
+        "shape": [len(codes), 2 * codes.shape[1]],
+    }
+    return {
+        "weight": (codes >> 4 | codes << 4).reshape(-1, 1),
+        "weight.absmax": scale.float().flatten(),
+        "weight.quant_map": torch.tensor(NF4.numbers),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(
+            list(json.dumps(state).encode()), dtype=torch.uint8
+        ),
+    }
+
+
+def mxfp4_tensors(rows: CodebookCodes) -> dict[str, Tensor]:
+    """The tensors of a weight in compressed-tensors' `mxfp4-pack-quantized`."""
+    return {"weight_packed": rows.weight.codes, "weight_scale": rows.weight.scale}
 
 
 def _stored_scale(rows: IntegerCodes) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,18 +58,27 @@ class Quantization:
         self.ignored = self._ignored()
         if not any(self._chosen(index) for index in range(len(config.spec.layers))):
             raise ConfigError(
-                f"group_size {recipe.group_size} and ignore leave no linear layer to quantize; "
+                f"group_size {self.layout.group} and ignore leave no linear layer to quantize; "
                 "choose a group_size that divides their inputs, such as 64"
             )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an earlier run with the same settings is whole. Raises ConfigError."""
+        return self.files.is_finished(self._record())
+
+    def _record(self) -> dict[str, Any]:
+        digest = self.samples.digest if self.recipe.steps_of_method.calibrates else None
+        return recipe_record(self.recipe, self.base, digest)
 
     @torch.no_grad()
     def run(self, notify: Notify) -> None:
         """Quantize all layers, but for those that an earlier run has finished."""
-        spec, calibration = self.parts.spec, self.samples.calibration
-        self.files.open(recipe_record(self.recipe, self.base, self.samples.digest))
+        spec, method = self.parts.spec, self.recipe.steps_of_method
+        self.files.open(self._record())
         torch.manual_seed(self.recipe.seed)
-        hidden = self.parts.embed(calibration)
-        exact = list(hidden) if self.recipe.steps_of_method.rounding == "signround" else None
+        hidden = self.parts.embed(self.samples.calibration) if method.calibrates else []
+        exact = list(hidden) if method.rounding == "signround" else None
         for index in range(len(spec.layers)):
             notify("quantizing", index, len(spec.layers))
             hidden, exact = self._layer(index, hidden, exact)
@@ -83,7 +93,7 @@ class Quantization:
         exact: list[Tensor] | None,
     ) -> tuple[list[Tensor], list[Tensor] | None]:
         """Quantize and write a layer, unless it is written; the hidden states after it."""
-        run = LayerRunner(self.parts, index, max(map(len, hidden)))
+        run = LayerRunner(self.parts, index, max(map(len, hidden), default=0))
         is_written = self.files.path(index).is_file()
         layer = None if is_written and exact is None else self.parts.layer(index)
         if exact is not None and layer is not None:
@@ -94,8 +104,10 @@ class Quantization:
             rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
             coded = rounding.round(hidden, exact, self._chosen(index))
             self.files.write(index, self._tensors(index, layer, coded))
-        stored = self._stored(index)
-        return [run(stored, states) for states in hidden], exact
+        if hidden:
+            stored = self._stored(index)
+            hidden = [run(stored, states) for states in hidden]
+        return hidden, exact
 
     def _stored(self, index: int) -> LlamaDecoderLayer:
         """A layer as its file has it, so that a run that is taken up goes on from equal numbers."""
@@ -141,7 +153,7 @@ class Quantization:
 
     def _problem(self, modules: list[str], linear: LinearSpec) -> str | None:
         rows = [part.rows for part in linear.parts] or [linear.n]
-        problems = (self.layout.stored_linear.problem(n, linear.k) for n in rows)
+        problems = (self.layout.problem(n, linear.k) for n in rows)
         problem = next((found for found in problems if found is not None), None)
         if problem is not None:
             logger.warning("%s stays as it is: %s", ", ".join(modules), problem)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.compress.integer_grid import GroupScales, IntegerGrid
+from quire.kernels.formats.table import format_of
+from quire.kernels.operands import CodebookWeight, QuantSpec
 from quire.kernels.reference import FP8, quantize_fp8
 
 
@@ -54,7 +56,22 @@ class FloatCodes:
         return self.codes.float() * self.scale
 
 
-CodedRows = IntegerCodes | FloatCodes
+@dataclass(frozen=True, slots=True)
+class CodebookCodes:
+    """Codes that are indices of 16 numbers (NF4, MXFP4), with the scales of their groups."""
+
+    weight: CodebookWeight
+
+    def rows(self, start: int, end: int) -> CodebookCodes:
+        """Some of its outputs."""
+        return CodebookCodes(self.weight.map_rows(lambda tensor: tensor[start:end]))
+
+    def numbers(self) -> Tensor:
+        """What the codes stand for: float32 [N, K]."""
+        return format_of(self.weight.spec).dequantize(self.weight)
+
+
+CodedRows = IntegerCodes | FloatCodes | CodebookCodes
 
 
 def nearest(weight: Tensor, grid: IntegerGrid, scales: GroupScales | None = None) -> IntegerCodes:
@@ -68,3 +85,10 @@ def nearest_fp8(weight: Tensor, dtype: torch.dtype) -> FloatCodes:
     scale = quantize_fp8(weight)[1].to(dtype).float()[:, None]
     codes = (weight / scale).clamp(-448.0, 448.0).to(FP8)
     return FloatCodes(codes, scale)
+
+
+def nearest_codebook(weight: Tensor, spec: QuantSpec) -> CodebookCodes:
+    """A weight [N, K] rounded to the nearest of a codebook's numbers."""
+    rounded = format_of(spec).round_rows(weight)
+    assert isinstance(rounded, CodebookWeight)
+    return CodebookCodes(rounded)

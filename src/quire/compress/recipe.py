@@ -27,6 +27,16 @@ class Method:
         """Whether weights and activations have eight bits."""
         return self.packing in ("int-quantized", "float-quantized")
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether codes are integers by group, so that group size and format can be chosen."""
+        return self.packing in FORMATS.values()
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it looks at activations of a text."""
+        return self.scaling != "none" or self.rounding != "nearest"
+
 
 METHODS = {
     "rtn": Method("none", "nearest", "pack-quantized"),
@@ -39,10 +49,13 @@ METHODS = {
     "smoothquant": Method("smoothquant", "nearest", "int-quantized"),
     "smoothquant+gptq": Method("smoothquant", "gptq", "int-quantized"),
     "fp8": Method("none", "nearest", "float-quantized"),
+    "nf4": Method("none", "nearest", "nf4"),
+    "mxfp4": Method("none", "nearest", "mxfp4-pack-quantized"),
 }
 FORMATS: dict[str, Packing] = {
     "awq": "awq", "gptq": "gptq", "compressed-tensors": "pack-quantized",
 }  # fmt: skip
+_OWN_GROUPS: dict[Packing, int] = {"nf4": 64, "mxfp4-pack-quantized": 32}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +80,14 @@ class Recipe:
     def __post_init__(self) -> None:
         """Raise ConfigError for settings that do not go together."""
         method = self.steps_of_method
-        if self.format is not None and method.is_eight_bit:
+        if self.format is not None and not method.has_groups:
             raise ConfigError(f"format cannot be chosen with method {self.method}; leave it out")
         packing = self.packing
         if packing == "awq" and self.symmetric:
             raise ConfigError("symmetric codes are not in AWQ's format; use --format gptq")
         if packing != "gptq" and self.act_order == "group":
             raise ConfigError("act_order group is in GPTQ's format alone; use --format gptq")
-        if method.is_eight_bit and self.symmetric is False:
+        if not method.has_groups and self.symmetric is False:
             raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
         if not 0 < self.damping < 1:
             raise ConfigError(f"damping must be above 0 and below 1, not {self.damping}")
@@ -101,7 +114,8 @@ class Recipe:
     def layout(self, dtype: str) -> CheckpointLayout:
         """The layout of its checkpoints. dtype: of the model."""
         method, packing = METHODS[self.method], self.packing
-        bits, group = (8, -1) if method.is_eight_bit else (4, self.group_size)
+        bits = 8 if method.is_eight_bit else 4
+        group = _OWN_GROUPS.get(packing, -1 if method.is_eight_bit else self.group_size)
         symmetric = self.symmetric
         if symmetric is None:
             symmetric = method.symmetric and packing != "awq"

@@ -37,18 +37,27 @@ class ShardFiles:
 
     def open(self, record: dict[str, Any]) -> None:
         """Make the folder, or take up a run with the same record. Raises ConfigError."""
-        path = self.folder / RECIPE
-        if path.is_file():
-            if json.loads(path.read_text()) != record:
-                raise ConfigError(
-                    f"out: {self.folder} has a run with another model, text or settings; name "
-                    "another folder, or remove this one"
-                )
+        if self._has_run(record):
             return
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ConfigError(f"out: {self.folder} is not empty; name another folder")
         self.folder.mkdir(parents=True, exist_ok=True)
-        _write_json(path, record)
+        _write_json(self.folder / RECIPE, record)
+
+    def is_finished(self, record: dict[str, Any]) -> bool:
+        """Whether the folder has all of a run with this record. Raises ConfigError."""
+        return self._has_run(record) and (self.folder / INDEX).is_file()
+
+    def _has_run(self, record: dict[str, Any]) -> bool:
+        path = self.folder / RECIPE
+        if not path.is_file():
+            return False
+        if json.loads(path.read_text()) != record:
+            raise ConfigError(
+                f"out: {self.folder} has a run with another model, text or settings; name "
+                "another folder, or remove this one"
+            )
+        return True
 
     def path(self, index: int) -> Path:
         """The file of a layer; that of the rest comes after the last layer's."""
@@ -87,8 +96,11 @@ def other_files(folder: Path) -> Iterable[Path]:
             yield path
 
 
-def recipe_record(recipe: Recipe, base: Path, digest: str) -> dict[str, Any]:
-    """What a run is known by: its settings, the model's files, and the text for calibration."""
+def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, Any]:
+    """What a run is known by: its settings, the model's files, and the text for calibration.
+
+    digest: of that text; None for methods that need none.
+    """
     files = weight_files(base)
     return {"recipe": recipe.record(), "base": base.name, "files": files, "calibration": digest}
 

@@ -34,14 +34,20 @@ class TextSamples:
         return hashlib.sha256(json.dumps(self.calibration).encode()).hexdigest()
 
 
-def read_samples(tokenizer: Tokenizer, path: Path | None, count: int, seq_len: int) -> TextSamples:
+def read_samples(
+    tokenizer: Tokenizer, path: Path | None, count: int, seq_len: int, *, only_chats: bool = False
+) -> TextSamples:
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
     path: a text file, or JSON lines with "text" or "messages"; None for the text that comes with
-    Quire. One window in five is for verification. Raises ConfigError.
+    Quire. only_chats: of JSON lines those with "messages", for models that know nothing else. One
+    window in five is for verification. Raises ConfigError.
     """
     source = path or DEFAULT_TEXT
-    windows = list(_windows(tokenizer, _read(source), source, seq_len))
+    text = _read(source)
+    if only_chats:
+        text = "\n".join(line for line in text.split("\n") if line.startswith('{"messages"'))
+    windows = list(_windows(tokenizer, text, source, seq_len))
     verification = windows[_HELD_OUT - 1 :: _HELD_OUT]
     calibration = [w for index, w in enumerate(windows) if index % _HELD_OUT != _HELD_OUT - 1]
     if not verification:
@@ -50,7 +56,8 @@ def read_samples(tokenizer: Tokenizer, path: Path | None, count: int, seq_len: i
             " are needed at least; use a longer text, or a smaller --seq-len"
         )
     held_out = _evenly(verification, max(1, count // (_HELD_OUT - 1)))
-    return TextSamples(_evenly(calibration, count), held_out, source.name)
+    name = f"chats of {source.name}" if only_chats else source.name
+    return TextSamples(_evenly(calibration, count), held_out, name)
 
 
 def _evenly(windows: Windows, count: int) -> Windows:

@@ -1,0 +1,54 @@
+"""`quire quantize` as a command: what it runs, and what it says of finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.cli import quantize
+from quire.compress import layer_stream, quality_check
+
+TEXT = ["--samples", "4", "--seq-len", "64"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def refused(*_: Any, **__: Any) -> None:
+    """What must not be called."""
+    raise AssertionError
+
+
+def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["quire-tiny", "--method", "nf4", "--out", str(tmp_path / "out"), *TEXT]
+    with monkeypatch.context() as patched:
+        patched.setattr(layer_stream.LayerRunner, "__call__", refused)
+        assert quantize.run([*command, "--no-verify"]) == 0
+    assert "nf4, which needs no calibration" in capsys.readouterr().err
+    first = quantize.run(command)
+    assert "is finished: remove it to quantize again" in capsys.readouterr().err
+    monkeypatch.setattr(quality_check, "check_quality", refused)
+    assert quantize.run(command) == first
+    said = capsys.readouterr()
+    assert "to measure again: quire verify quire-tiny" in said.err
+    assert "perplexity" in said.out
+    with pytest.raises(AssertionError):
+        quantize.run([*command, "--quality-limits", "perplexity=9"])
+
+
+def test_bundled_models_are_measured_with_chats(tmp_path: Path) -> None:
+    from quire.models.config.quality_report import read_report
+
+    out = tmp_path / "out"
+    quantize.run(["quire-tiny", "--method", "int8", "--out", str(out), *TEXT])
+    report = read_report(out)
+    assert report is not None
+    assert report["text"] == "chats of calibration.jsonl"
+    assert report["perplexity"]["base"] < 6
