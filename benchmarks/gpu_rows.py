@@ -32,8 +32,8 @@ from quire.kernels.triton.launch.gemm_config import RingConfig, fp8_gemm_configs
 from quire.kernels.triton.ops import fp8_linear
 from quire.kernels.triton.step.elementwise import (
     quantize_rows,
-    rms_norm_residual_fp8,
-    silu_and_mul_fp8,
+    rms_norm_residual_rounded,
+    silu_and_mul_rounded,
 )
 
 Configs = dict[str, RingConfig | None]  # by linears; None: the library's
@@ -122,10 +122,10 @@ def run_rows(model: Model, layers: list[dict[str, Any]], first: Tensor, configs:
         qkv = multiply(x, w["qkv"], configs["qkv"])
         heads = quantize_rows(qkv[:, : model.heads * model.head_dim])
         out = multiply(heads, w["o"], configs["o"])
-        x, residual = rms_norm_residual_fp8(out, residual, w["norm"], 1e-5)
-        hidden = silu_and_mul_fp8(multiply(x, w["gate_up"], configs["gate_up"]))
+        x, residual = rms_norm_residual_rounded(out, residual, w["norm"], 1e-5, Fp8Rows)
+        hidden = silu_and_mul_rounded(multiply(x, w["gate_up"], configs["gate_up"]), Fp8Rows)
         out = multiply(hidden, w["down"], configs["down"])
-        x, residual = rms_norm_residual_fp8(out, residual, w["norm"], 1e-5)
+        x, residual = rms_norm_residual_rounded(out, residual, w["norm"], 1e-5, Fp8Rows)
     return residual
 
 

@@ -27,11 +27,11 @@ from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_
 from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
-from quire.kernels.triton.invariant.invariant_gemm import tile_gemm_kernel
+from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import plan_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
-from quire.kernels.triton.step.elementwise import norm_kernel, silu_fp8_kernel
+from quire.kernels.triton.step.elementwise import norm_kernel, silu_rounded_kernel
 from quire.kernels.triton.step.rope_kernels import rope_write_kv_kernel
 
 BF16, INTS = "*bf16", "*i32"
@@ -48,7 +48,9 @@ def plan(capability: int) -> Compiled:
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
 
 
-def skinny(capability: int, weight_format: str = "plain", *, heads: bool = False) -> Compiled:
+def skinny(
+    capability: int, weight_format: str = "plain", *, codes: str = "fp8e4nv", heads: bool = False
+) -> Compiled:
     """The product before a norm, as an 8B model's layers have it."""
     itemsize = 2 if weight_format == "plain" else 1
     pointers = dict.fromkeys(["x_ptr", "w_ptr", "out_ptr", "residual_ptr", "norm_ptr"], BF16)
@@ -64,7 +66,7 @@ def skinny(capability: int, weight_format: str = "plain", *, heads: bool = False
         "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
         "WEIGHT_FORMAT": weight_format,
     }  # fmt: skip
-    kind = {"plain": "bf16", "fp8": "fp8e4nv", "bytes": "u8"}[weight_format]
+    kind = {"plain": "bf16", "codes": codes, "bytes": "u8"}[weight_format]
     if weight_format != "plain":
         pointers |= {"w_ptr": f"*{kind}", "w_scale_ptr": "*fp32"}
         del constants["w_scale_ptr"]
@@ -116,17 +118,18 @@ def with_rope(types: dict[str, str], constants: dict[str, Any], wanted: bool) ->
 
 def skinny_fp8(capability: int) -> Compiled:
     """`skinny` with weights in FP8."""
-    return skinny(capability, "fp8" if capability >= 89 else "bytes")
+    return skinny(capability, "codes" if capability >= 89 else "bytes")
 
 
-def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled:
+def ring(capability: int, kind: str = "bf16", *, heads: bool = False) -> Compiled:
     """The product before a norm with W in a ring; x is rounded, or else it comes in W's type."""
     pointers = dict.fromkeys(
         ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"], BF16
     )
     pointers |= dict.fromkeys(["squares_out_ptr", "squares_ptr", "partial_ptr"], "*fp32")
     sizes = dict.fromkeys(["M", "N", "K", "num_squares", "stride_x", "stride_out"], "i32")
-    kind, layout = {1: "fp8e4nv", 2: "bf16"}[itemsize], tile_layout(itemsize)
+    itemsize = 2 if kind == "bf16" else 1
+    layout = tile_layout(itemsize)
     types = {
         **pointers, **sizes, "counter_ptr": INTS, "eps": "fp32",
         "w_desc": f"tensordesc<{kind}[64, {128 // itemsize}],{layout!r}>",
@@ -183,16 +186,17 @@ def ring_int4(
     )
 
 
-def rows(capability: int) -> Compiled:
-    """The product of 65 to 128 rows with weights in FP8."""
-    codes = f"tensordesc<fp8e4nv[128, 128],{tile_layout(1)!r}>"
+def rows(capability: int, kind: str = "fp8e4nv", most: int = 128) -> Compiled:
+    """The product of 65 to 128 rows with weights in eight bits."""
+    codes = f"tensordesc<{kind}[{{}}, 128],{tile_layout(1)!r}>"
     types = {
-        "x_desc": codes, "w_desc": codes,
-        "out_desc": f"tensordesc<bf16[128, 128],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "x_desc": codes.format(most), "w_desc": codes.format(128),
+        "out_desc": f"tensordesc<bf16[{most}, 128],{tile_layout(2)!r}>", "bias_ptr": BF16,
         **dict.fromkeys(["x_scale_ptr", "w_scale_ptr", "partial_ptr"], "*fp32"),
         "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4, "EVERY": 8}
+    every = 8 if kind == "fp8e4nv" else 0  # sums of bytes are exact
+    constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4, "EVERY": every}
     return compile_kernel(
         hopper_fp8_gemm_kernel, types, constants, capability, num_warps=8, launch_pdl=True
     )
@@ -215,7 +219,7 @@ def rows_in_order(capability: int) -> Compiled:
 
 def many(capability: int, kind: str = "bf16") -> Compiled:
     """The batch-invariant product of many rows for Hopper."""
-    itemsize = 1 if kind == "fp8e4nv" else 2
+    itemsize = 2 if kind == "bf16" else 1
     columns, layout = 128 // itemsize, tile_layout(itemsize)
     types = {
         "x_desc": f"tensordesc<{kind}[128, {columns}],{layout!r}>",
@@ -228,16 +232,6 @@ def many(capability: int, kind: str = "bf16") -> Compiled:
     return compile_kernel(
         hopper_ordered_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
-
-
-def many_fp8(capability: int) -> Compiled:
-    """The batch-invariant product of many rows for Hopper, in FP8."""
-    return many(capability, "fp8e4nv")
-
-
-def ring_fp8(capability: int) -> Compiled:
-    """The product of few rows that rounds them itself."""
-    return ring(capability, itemsize=1)
 
 
 ATTENTION = {
@@ -350,22 +344,17 @@ def hopper_pieces(capability: int, window: int = 0) -> Compiled:
     )
 
 
-def tile_gemm(capability: int, *, fp8: bool = False) -> Compiled:
+def tile_gemm(capability: int, *, codes: str | None = None) -> Compiled:
     """The batch-invariant product of many rows."""
     constants = {"BLOCK_M": 128, "BLOCK_N": 256, "IN_LINE": 8, "STAGES": 3, "PRECISION": "tf32"}
     types = dict.fromkeys(["x_ptr", "w_ptr", "bias_ptr", "out_ptr"], BF16)
     types |= dict.fromkeys(["M", "N", "K", "stride_x", "stride_w", "stride_out"], "i32")
     types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
-    if fp8:
-        types |= {"x_ptr": "*fp8e4nv", "w_ptr": "*fp8e4nv"}
-    constants |= {"BLOCK_K": 128 if fp8 else 64, "EVEN_K": True, "HAS_BIAS": True}
-    constants |= {"X_SCALED": fp8, "W_SCALED": fp8}
+    if codes is not None:
+        types |= {"x_ptr": f"*{codes}", "w_ptr": f"*{codes}"}
+    constants |= {"BLOCK_K": 64 if codes is None else 128, "EVEN_K": True, "HAS_BIAS": True}
+    constants |= dict.fromkeys(["X_SCALED", "W_SCALED"], codes is not None)
     return compile_kernel(tile_gemm_kernel, types, constants, capability, num_warps=8)
-
-
-def tile_gemm_fp8(capability: int) -> Compiled:
-    """The batch-invariant product of many rows, in FP8."""
-    return tile_gemm(capability, fp8=True)
 
 
 def prefill_fp8(capability: int) -> Compiled:
@@ -472,13 +461,14 @@ def norm_fp8(capability: int) -> Compiled:
     return compile_kernel(norm_kernel, types, constants, capability, num_warps=8, launch_pdl=True)
 
 
-def silu_fp8(capability: int) -> Compiled:
+def silu_rounded(capability: int, codes: str = "fp8e4nv") -> Compiled:
     """SiLU and rounding of rows of 28,672, as a 70B model has them."""
     types = {"x_ptr": BF16, **ROUNDED, "width": "i32", "stride": "i32"}
-    types["codes_ptr"] = types.pop("out_ptr")
+    types["codes_ptr"] = f"*{codes}"
+    del types["out_ptr"]
     constants = {"BLOCK": 1024, "STRETCHES": 28, "PDL": True}
     return compile_kernel(
-        silu_fp8_kernel, types, constants, capability, num_warps=8, launch_pdl=True
+        silu_rounded_kernel, types, constants, capability, num_warps=8, launch_pdl=True
     )
 
 
@@ -502,7 +492,8 @@ KERNELS = {
     "weigh": functools.partial(sampling, weigh_kernel, {"MOST_PIECES": 128}, 4),
     "open_bin": functools.partial(sampling, open_bin_kernel, {"LISTED": 2048}, 8),
     "norm_fp8": norm_fp8,
-    "silu_fp8": silu_fp8,
+    "silu_fp8": silu_rounded,
+    "silu_int8": functools.partial(silu_rounded, codes="i8"),
     "rope_write_kv": rope_write_kv,
     "rope_write_kv_fp8": rope_fp8,
     "decode_fp8": decode_fp8,
@@ -512,11 +503,16 @@ KERNELS = {
     "skinny": skinny,
     "skinny_fp8": skinny_fp8,
     "ring": ring,
-    "ring_fp8": ring_fp8,
+    "ring_fp8": functools.partial(ring, kind="fp8e4nv"),
+    "ring_int8": functools.partial(ring, kind="i8"),
+    "skinny_int8": functools.partial(skinny, weight_format="codes", codes="i8"),
     "rows": rows,
+    "rows_int8": functools.partial(rows, kind="i8"),
+    "rows_int8_most": functools.partial(rows, kind="i8", most=256),
     "rows_in_order": rows_in_order,
     "many": many,
-    "many_fp8": many_fp8,
+    "many_fp8": functools.partial(many, kind="fp8e4nv"),
+    "many_int8": functools.partial(many, kind="i8"),
     "pieces": pieces,
     "hopper_pieces": hopper_pieces,
     "hopper_pieces_window": functools.partial(hopper_pieces, window=4096),
@@ -528,12 +524,13 @@ KERNELS = {
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
-    "ring_turned": functools.partial(ring, itemsize=1, heads=True),
+    "ring_turned": functools.partial(ring, kind="fp8e4nv", heads=True),
     "decode": decode,
     "plan": plan,
     "prefill": prefill,
     "tile_gemm": tile_gemm,
-    "tile_gemm_fp8": tile_gemm_fp8,
+    "tile_gemm_fp8": functools.partial(tile_gemm, codes="fp8e4nv"),
+    "tile_gemm_int8": functools.partial(tile_gemm, codes="i8"),
     "hopper": hopper,
     "hopper_halves": hopper_halves,
     "hopper_fp8": functools.partial(hopper, kind="fp8e4nv"),

@@ -120,7 +120,7 @@ def results(kernels: Kernels, op: str, arguments: Sequence[Any]) -> list[Tensor]
         op
         for op in CASES
         if operation_of(op) in triton_operations.OPERATIONS
-        and op not in ("linear_int8", "linear_int4")  # which no GPU has
+        and op not in ("linear_int8", "linear_int4")  # see test_int8_linear, test_int4_weight
     ],
 )
 def test_operations_equal_their_twins(
@@ -203,7 +203,7 @@ FP8_CONFIGS = [
     SkinnyConfig(64, 128, 3, per_sm=1),
     SkinnyConfig(128, 64, 2, per_sm=2, warps=8),
 ]
-FP8_PATHS = ["fp8", "bytes"] if not ON_GPU or multiplies_fp8(DEVICE) else ["bytes"]
+FP8_PATHS = ["codes", "bytes"] if not ON_GPU or multiplies_fp8(DEVICE) else ["bytes"]
 
 
 def in_fp8(x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def test_gemms_with_weights_in_fp8(
     shape: tuple[int, int, int], fp8_path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a shape's variants are shared out among formats and dtypes."""
-    monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: fp8_path == "fp8")
+    monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: fp8_path == "codes")
     m, n, k = shape
     turn = GEMM_CASES.index(shape) + 2 * FP8_PATHS.index(fp8_path) + (dtype == torch.bfloat16)
     for config in FP8_CONFIGS[turn % 4 :: 4] if ON_GPU else FP8_CONFIGS[m % 3 :: 3]:
@@ -264,12 +264,15 @@ def test_norm_and_silu_round_to_fp8_what_they_would_have_stored(
     x, residual = moved(normal(2, tokens, size, dtype=dtype))
     weight = moved(normal(size, dtype=dtype, seed=1))
     stored, stream = elementwise.rms_norm_residual(x, residual.clone(), weight, 1e-5)
-    ours, its_stream = elementwise.rms_norm_residual_fp8(x, residual.clone(), weight, 1e-5)
+    ours, its_stream = elementwise.rms_norm_residual_rounded(
+        x, residual.clone(), weight, 1e-5, Fp8Rows
+    )
     assert torch.equal(stream, its_stream)
     same_rounding(ours, stored)
     pairs = moved(normal(tokens, 2 * size, dtype=dtype, seed=2) * 3)
     same_rounding(
-        elementwise.silu_and_mul_fp8(pairs), elementwise.silu_and_mul(pairs, interleaved=True)
+        elementwise.silu_and_mul_rounded(pairs, Fp8Rows),
+        elementwise.silu_and_mul(pairs, interleaved=True),
     )
 
 

@@ -19,7 +19,8 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Fp8Rows, ResidualState, Rows
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.invariant import invariant_operations
-from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.ops import fp8_linear, rounded_rows
+from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS
 from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
 from quire.layers.linear_methods import FusedLinearMethod
 from quire.layers.norm import RMSNorm
@@ -34,7 +35,7 @@ def test_a_layer_with_all_that_is_fused_equals_one_without(
 ) -> None:
     set_num_threads(1)
     monkeypatch.setattr("quire.kernels.triton.ops.skinny_gemm.multiplies_fp8", lambda _: False)
-    monkeypatch.setattr("quire.kernels.triton.ops.fp8_linear.multiplies_fp8", lambda _: False)
+    monkeypatch.setattr("quire.kernels.triton.ops.rounded_rows.multiplies_fp8", lambda _: False)
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
     ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
     assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.9999
@@ -56,9 +57,8 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
 
     monkeypatch.setattr(fp8_linear, "by_library", by_library)
     # float16 stands for bfloat16, which the interpreter does not know
-    monkeypatch.setattr(
-        fp8_linear, "_library_multiplies", lambda x, _: len(x) > fp8_linear.MAX_ROWS
-    )
+    for module in (fp8_linear, rounded_rows):
+        monkeypatch.setattr(module, "library_multiplies", lambda x, _: len(x) > MAX_ROWS)
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
     ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
     assert [type(rows) for rows in seen] == [Fp8Rows] * (3 if tokens > 64 else 0)

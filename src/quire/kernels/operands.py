@@ -12,21 +12,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Rows:
-    """Activations in FP8 with a scale for each row, as `reference.quantize_rows` makes them.
+class RoundedRows:
+    """Activations in eight bits with a scale for each row.
 
-    They stand for bfloat16 rows on their way to a linear layer whose weight is in FP8.
+    They stand for bfloat16 rows on their way to a linear layer whose weight has the same codes.
     """
 
-    codes: Tensor  # e4m3 [T, K]
+    codes: Tensor  # [T, K]
     scale: Tensor  # float32 [T, 1]
 
     def widened(self) -> Tensor:
-        """The rows in bfloat16 [T, K]: exact, as scales are powers of two."""
+        """The rows in bfloat16 [T, K]."""
         return (self.codes.float() * self.scale).bfloat16()
 
 
-Rows: TypeAlias = "Tensor | Fp8Rows"  # [T, K], the input of a fused linear layer
+class Fp8Rows(RoundedRows):
+    """Rows in e4m3, as `reference.quantize_rows` makes them; exact in bfloat16, too, as scales are
+    powers of two."""
+
+    __slots__ = ()
+
+
+class Int8Rows(RoundedRows):
+    """Rows in signed bytes, as `reference.round_int8` makes them."""
+
+    __slots__ = ()
+
+
+Rows: TypeAlias = "Tensor | RoundedRows"  # [T, K], the input of a fused linear layer
 
 
 @dataclass(frozen=True, slots=True)

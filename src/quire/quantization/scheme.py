@@ -14,7 +14,7 @@ from quire.core.layer_spec import Role
 from quire.errors import ConfigError
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4, INT4_GROUP_64
-from quire.kernels.formats.int8 import INT8
+from quire.kernels.formats.int8 import INT8, INT8_UNROTATED
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
@@ -63,7 +63,10 @@ _FP8 = Scheme("fp8", {"layer": (FP8,), "head": (FP8,)})
 _NUMBERS = Scheme("dequantized", {})
 SCHEMES: dict[str, dict[str, Scheme]] = {  # by setting, then by the type of a device
     "fp8": {"cpu": _FP8, "cuda": _FP8},
-    "int8": {"cpu": Scheme("int8", {"layer": (INT8,), "head": (INT8,)})},
+    "int8": {
+        "cpu": Scheme("int8", {"layer": (INT8,), "head": (INT8,)}),
+        "cuda": Scheme("int8", {"layer": (INT8_UNROTATED,), "head": (INT8_UNROTATED,)}),
+    },
     "int4": {
         "cpu": Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}),
         "cuda": Scheme("int4", {"layer": (INT4_GROUP_64, FP8), "head": (FP8,)}),

@@ -28,6 +28,7 @@ class Int8(WeightFormat):
         (False, False): NativeFormat.INT8,
         (False, True): NativeFormat.INT8_HADAMARD,
     }
+    rounds_next: ClassVar[bool] = True
     is_rounded_natively: ClassVar[bool] = True
 
     def row_bytes(self, k: int) -> int:
@@ -62,3 +63,4 @@ class Int8(WeightFormat):
 
 
 INT8 = Int8(QuantSpec("int8", hadamard=True))
+INT8_UNROTATED = Int8(QuantSpec("int8"))  # for a GPU, which does not rotate

@@ -9,13 +9,22 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, Int4Words, ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import (
+    Fp8Weight,
+    Int4Words,
+    Int8Weight,
+    ResidualState,
+    RopeWriteKV,
+    Rows,
+)
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
-from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next, rows_for
+from quire.kernels.triton.ops.fp8_linear import linear_fp8
 from quire.kernels.triton.ops.int4_linear import linear_int4, pack, quantize, reads_words
+from quire.kernels.triton.ops.int8_linear import linear_int8
 from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
+from quire.kernels.triton.ops.rounded_rows import most_rows, rounds_next, rows_for
 from quire.kernels.triton.ops.skinny_gemm import (
     MAX_ROWS,
     GpuWeight,
@@ -45,6 +54,8 @@ def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
+    if isinstance(weight, Int8Weight):
+        return linear_int8(x, weight, bias)
     x = x if isinstance(x, Tensor) else x.widened()
     if isinstance(weight, Int4Words):
         return linear_int4(x, weight, bias)

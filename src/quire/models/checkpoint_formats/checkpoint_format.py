@@ -77,8 +77,8 @@ class StoredLinear(ABC):
 class CheckpointFormat(ABC):
     """How a checkpoint's weights are quantized. It can be compared and hashed.
 
-    name: of the method, as config.json has it. otherwise: scheme of quantized weights whose codes
-    are not kept, on devices that have it; "none": they become numbers of the model's data type.
+    name: of the method, as config.json has it. otherwise: scheme on CPUs of quantized weights whose
+    codes are not kept; "none", and on GPUs: they become numbers of the model's data type.
     """
 
     name: str

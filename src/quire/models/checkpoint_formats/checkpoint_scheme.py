@@ -15,11 +15,11 @@ from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
 from quire.options import require
-from quire.quantization.scheme import SCHEMES, FormatChoice, check_patterns, scheme_of
+from quire.quantization.scheme import FormatChoice, check_patterns, scheme_of
 
 # Formats that a type of device multiplies at speed. For a device to keep checkpoints' codes in one,
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
-_SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8", "int4")}
+_SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8", "int4", "int8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class CheckpointScheme:
     def __init__(self, checkpoint: CheckpointFormat, spec: ModelSpec, device: str) -> None:
         self.name = checkpoint.name
         self._checkpoint, self._served = checkpoint, _SERVED.get(device, ())
-        has_it = device in SCHEMES.get(checkpoint.otherwise, {})
-        self._otherwise = scheme_of(checkpoint.otherwise, device) if has_it else None
+        self._on_cpu = device == "cpu"
+        # not INT8 on GPUs, which do not rotate: too coarse for activations with outliers
+        self._otherwise = scheme_of(checkpoint.otherwise, device) if self._on_cpu else None
         self._quantized = _quantized_modules(checkpoint, spec)
         self._linears = dict(stored_weights(spec))
         # what follows gate and up, whose result some formats round for it (`rounds_next`)
@@ -61,7 +62,7 @@ class CheckpointScheme:
                 return None
             return self._otherwise.format_for(module, role, n, k)
         own = format_of(found)
-        if own.rounds_next and module in self._down:
+        if own.rounds_next and not self._on_cpu and module in self._down:
             down = self._spec_of(self._down[module])
             if down is None or down.codes != found.codes:
                 return None

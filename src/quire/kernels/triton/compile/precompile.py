@@ -33,7 +33,7 @@ from quire.kernels.triton.attention.shared_prefix_attention import (
 from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
-from quire.kernels.triton.invariant.invariant_gemm import tile_gemm_kernel
+from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import has_hopper_kernels, plan_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.penalties import penalise_kernel
@@ -41,8 +41,8 @@ from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
 from quire.kernels.triton.step.elementwise import (
     norm_kernel,
     quantize_kernel,
-    silu_fp8_kernel,
     silu_kernel,
+    silu_rounded_kernel,
 )
 from quire.kernels.triton.step.rope_kernels import angles_kernel, rope_write_kv_kernel
 from quire.kernels.triton.step.step_kernels import (
@@ -57,7 +57,7 @@ _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
     invariant_attention_kernel, prefill_work_kernel, shared_attention_kernel, plan_kernel,
     shared_plan_kernel, norm_kernel,
-    silu_kernel, silu_fp8_kernel, quantize_kernel, rope_write_kv_kernel,
+    silu_kernel, silu_rounded_kernel, quantize_kernel, rope_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
 )  # fmt: skip

@@ -129,6 +129,22 @@ def fp8_gemm_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
     return config
 
 
+@functools.cache
+def bytes_gemm_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
+    """The config for x [m, k] and W [n, k], both in INT8, on Hopper, where no library is.
+
+    FP8's, as tiles have the same bytes. None: left to kernels with one program for a tile of 128
+    outputs, of which there are enough.
+    """
+    if m > 256:
+        return None
+    found = fp8_gemm_config(m, n, k, num_sms)
+    if found is not None or math.ceil(m / 128) * math.ceil(n / 128) >= num_sms:
+        return found
+    configs = fp8_gemm_configs(m, n, k, num_sms)
+    return min(configs, key=lambda each: expected_us(m, n, k, 1, num_sms, each), default=None)
+
+
 def library_is_expected_faster(m: int, n: int, k: int, num_sms: int) -> bool:
     """Whether to leave an FP8 GEMM to the library that was not tuned, see `fp8_gemm_config`.
 

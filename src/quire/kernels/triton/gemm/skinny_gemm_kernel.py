@@ -4,11 +4,11 @@ Tokens are too few to fill a tensor core's 64 rows, so the weight takes that sid
 multiplies tiles [BLOCK_N, BLOCK_K] of W by xᵀ [BLOCK_K, BLOCK_M], and W is read once and in one
 stream. Units of work are the k-steps of W's tiles, partitioned as in launch/work_partition.py.
 
-W may be FP8 with a scale for each of its rows (WEIGHT_FORMAT "fp8"). Each k-step then rounds its
-part of x to FP8 with scales of its own, so that nothing has to read x beforehand, and tensor cores
-multiply FP8 by FP8. Their sums, which have few digits, are scaled and added in float32 after each
-step. Where there are no such tensor cores W comes as bytes (WEIGHT_FORMAT "bytes") and is widened,
-and x stays as it is.
+W may be FP8 or INT8 with a scale for each of its rows (WEIGHT_FORMAT "codes"). Each k-step then
+rounds its part of x to W's type with scales of its own, so that nothing has to read x beforehand,
+and tensor cores multiply codes by codes. Their sums (of FP8 they have few digits) are scaled and
+added in float32 after each step. Where tensor cores have no FP8, W comes as bytes (WEIGHT_FORMAT
+"bytes") and is widened, and x stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.gemm.rope_epilogue import load_angles, store_rope_heads
 from quire.kernels.triton.launch.work_partition import arrive, owner, run_begin, slot
-from quire.kernels.triton.step.fp8_rounding import to_fp8
+from quire.kernels.triton.step.row_rounding import to_codes
 
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
@@ -152,9 +152,9 @@ def _multiply(
         if not EVEN_K:
             is_read = is_read & inside
         x = tl.load(x_ptrs + start, mask=is_read, other=0.0)
-        if WEIGHT_FORMAT == "fp8":
-            codes, scale = to_fp8(x)
-            acc += tl.dot(w, tl.trans(codes)) * scale[None, :]
+        if WEIGHT_FORMAT == "codes":
+            codes, scale = to_codes(x, w.dtype)
+            acc += tl.dot(w, tl.trans(codes)).to(tl.float32) * scale[None, :]
         else:
             if WEIGHT_FORMAT == "bytes":
                 w = _widened(w, x.dtype)

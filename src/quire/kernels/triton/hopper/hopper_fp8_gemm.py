@@ -1,4 +1,4 @@
-"""Split-K GEMM of 17 to 256 rows in FP8 on Hopper, with W and x loaded through a ring.
+"""Split-K GEMM of 17 to 256 rows in FP8 or INT8 on Hopper, with W and x loaded through a ring.
 
 Floor: the bytes of W, or twice the tensor cores' 16-bit rate; up to 128 rows the first takes
 longer. PyTorch's kernel has tiles of 128 by 128 there, of which a weight with 4,096 rows has 32,
@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.operands import Fp8Rows
+from quire.kernels.operands import RoundedRows
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ask_rows, ask_weight, multiply_tiles
@@ -34,12 +34,13 @@ COLUMNS = (
 
 
 def multiply_rows(
-    x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None, config: RingConfig
+    x: RoundedRows, codes: Tensor, scale: Tensor, bias: Tensor | None, config: RingConfig
 ) -> Tensor:
     """x [T <= 256, K] · codes [N, K]ᵀ, both with a scale for each row → bfloat16 [T, N]."""
+    exact = codes.dtype == torch.int8
     out = torch.empty(len(x.codes), len(codes), dtype=torch.bfloat16, device=codes.device)
     # with more rows there are no registers for second sums
-    every = COLUMNS // (128 * config.tiles) if len(out) <= 128 else 0
+    every = COLUMNS // (128 * config.tiles) if len(out) <= 128 and not exact else 0
     _launch(x.codes, x.scale, codes, scale, bias, out, config, every, tile_rows(len(out)))
     return out
 
@@ -54,7 +55,7 @@ def multiply_few(
 ) -> None:
     """out [T <= 256, N] = x [T, K] · weight [N, K]ᵀ, each sum in the order of k.
 
-    x_scale [T, 1], scale [N]: for operands in FP8, else None.
+    x_scale [T, 1], scale [N]: for operands in eight bits, else None.
     """
     config = _in_order(len(x), weight, workspace(x.device).num_sms)
     _launch(x, x_scale, weight, scale, bias, out, config, every=0, box=_box(len(x), len(weight)))

@@ -2,9 +2,9 @@
 
 Twin of `skinny_gemm_kernel`, with a fixed number of programs for each tile. TMA loads W into a ring
 of tiles in shared memory, beginning while the previous kernel still computes x. If x has W's dtype,
-its tiles are loaded the same way. With only W in FP8 a program rounds its columns of x, a chunk at
-a time, with a scale for each token and chunk. W, its scales, the bias and the norm's weight must
-not be written by the previous kernel: they are read before it has ended.
+its tiles are loaded the same way. With only W in eight bits a program rounds its columns of x, a
+chunk at a time, with a scale for each token and chunk. W, its scales, the bias and the norm's
+weight must not be written by the previous kernel: they are read before it has ended.
 """
 
 from __future__ import annotations

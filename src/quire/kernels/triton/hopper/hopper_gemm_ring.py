@@ -5,6 +5,7 @@ The epilogue is in `hopper_gemm.py`.
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -54,9 +55,20 @@ def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
 
 
 @gluon.constexpr_function
-def sums_layout(block_m, num_warps, bits):
-    """The MMA layout of sums [rows of W, tokens]."""
-    return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, block_m, 256 // bits])
+def sums_layout(block_m, num_warps, kind):
+    """The MMA layout of sums [rows of W, tokens] of operands of a type.
+
+    Triton has instructions of at most 224 columns for bytes.
+    """
+    columns = min(block_m, 128) if kind == gl.int8 else block_m
+    instruction = [16, columns, 256 // kind.primitive_bitwidth]
+    return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], instruction)
+
+
+@gluon.constexpr_function
+def sums_type(kind):
+    """The type of sums of products of a type: those of bytes are exact."""
+    return gl.int32 if kind == gl.int8 else gl.float32
 
 
 @gluon.jit
@@ -71,13 +83,12 @@ def multiply_tiles(
     """
     BLOCK_N: gl.constexpr = ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
-    bits: gl.constexpr = w_desc.dtype.primitive_bitwidth
-    layout: gl.constexpr = sums_layout(BLOCK_M, gl.num_warps(), bits)
-    sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    layout: gl.constexpr = sums_layout(BLOCK_M, gl.num_warps(), w_desc.dtype)
+    sums = gl.zeros([BLOCK_N, BLOCK_M], sums_type(w_desc.dtype), layout)
     if EVERY == 0:
         return _multiply_steps(
             x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums, BOXES
-        )
+        ).to(gl.float32)
     else:
         total = sums
         for first in range(0, end - begin, EVERY):
@@ -115,7 +126,7 @@ def multiply_rounding(
     x_ptr, w_desc, ring, full, row, begin, end, M, K, stride_x,
     BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Multiply x in 16 bits by W in FP8: x is rounded to FP8, CHUNK steps at a time."""
+    """Multiply x in 16 bits by W in FP8 or INT8: x is rounded to it, CHUNK steps at a time."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     BLOCK_N: gl.constexpr = ring.shape[1]
@@ -123,7 +134,7 @@ def multiply_rounding(
     PIECES: gl.constexpr = CHUNK * TILES
     kind: gl.constexpr = w_desc.dtype
     warps: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = sums_layout(BLOCK_M, warps, 8)
+    layout: gl.constexpr = sums_layout(BLOCK_M, warps, kind)
     across: gl.constexpr = BLOCK_K // 8  # threads that hold a token's columns of a step
     x_layout: gl.constexpr = gl.BlockedLayout(
         [1, 1, 8], [1, 32 // across, across], [1, warps, 1], [2, 1, 0]
@@ -138,16 +149,16 @@ def multiply_rounding(
     x_ptrs = x_ptr + tokens * stride_x + columns
     num_columns = gl.minimum(K, end * (TILES * BLOCK_K))
 
-    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    acc = gl.zeros([BLOCK_N, BLOCK_M], sums_type(kind), layout)
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     step = 0
     start = begin * (TILES * BLOCK_K)
     x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
     for first in range(begin, end, CHUNK):
         wide = x.to(gl.float32)
-        largest = fp8_scale(gl.max(gl.max(gl.abs(wide), axis=0), axis=1))
-        taken = (wide * (1.0 / largest)[:, None][None, :, :]).to(kind)
-        scale = gl.convert_layout(largest, gl.SliceLayout(0, layout))
+        row_scale = _scale_of(gl.abs(wide), kind)
+        taken = _codes_of(wide, row_scale[:, None][None, :, :], kind)
+        scale = gl.convert_layout(row_scale, gl.SliceLayout(0, layout))
         xs.store(taken.reshape([PIECES * BLOCK_M, BLOCK_K]))
         fence_async_shared()
         barrier()
@@ -170,14 +181,34 @@ def multiply_rounding(
                     gdc_launch_dependents()
             step += 1
         acc = warpgroup_mma_wait(0, deps=[acc])
-        total += acc * scale[None, :]
+        total += acc.to(gl.float32) * scale[None, :]
         barrier()
     return total
 
 
 @gluon.jit
-def fp8_scale(largest):
-    """Twin of `fp8_rounding.fp8_scale`."""
-    wanted = gl.maximum(largest / 448.0, 2.0**-100)
-    bits = (wanted.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-    return bits.to(gl.float32, bitcast=True)
+def _larger(a, b):
+    """The larger number, or NaN if either is."""
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def _scale_of(size, kind: gl.constexpr):
+    """Twin of `row_rounding.scale_of`; size: magnitudes [pieces, tokens, columns]."""
+    if kind == gl.int8:
+        largest = gl.reduce(gl.reduce(size, 0, _larger), 1, _larger)
+        return _larger(largest, 2.0**-100) / 127.0
+    else:
+        wanted = gl.maximum(gl.max(gl.max(size, axis=0), axis=1) / 448.0, 2.0**-100)
+        bits = (wanted.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+        return bits.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _codes_of(x, scale, kind: gl.constexpr):
+    """Twin of `row_rounding.codes_of`."""
+    scaled = x * (1.0 / scale)
+    if kind == gl.int8:
+        return (scaled + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8)
+    else:
+        return scaled.to(kind)

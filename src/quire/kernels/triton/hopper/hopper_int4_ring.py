@@ -182,7 +182,7 @@ def multiply_int4(
     TOGETHER: gl.constexpr = max(1, 8 // (PARTS * BLOCK_M))  # blocks on the other side of a product
     WIDTH: gl.constexpr = TOGETHER * PARTS * BLOCK_M
     SUMS: gl.constexpr = 4 if TOGETHER > 1 else 1 if SCALED else min(4, 256 // GROUP)  # of a step
-    layout: gl.constexpr = sums_layout(WIDTH, gl.num_warps(), 16)
+    layout: gl.constexpr = sums_layout(WIDTH, gl.num_warps(), gl.bfloat16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
     x_blocks = seen_as(

@@ -23,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
+from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout, sums_type
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, store_box
 from quire.kernels.triton.launch.workspace import workspace
 
@@ -38,7 +39,7 @@ def multiply_many(
     bias: Tensor | None,
     out: Tensor,
 ) -> None:
-    """out [T, N] = x [T, K] by weight [N, K], times x_scale [T, 1] and scale [N] if they are FP8.
+    """out [T, N] = x [T, K] by weight [N, K], times x_scale [T, 1] and scale [N] of codes.
 
     N and K: multiples of 16 bytes, as TMA requires.
     """
@@ -140,14 +141,13 @@ def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
     BLOCK_M: gl.constexpr = xs.shape[1]
     BLOCK_N: gl.constexpr = ws.shape[1]
     BLOCK_K: gl.constexpr = ws.shape[2]
-    bits: gl.constexpr = xs.dtype.primitive_bitwidth
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 256 // bits])
+    layout: gl.constexpr = sums_layout(BLOCK_N, 4, xs.dtype)
     tiles, steps = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.cdiv(K, BLOCK_K)
     at = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         row, column = _corner_of_tile(tile, M, N, BLOCK_M, BLOCK_N, IN_LINE)
         row += 64 * PART
-        sums = gl.zeros([64, BLOCK_N], gl.float32, layout)
+        sums = gl.zeros([64, BLOCK_N], sums_type(xs.dtype), layout)
         for step in range(steps):
             stage = at % STAGES
             mbarrier.wait(full.index(stage), at // STAGES & 1)
@@ -169,6 +169,7 @@ def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
 def _store(sums, row, column, beside, PART: gl.constexpr):
     """Store 64 rows of a tile, as many columns at a time as fit in shared memory."""
     WIDTH: gl.constexpr = beside[1].shape[2]
+    sums = sums.to(gl.float32)
     if sums.shape[1] == WIDTH:
         _store_box(sums, row, column, beside, PART)
     else:

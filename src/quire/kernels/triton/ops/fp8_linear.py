@@ -9,28 +9,28 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, RoundedRows, Rows
 from quire.kernels.triton.gemm.gemm_tuning import fp8_gemm_config, library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
-from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, GpuWeight, multiplies_fp8, skinny_gemm
-from quire.kernels.triton.step.elementwise import quantize_rows, rms_norm
+from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes, library_multiplies, most_rows
+from quire.kernels.triton.ops.skinny_gemm import skinny_gemm
+from quire.kernels.triton.step.elementwise import quantize_rows
 
-FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
 _TILE = 2**25  # numbers of a weight that are widened at a time
 
 
 def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
-    if isinstance(x, Fp8Rows):
-        if _has_aligned_sizes(codes):
+    if isinstance(x, RoundedRows):
+        if isinstance(x, Fp8Rows) and has_aligned_sizes(codes):
             return _many_rows(x, codes, scale, bias)
         x = x.widened()
     if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return reference.linear_fp8(x, codes, scale, bias)
     if len(x) == 0:
         return x.new_empty(0, len(codes))
-    weight, has_library = Fp8Weight(codes, scale), _library_multiplies(x, codes)
+    weight, has_library = Fp8Weight(codes, scale), library_multiplies(x, codes)
     few = len(x) <= most_rows(x.dtype, weight)
     if few and not (has_library and _library_is_faster(len(x), codes)):
         return skinny_gemm(x, weight, bias=bias)
@@ -39,58 +39,12 @@ def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return _widened(x, codes, scale, bias)
 
 
-def rows_for(x: ResidualState, weight: GpuWeight) -> Rows:
-    """The normalised rows [T, K] of a residual as a weight takes them.
-
-    What makes them in FP8 does not know the next weight, which may not be in FP8: then the norm is
-    computed again, without rounding.
-    """
-    assert x.rows is not None  # None only on CPUs
-    if isinstance(x.rows, Fp8Rows) and not isinstance(weight, Fp8Weight):
-        return rms_norm(x.residual, x.weight, x.eps)
-    return x.rows
-
-
-def rounds_next(out: Tensor, weight: GpuWeight) -> bool:
-    """Whether what is computed from a linear layer's result [T, N] should be stored as `Fp8Rows`.
-
-    The next linear layer's weight is not known here. Where it is not in FP8, `rows_for` makes rows
-    of their own for it; where gate and up are in FP8, the down projection is as well.
-    """
-    if not isinstance(weight, Fp8Weight) or len(out) <= most_rows(out.dtype, weight):
-        return False
-    return _library_multiplies(out, weight.codes)
-
-
-def most_rows(dtype: torch.dtype, weight: Tensor | Fp8Weight) -> int:
-    """The number of rows up to which `skinny_gemm` is used.
-
-    It rounds rows itself, with scales for some columns each. More rows are faster if the kernels
-    before have rounded each row with one scale.
-    """
-    if not isinstance(weight, Fp8Weight) or dtype != torch.bfloat16:
-        return MAX_ROWS
-    by_rows = has_hopper_gpu(weight.codes.device) and _has_aligned_sizes(weight.codes)
-    return FEW if by_rows else MAX_ROWS
-
-
-def _library_multiplies(x: Tensor, codes: Tensor) -> bool:
-    """Whether PyTorch's scaled matmul supports these operands."""
-    return _has_aligned_sizes(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
-
-
-def _has_aligned_sizes(codes: Tensor) -> bool:
-    """Whether both sizes are multiples of 16, as PyTorch's scaled matmul requires."""
-    n, k = codes.shape
-    return n % 16 == k % 16 == 0
-
-
 def _library_is_faster(rows: int, codes: Tensor) -> bool:
     num_sms, hopper = workspace(codes.device).num_sms, has_hopper_gpu(codes.device)
     return library_is_faster(rows, *codes.shape, codes.itemsize, num_sms, hopper=hopper)
 
 
-def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def _many_rows(x: RoundedRows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """PyTorch's scaled matmul, or Hopper's split-K kernel where that was measured to be faster."""
     config = None
     if has_hopper_gpu(codes.device):
@@ -102,7 +56,7 @@ def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) ->
     return multiply_rows(x, codes, scale, bias, config)
 
 
-def by_library(x: Tensor | Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """PyTorch's scaled matmul: x [T, K] → bfloat16 [T, N]; x is rounded to FP8 first if need be."""
     rows = quantize_rows(x) if isinstance(x, Tensor) else x
     out: Tensor = torch._scaled_mm(

@@ -16,7 +16,13 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.operands import Fp8Weight, Int4Words, ResidualState, RopeWriteKV
+from quire.kernels.operands import (
+    Fp8Weight,
+    Int4Words,
+    Int8Weight,
+    ResidualState,
+    RopeWriteKV,
+)
 from quire.kernels.triton.gemm.gemm_tuning import (
     holds_whole_heads,
     rope_gemm_config,
@@ -45,7 +51,8 @@ from quire.kernels.triton.launch.workspace import (
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 MAX_ROWS = 64
-GpuWeight: TypeAlias = Tensor | Fp8Weight | Int4Words  # of a linear layer [N, K]
+ByteWeight: TypeAlias = Fp8Weight | Int8Weight  # a code is a byte
+GpuWeight: TypeAlias = Tensor | ByteWeight | Int4Words  # of a linear layer [N, K]
 
 
 def skinny_gemm(
@@ -59,7 +66,7 @@ def skinny_gemm(
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M, K], weight [N, K] → [M, N]; M <= 64, in 4 bits 512.
 
-    With a weight in FP8, x is rounded to FP8, too, where the GPU multiplies FP8 by FP8. A
+    With a weight in FP8 or INT8, x is rounded to it, too, where the GPU multiplies such codes. A
     `ResidualState` x with squares stands for its normalized rows. config: chosen by the shape if
     None. pdl: launch before the previous kernel has ended; None: where the GPU can.
     """
@@ -259,7 +266,7 @@ def _run_ring(
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
-        maxnreg=registers(config), GROUP=0, SCALED=False, GROUP_ROWS=0, **flags,
+        maxnreg=registers(config, w.dtype), GROUP=0, SCALED=False, GROUP_ROWS=0, **flags,
     )  # fmt: skip
 
 
@@ -292,9 +299,14 @@ def _run_int4(
     )  # fmt: skip
 
 
-def registers(config: RingConfig) -> int | None:
-    """The limit of registers for each thread, so that two programs fit on a multiprocessor."""
-    return 128 if config.warps == 8 and config.block_n < 256 else None
+def registers(config: RingConfig, kind: torch.dtype) -> int | None:
+    """The limit of registers for each thread, so that two programs fit on a multiprocessor.
+
+    Of small programs three; those that round to bytes would take a few more than that allows.
+    """
+    if config.warps == 8:
+        return 128 if config.block_n < 256 else None
+    return 168 if kind == torch.int8 and config.block_n == 64 else None
 
 
 def _run_skinny(
@@ -326,8 +338,8 @@ def _operand(weight: GpuWeight) -> tuple[Tensor, Tensor | None, str]:
         return weight.words, None, "words"
     if isinstance(weight, Tensor):
         return weight, None, "plain"
-    if multiplies_fp8(weight.codes.device):
-        return weight.codes, weight.scale, "fp8"
+    if isinstance(weight, Int8Weight) or multiplies_fp8(weight.codes.device):
+        return weight.codes, weight.scale, "codes"
     return weight.codes.view(torch.uint8), weight.scale, "bytes"
 
 

@@ -1,4 +1,4 @@
-"""Norms, SiLU, embedding and rounding to FP8: kernels that pass over memory once.
+"""Norms, SiLU, embedding and rounding to eight bits: kernels that pass over memory once.
 
 Floor of each: the bytes of its inputs and outputs over the memory bandwidth. In a decode step that
 is far less than a launch takes, so the number of launches counts.
@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows
+from quire.kernels.operands import Fp8Rows, Int8Rows, RoundedRows
 from quire.kernels.triton.launch.workspace import follow, launches_early
-from quire.kernels.triton.step.fp8_rounding import fp8_scale, to_fp8
+from quire.kernels.triton.step.row_rounding import codes_of, largest_of, scale_of, to_codes
+
+_TYPES: dict[type[RoundedRows], torch.dtype] = {Fp8Rows: reference.FP8, Int8Rows: torch.int8}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -33,19 +35,19 @@ def rms_norm_residual(
     return out, residual
 
 
-def rms_norm_residual_fp8(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Fp8Rows, Tensor]:
-    """`rms_norm_residual` with the norm's result in FP8, as `reference.quantize_rows` rounds it."""
-    rows = _empty_rows(x, x.shape[1])
+def rms_norm_residual_rounded(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, kind: type[RoundedRows]
+) -> tuple[RoundedRows, Tensor]:
+    """`rms_norm_residual` with the norm's result in eight bits, as `quantize_rows` rounds it."""
+    rows = _empty_rows(x, x.shape[1], kind)
     _norm(x, residual, weight, rows.codes, eps, rows.scale)
     return rows, residual
 
 
-def _empty_rows(x: Tensor, size: int) -> Fp8Rows:
-    """Uninitialised `Fp8Rows` [len(x), size]."""
-    codes = torch.empty(len(x), size, dtype=reference.FP8, device=x.device)
-    return Fp8Rows(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
+def _empty_rows(x: Tensor, size: int, kind: type[RoundedRows]) -> RoundedRows:
+    """Uninitialised rows [len(x), size]."""
+    codes = torch.empty(len(x), size, dtype=_TYPES[kind], device=x.device)
+    return kind(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
 
 
 def _warps(block: int) -> int:
@@ -80,7 +82,7 @@ def norm_kernel(
 ):  # fmt: skip
     """RMSNorm of one row x [size], after adding the residual if HAS_RESIDUAL.
 
-    HAS_SCALE: the result is stored in FP8 with a scale for the row.
+    HAS_SCALE: the result is stored as codes of out's type with a scale for the row.
     """
     if PDL:
         follow()
@@ -99,7 +101,7 @@ def norm_kernel(
     weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
     out = (x32 * scale).to(x.dtype) * weight
     if HAS_SCALE:
-        _store_fp8(out_ptr + row, scale_ptr + token, out, size, BLOCK)
+        _store_codes(out_ptr + row, scale_ptr + token, out, size, BLOCK)
     else:
         tl.store(out_ptr + row + i, out, mask=inside)
 
@@ -166,13 +168,13 @@ def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr, GELU: tl.constexpr 
     return _activated(gate, GELU) * up
 
 
-def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
-    """SiLU of interleaved gate and up, in FP8 as `reference.quantize_rows` rounds it."""
+def silu_and_mul_rounded(x: Tensor, kind: type[RoundedRows]) -> RoundedRows:
+    """SiLU of interleaved gate and up in eight bits, as `quantize_rows` rounds it."""
     width = x.shape[1] // 2
     assert x.stride(1) == 1
-    rows = _empty_rows(x, width)
+    rows = _empty_rows(x, width, kind)
     block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
-    silu_fp8_kernel[(len(x),)](
+    silu_rounded_kernel[(len(x),)](
         x, rows.codes, rows.scale, width, x.stride(0),
         BLOCK=block, STRETCHES=triton.cdiv(width, block), PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
@@ -180,7 +182,7 @@ def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
 
 
 @triton.jit
-def silu_fp8_kernel(
+def silu_rounded_kernel(
     x_ptr, codes_ptr, scale_ptr, width, stride,
     BLOCK: tl.constexpr, STRETCHES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -197,20 +199,21 @@ def silu_fp8_kernel(
     for stretch in tl.static_range(STRETCHES):
         out = _silu_of_pairs(x_ptr + token * stride, stretch * BLOCK, width, BLOCK)
         out = out.to(x_ptr.dtype.element_ty)
-        largest = tl.maximum(largest, tl.abs(out.to(tl.float32)))
+        largest = tl.maximum(largest, tl.abs(out.to(tl.float32)), tl.PropagateNan.ALL)
         results += (out,)  # type: ignore[assignment]
-    scale = fp8_scale(tl.max(largest))
+    kind: tl.constexpr = codes_ptr.dtype.element_ty
+    scale = scale_of(largest_of(largest, 0), kind)
     for stretch in tl.static_range(STRETCHES):
         i = stretch * BLOCK + tl.arange(0, BLOCK)
-        codes = (results[stretch].to(tl.float32) * (1.0 / scale)).to(tl.float8e4nv)
+        codes = codes_of(results[stretch].to(tl.float32), scale, kind)
         tl.store(codes_ptr + token * width + i, codes, mask=i < width)
     tl.store(scale_ptr + token, scale)
 
 
-def quantize_rows(x: Tensor) -> Fp8Rows:
-    """Twin of `reference.quantize_rows`."""
+def quantize_rows(x: Tensor, kind: type[RoundedRows] = Fp8Rows) -> RoundedRows:
+    """Twin of `reference.quantize_rows`, or of `reference.round_int8` for whole rows."""
     assert x.stride(1) == 1
-    rows = _empty_rows(x, x.shape[1])
+    rows = _empty_rows(x, x.shape[1], kind)
     block, pdl = triton.next_power_of_2(x.shape[1]), launches_early(x.device)
     quantize_kernel[(len(x),)](
         x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, PDL=pdl,
@@ -228,13 +231,13 @@ def quantize_kernel(
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)
-    _store_fp8(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
+    _store_codes(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
 
 
 @triton.jit
-def _store_fp8(codes_ptr, scale_ptr, x, size, BLOCK: tl.constexpr):
+def _store_codes(codes_ptr, scale_ptr, x, size, BLOCK: tl.constexpr):
     """Store a row x [BLOCK], which is 0 from size on, as codes and their scale."""
-    codes, scale = to_fp8(x[None, :])
+    codes, scale = to_codes(x[None, :], codes_ptr.dtype.element_ty)
     i = tl.arange(0, BLOCK)[None, :]
     tl.store(codes_ptr + i, codes, mask=i < size)
     tl.store(scale_ptr + tl.arange(0, 1), scale)

@@ -1,9 +1,9 @@
 """Batch-invariant GEMM: results do not depend on the number of rows, bit for bit.
 
 One program adds each result's terms in the order of k, as a tensor core adds them: 16 at a time, or
-32 in FP8, whatever the tile and whichever operand is which. So the kernel may be chosen by the
-number of rows: Hopper has one for few rows, bound by loading W, and one for many. Other GPUs and
-shapes use `tile_gemm_kernel`.
+32 in eight bits, whatever the tile and whichever operand is which. So the kernel may be chosen by
+the number of rows: Hopper has one for few rows, bound by loading W, and one for many. Other GPUs
+and shapes use `tile_gemm_kernel`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def invariant_gemm(
 ) -> Tensor:
     """x [T, K] · weight [N, K]ᵀ + bias → [T, N] of dtype.
 
-    x_scale float32 [T, 1], scale float32 [N]: of operands in FP8, else None.
+    x_scale float32 [T, 1], scale float32 [N]: of operands in eight bits, else None.
     """
     out = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
     assert x.stride(1) == weight.stride(1) == 1
@@ -129,7 +129,7 @@ def tile_gemm_kernel(
 ):  # fmt: skip
     """x [M, K] · w [N, K]ᵀ → out [M, N]; one program for each tile, over all of K.
 
-    X_SCALED, W_SCALED: whether x and w are in FP8. If only w is, it is converted to x's dtype.
+    X_SCALED, W_SCALED: whether x and w are in eight bits. If only w is, it becomes x's dtype.
     """
     m_tile, n_tile = _tile_of_program(
         tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), IN_LINE
@@ -139,17 +139,19 @@ def tile_gemm_kernel(
     ks = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + (rows % M).to(tl.int64)[:, None] * stride_x + ks[None, :]
     w_ptrs = w_ptr + (columns % N).to(tl.int64)[:, None] * stride_w + ks[None, :]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    BYTES: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if BYTES else tl.float32)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         if EVEN_K:
             x, w = tl.load(x_ptrs + start), tl.load(w_ptrs + start)
         else:
             inside = (ks < K - start)[None, :]
-            x = tl.load(x_ptrs + start, mask=inside, other=0.0)
-            w = tl.load(w_ptrs + start, mask=inside, other=0.0)
+            x = tl.load(x_ptrs + start, mask=inside, other=0)
+            w = tl.load(w_ptrs + start, mask=inside, other=0)
         if W_SCALED and not X_SCALED:
             w = w.to(x.dtype)
-        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    acc = acc.to(tl.float32)
     if X_SCALED:
         acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[:, None]
     if W_SCALED:

@@ -1,0 +1,76 @@
+"""Where activations become rows of eight bits on a GPU: before a linear layer, or inside of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels.operands import (
+    Fp8Rows,
+    Fp8Weight,
+    Int8Rows,
+    Int8Weight,
+    ResidualState,
+    RoundedRows,
+    Rows,
+)
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
+from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, GpuWeight, multiplies_fp8
+from quire.kernels.triton.step.elementwise import rms_norm
+
+FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
+
+
+def rows_for(x: ResidualState, weight: GpuWeight) -> Rows:
+    """The normalised rows [T, K] of a residual as a weight takes them.
+
+    What rounds them does not know the next weight, which may have other codes, or none: then the
+    norm is computed again, without rounding.
+    """
+    assert x.rows is not None  # None only on CPUs
+    if isinstance(x.rows, RoundedRows) and type(x.rows) is not rows_of(weight):
+        return rms_norm(x.residual, x.weight, x.eps)
+    return x.rows
+
+
+def rows_of(weight: GpuWeight) -> type[RoundedRows] | None:
+    """The rows of eight bits that a weight's codes are multiplied by."""
+    if isinstance(weight, Fp8Weight):
+        return Fp8Rows
+    return Int8Rows if isinstance(weight, Int8Weight) else None
+
+
+def rounds_next(out: Tensor, weight: GpuWeight) -> type[RoundedRows] | None:
+    """As which rows what is computed from a linear layer's result [T, N] should be stored.
+
+    The next linear layer's weight is not known here. Where it has other codes, `rows_for` makes
+    rows of their own for it; where gate and up have codes, the down projection has the same.
+    """
+    if not isinstance(weight, Fp8Weight | Int8Weight) or len(out) <= most_rows(out.dtype, weight):
+        return None
+    if isinstance(weight, Int8Weight):
+        return Int8Rows if out.dtype == torch.bfloat16 else None
+    return Fp8Rows if library_multiplies(out, weight.codes) else None
+
+
+def most_rows(dtype: torch.dtype, weight: GpuWeight) -> int:
+    """The number of rows up to which `skinny_gemm` is used.
+
+    It rounds rows itself, with scales for some columns each. More rows are faster if the kernels
+    before have rounded each row with one scale.
+    """
+    if not isinstance(weight, Fp8Weight | Int8Weight) or dtype != torch.bfloat16:
+        return MAX_ROWS
+    by_rows = has_hopper_gpu(weight.codes.device) and has_aligned_sizes(weight.codes)
+    return FEW if by_rows else MAX_ROWS
+
+
+def library_multiplies(x: Tensor, codes: Tensor) -> bool:
+    """Whether PyTorch's scaled matmul supports these operands in FP8."""
+    return has_aligned_sizes(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
+
+
+def has_aligned_sizes(codes: Tensor) -> bool:
+    """Whether both sizes are multiples of 16, as PyTorch's scaled matmul and TMA require."""
+    n, k = codes.shape
+    return n % 16 == k % 16 == 0
