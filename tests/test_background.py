@@ -7,10 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from quire.background import MODULE, NICENESS, lower_priority
+from quire.background import MODULE, NICENESS, BackgroundThreads, call_native, lower_priority
+from quire.tokenizer.encoder import LONG_CHARS, Encoder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
 
@@ -27,6 +30,29 @@ def test_a_thread_steps_back_alone() -> None:
     thread.join()
     assert seen == [min(19, before + NICENESS)]
     assert _niceness() == before
+
+
+def test_python_code_keeps_its_priority_and_native_calls_give_way() -> None:
+    """A thread of low priority that has the GIL and no core would hold up the event loop."""
+    usual = _niceness()
+    threads = BackgroundThreads(1, "test")
+    seen = threads.submit(lambda: (_niceness(), call_native(_niceness), _niceness())).result()
+    threads.shutdown()
+    assert seen == (usual, min(19, usual + NICENESS), usual)
+    assert call_native(_niceness) == usual, "elsewhere nothing else is to be given way to"
+
+
+def test_long_texts_are_encoded_at_a_low_priority() -> None:
+    class Backend:
+        def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+            del texts, add_special_tokens
+            return [SimpleNamespace(ids=[_niceness()])]
+
+    encoder, usual = Encoder(cast(Any, Backend()), ()), _niceness()
+    threads = BackgroundThreads(1, "test")
+    short, long = threads.map(encoder.ids, ["a" * LONG_CHARS, "a" * (LONG_CHARS + 1)])
+    threads.shutdown()
+    assert (short, long) == ([usual], [min(19, usual + NICENESS)])
 
 
 def test_a_module_is_imported_behind_others_and_runs_beside_them(

@@ -1,4 +1,9 @@
-"""Threads of low priority, which give way to those that make or send tokens.
+"""Work of low priority, which gives way to what makes or sends tokens.
+
+A thread of low priority must not run Python beside an event loop: on a busy machine it may not run
+for a tenth of a second, and while it has the GIL, the event loop waits with it. So Python code in
+the background keeps the usual priority, and gives the GIL away within SWITCH_SECONDS; only compiled
+code that runs without the GIL (`call_native`) and other processes have a low priority.
 
 A thread that has lowered its priority cannot raise it again without privilege. So what gives way
 only at first, such as a process that imports while others serve, does that in a thread that ends:
@@ -9,18 +14,70 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MODULE = "quire.background"
 # A tenth of what an equal would get where all cores are busy: it goes on, whatever others do.
 NICENESS = 10
+# After which a thread of an event loop's process gives the GIL to another: Python's own 5 ms, each
+# time that the event loop wants it, would be most of a step.
+SWITCH_SECONDS = 5e-4
+
+# native: where a background thread's native calls run; is_hurried: inside `hurry`
+_here = threading.local()
 
 
-def lower_priority() -> None:
-    """Lower the priority of the calling thread; Linux only."""
+class TooLongError(Exception):
+    """Work on an event loop takes too long; it is to begin anew in a thread."""
+
+
+def lower_priority(process: int = 0, steps: int = NICENESS) -> None:
+    """Lower the priority of a process that has just started; 0: the calling thread. Linux only."""
     if sys.platform == "linux":
-        os.nice(NICENESS)  # of the thread, whatever POSIX says
+        usual = os.getpriority(os.PRIO_PROCESS, 0)  # of the thread, whatever POSIX says
+        os.setpriority(os.PRIO_PROCESS, process, min(19, usual + steps))
+
+
+class BackgroundThreads(ThreadPoolExecutor):
+    """Threads for Python code beside an event loop, with others for its native calls."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        native = ThreadPoolExecutor(num_threads, f"{name}-native", lower_priority)
+        super().__init__(num_threads, name, partial(setattr, _here, "native", native))
+
+
+@contextmanager
+def hurry() -> Iterator[None]:
+    """What the calling thread does inside delays an event loop, and may raise TooLongError."""
+    _here.is_hurried = True
+    try:
+        yield
+    finally:
+        _here.is_hurried = False
+
+
+def is_hurried() -> bool:
+    """Whether the calling thread is inside `hurry`."""
+    return getattr(_here, "is_hurried", False)
+
+
+def call_native(work: Callable[[], T]) -> T:
+    """The result of long compiled code that releases the GIL.
+
+    It has a low priority if the caller is one of BackgroundThreads.
+    """
+    native: ThreadPoolExecutor | None = getattr(_here, "native", None)
+    if native is None:
+        return work()
+    return native.submit(work).result()
 
 
 def main() -> None:

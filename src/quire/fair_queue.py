@@ -15,12 +15,11 @@ import asyncio
 import time
 from bisect import insort
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from quire.background import lower_priority
+from quire.background import BackgroundThreads
 from quire.errors import DrainingError
 
 T = TypeVar("T")
@@ -32,16 +31,8 @@ PATIENCE = 4.0  # work waits for quicker work of its caller that comes in as man
 class FairExecutor:
     """Threads with FairSlots. name: of the threads."""
 
-    def __init__(
-        self,
-        num_threads: int,
-        name: str,
-        *,
-        most_each: int | None = None,
-        low_priority: bool = True,
-    ) -> None:
-        start = lower_priority if low_priority else None
-        self._pool = ThreadPoolExecutor(num_threads, name, start)
+    def __init__(self, num_threads: int, name: str, *, most_each: int | None = None) -> None:
+        self._pool = BackgroundThreads(num_threads, name)
         self._slots = FairSlots(num_threads, most_each)
         self._is_closed = False
 

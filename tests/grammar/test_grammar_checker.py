@@ -22,7 +22,7 @@ from quire.grammar.grammar_checker import (
 )
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
-from quire.grammar.grammar_subprocess import TOO_MUCH, GrammarSubprocess
+from quire.grammar.grammar_subprocess import NICENESS, TOO_MUCH, GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -227,6 +227,13 @@ def test_a_process_that_dies_is_replaced(subprocess_validator: GrammarSubprocess
     assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == ""
     os.kill(subprocess_validator.pid, signal.SIGABRT)  # as when memory runs out
     assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == TOO_MUCH
+
+
+def test_a_process_gives_way_to_running_streams(subprocess_validator: GrammarSubprocess) -> None:
+    subprocess_validator.find_problem(StructuredOutputs(regex="a"))
+    assert subprocess_validator.pid is not None
+    niceness = os.getpriority(os.PRIO_PROCESS, subprocess_validator.pid)
+    assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def test_it_says_the_same_as_the_compiler_itself(

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import jinja2
 import psutil
 import pytest
+from test_template_work import BOMBS as WEIGHTS
 
-from quire.errors import InvalidRequestError
-from quire.tokenizer import template_sandbox
+from quire.background import TooLongError, hurry
+from quire.errors import CheckpointError, InvalidRequestError
+from quire.tokenizer import chat_template, template_sandbox
 from quire.tokenizer.chat_template import ChatTemplate
 from quire.tokenizer.template_sandbox import Sandbox, TemplateLimitError
 
@@ -57,6 +59,7 @@ BOMBS = [
     "{{ lipsum(n=1000000) }}",
     "{{ strftime_now('%10000000000d') }}",
 ]
+SHORT_WEIGHTS = [source for source in WEIGHTS.values() if len(source) < 400]  # soon compiled
 ESCAPES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ messages.__class__ }}",
@@ -77,10 +80,12 @@ ESCAPES = [
 
 
 def render(source: str) -> str:
-    template = ChatTemplate(source, origin="here", special_tokens={})
-    return template.render(
-        [{"role": "user", "content": "hi"}], tools=None, add_generation_prompt=True, options={}
-    )
+    return render_with(ChatTemplate(source, origin="here", special_tokens={}))
+
+
+def render_with(template: ChatTemplate, content: str = "hi") -> str:
+    messages = [{"role": "user", "content": content}]
+    return template.render(messages, tools=None, add_generation_prompt=True, options={})
 
 
 @pytest.fixture
@@ -103,6 +108,53 @@ def test_bombs_are_stopped(source: str) -> None:
     assert time.thread_time() - begin < 2.0  # of a busy machine; going off takes far longer
     assert caught.value.param == "messages"
     assert "MemoryError" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("small_bounds")
+@pytest.mark.parametrize("source", [*BOMBS, *SHORT_WEIGHTS])
+def test_bombs_leave_an_event_loop_soon(source: str) -> None:
+    template = ChatTemplate(source, origin="here", special_tokens={})
+    begin = time.thread_time()
+    with hurry():
+        for _ in range(20):
+            with pytest.raises((TooLongError, InvalidRequestError)):
+                render_with(template)
+    assert time.thread_time() - begin < 0.2  # 20 of them; without the hurry one may take longer
+
+
+def test_a_template_that_took_long_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for i in range(messages[0].content | int) %}{{ i * 2 }}{% endfor %}"
+    template = ChatTemplate(source, origin="here", special_tokens={})
+    with hurry():
+        assert render_with(template, "3") == "024"
+        with pytest.raises(TooLongError):
+            render_with(template, "90000")
+        with pytest.raises(TooLongError):
+            render_with(template, "3")
+        monkeypatch.setattr(chat_template, "LONG_SECONDS", 0.0)
+        template._long_until = 0.0
+        assert render_with(template, "3") == "024"
+    assert len(render_with(template, "90000")) > 90_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if a %}{% set a = 1 %}{% endif %}" * 20_000,
+        "{{ [" + "a," * 30_000 + "] }}",
+        "x" * 2_000_000,
+        "{% for a in b %}" * 25 + "{% endfor %}" * 25,
+        "{% if a %}" * 200 + "{% endif %}" * 200,
+        "{{ " + "1" * 10_000 + " }}",
+        "{{ " + "(" * 1_000 + "a" + ")" * 1_000 + " }}",
+    ],
+    ids=["statements", "list", "text", "loops", "depth", "number", "brackets"],
+)
+def test_templates_that_cannot_be_compiled_soon_are_refused(source: str) -> None:
+    begin = time.thread_time()
+    with pytest.raises(CheckpointError, match=r"a\.jinja: the chat template cannot be used"):
+        ChatTemplate(source, origin="a.jinja", special_tokens={})
+    assert time.thread_time() - begin < 1.0
 
 
 @pytest.mark.parametrize("source", ESCAPES)

@@ -190,6 +190,6 @@ def test_templates_that_do_not_compile(write: WriteFolder, source: str) -> None:
     folder = write()
     (folder / "chat_template.jinja").write_text(source)
     with pytest.raises(
-        CheckpointError, match=r"chat_template\.jinja: the chat template is damaged"
+        CheckpointError, match=r"chat_template\.jinja: the chat template cannot be used"
     ):
         Tokenizer.from_folder(folder)

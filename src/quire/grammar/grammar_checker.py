@@ -77,9 +77,8 @@ class GrammarChecker:
         self._free: queue.LifoQueue[GrammarValidator] = queue.LifoQueue()  # the last used first
         for validator in validators:
             self._free.put(validator)
-        self._threads = FairExecutor(
-            num, "quire-grammar-check", most_each=max(1, num - 1), low_priority=False
-        )
+        most_each = max(1, num - 1)
+        self._threads = FairExecutor(num, "quire-grammar-check", most_each=most_each)
         self._problems: ByteBoundedCache[tuple[str, str, str | None], str] = ByteBoundedCache(
             cache_bytes
         )

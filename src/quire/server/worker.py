@@ -12,8 +12,8 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 import uvloop
 
-from quire.background import lower_priority
+from quire.background import SWITCH_SECONDS, BackgroundThreads
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import (
     ControlMessage,
@@ -63,6 +63,7 @@ def main() -> None:
     start = line.receive()
     assert isinstance(start, StartWorker)
     configure_logging(start.log)
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_serve(line, start))
@@ -79,7 +80,7 @@ async def _serve(line: ParentConnection, start: StartWorker) -> None:
     frontends = EngineFrontends(start.client, line.send, loader, start.memory)
     frontends.run_task(WorkerHeartbeats(start.memory).report_forever(row))
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "quire-worker", lower_priority))
+    loop.set_default_executor(BackgroundThreads(NUM_THREADS, "quire-worker"))
     line.follow(lambda message: _call(loop, frontends, message))
     app = build_server(frontends.loader, settings, folder)
     admin = None if start.admin is None else socket.socket(fileno=start.admin)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import jinja2
-import jinja2.meta
 
+from quire.background import TooLongError, is_hurried
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import CheckpointError, invalid_value
 from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
@@ -22,6 +23,8 @@ from quire.tokenizer.template_sandbox import Sandbox
 from quire.tokenizer.template_work import TemplateLimitError, start_render
 from quire.tokenizer.tokenizer_folder import TOKEN_NAMES
 
+# For which a template that took long on an event loop is rendered in threads alone
+LONG_SECONDS = 10.0
 _OWN_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"}
     | {"continue_final_message", "conversation", "return_dict"}
@@ -40,12 +43,11 @@ class ChatTemplate:
     def __init__(self, source: str, *, origin: str, special_tokens: Mapping[str, str]) -> None:
         sandbox = Sandbox()
         try:
-            self._template = sandbox.from_string(source)
-            variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template, variables = sandbox.compiled(source)
+        except Exception as error:  # foreign code can fail in any way
             raise CheckpointError(
-                f"{origin}: the chat template is damaged ({error}); correct it, or remove it to "
-                "serve the model without chat"
+                f"{origin}: the chat template cannot be used ({error}); correct it, or remove it "
+                "to serve the model without chat"
             ) from error
         # Phi-4-mini's template has the tools, as text, in the system's message
         self._has_tools_in_message = (
@@ -55,6 +57,7 @@ class ChatTemplate:
         # what all renders have: each adds its own to a copy, so that Jinja need not
         self._common = dict(self._template.globals) | dict(special_tokens) | {"documents": None}
         self._template.globals = {}
+        self._long_until = 0.0  # monotonic seconds
         self._names = frozenset(re.findall(r"\w+", source))  # keys it may read are among them
         taken = _OWN_NAMES.union(TOKEN_NAMES, sandbox.globals)
         self.option_names = sorted(n for n in self.variables - taken if _PLAIN_NAME.fullmatch(n))
@@ -74,7 +77,8 @@ class ChatTemplate:
         continue_final_message: end within the last message, for an answer that goes on from it.
         options: further values for the template, under names that it reads (`option_names`).
         map_text: applied to each string from the caller except roles.
-        Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
+        Raises InvalidRequestError, also with the words of the template's own `raise_exception`,
+        and TooLongError on an event loop (background.py).
         """
         options = self._read_options(options) if options else {}
         if type(add_generation_prompt) is not bool:
@@ -113,11 +117,16 @@ class ChatTemplate:
 
     def _run(self, variables: dict[str, Any]) -> str:
         environment = self._template.environment
+        if is_hurried() and time.monotonic() < self._long_until:
+            raise TooLongError
         start_render()
         try:
             context = self._template.new_context(variables, shared=True)
             return environment.concat(self._template.root_render_func(context))
         except TemplateLimitError as error:
+            if is_hurried():
+                self._long_until = time.monotonic() + LONG_SECONDS
+                raise TooLongError from None
             problem = f"the model's chat template was stopped ({error}); send fewer messages"
         except jinja2.UndefinedError as error:
             problem = f"the model's chat template needs a value that is missing ({error}); send it"

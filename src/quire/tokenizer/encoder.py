@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from quire.background import call_native
 from quire.errors import InvalidRequestError, invalid_value, is_failure
 from quire.tokenizer.conversation_input import BREAK
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_REASON_CHARS = 200
+LONG_CHARS = 4096  # of a text that takes a millisecond or more
 
 
 class Encoder:
@@ -33,7 +35,8 @@ class Encoder:
         try:
             backend = self._careful if BREAK in text else self._backend
             # the batch form skips offsets, which makes it twice as fast
-            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            work = partial(backend.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
+            (encoding,) = call_native(work) if len(text) > LONG_CHARS else work()
             ids: list[int] = encoding.ids
         except BaseException as error:
             if not is_failure(error):

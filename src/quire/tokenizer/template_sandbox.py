@@ -21,18 +21,21 @@ import re
 import string
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from types import CodeType
 from typing import Any, cast
 
-from jinja2 import TemplateError, nodes, pass_environment
+from jinja2 import Template, TemplateError, meta, nodes, pass_environment
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_sum
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from quire.background import is_hurried
 from quire.tokenizer import template_work
 from quire.tokenizer.template_work import (
+    HURRY_SHIFT,
     MAX_INDENT,
     SHORT,
     TemplateLimitError,
@@ -49,6 +52,8 @@ from quire.tokenizer.template_work import (
 MAX_CPU_SECONDS = 1.0
 MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
 MAX_COUNT = 100_000  # of repetitions, widths and indents
+MAX_SOURCE_CHARS = 1 << 20
+MAX_SOURCE_TOKENS = 20_000  # of Jinja: over a second to compile; models' templates have some 1,000
 _TICKS_PER_LOOK = 8  # at the clock: most conversations end before the first
 _WIDE = re.compile(r"\d{4}")
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #\d.]*(\*|\d{4})")
@@ -81,6 +86,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
+
+    def compiled(self, source: str) -> tuple[Template, frozenset[str]]:
+        """A template, and the names that it reads.
+
+        Raises TemplateLimitError if it is too long, and anything else for a damaged one.
+        """
+        num_tokens = 0
+        if len(source) <= MAX_SOURCE_CHARS:
+            num_tokens = sum(1 for _ in islice(self.lex(source), MAX_SOURCE_TOKENS + 1))
+        if len(source) > MAX_SOURCE_CHARS or num_tokens > MAX_SOURCE_TOKENS:
+            limits = f"{MAX_SOURCE_CHARS} characters or {MAX_SOURCE_TOKENS} tokens of Jinja"
+            raise TemplateLimitError(f"it is longer than {limits}")
+        names = meta.find_undeclared_variables(self.parse(source))
+        return self.from_string(source), frozenset(names)
 
     def concat(self, parts: Iterable[str]) -> str:
         """Join a template's pieces, of a block or of the whole, up to the size limit."""
@@ -168,7 +187,8 @@ class _MeteredContext(Context):
             return
         now = time.thread_time()
         if self._deadline is None:
-            self._deadline = now + MAX_CPU_SECONDS
+            seconds = MAX_CPU_SECONDS / 2**HURRY_SHIFT if is_hurried() else MAX_CPU_SECONDS
+            self._deadline = now + seconds
         if now > self._deadline:
             raise TemplateLimitError(f"more than {MAX_CPU_SECONDS:g} s of computing")
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from quire.tokenizer.chat_template import ChatTemplate
 
+_USED_TEMPLATES = ("default", "tool_use")
 _MAX_PIECES = 16  # maps from tokens to text that are remembered
 
 
@@ -303,4 +304,5 @@ def _compile(
     return {
         name: ChatTemplate(source, origin=origin, special_tokens=names)
         for name, (origin, source) in templates.items()
+        if name in _USED_TEMPLATES
     }

@@ -11,6 +11,7 @@ from asgi_client import Reply, call, request
 from fake_engine import FakeEngine, FakeTokenizer
 from starlette.applications import Starlette
 
+from quire.background import TooLongError, is_hurried
 from quire.server.api.openai import tokenize as route
 
 USER = {"role": "user", "content": "hi"}
@@ -186,3 +187,23 @@ def test_large_counts_have_their_own_thread(app: Starlette, engine: FakeEngine) 
         asyncio.run(both())
     finally:
         go.set()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+def test_conversations_that_take_long_to_render_leave_the_event_loop(
+    app: Starlette, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    threads: list[str] = []
+
+    def chat_prompt(*_: Any, **__: Any) -> str:
+        threads.append(threading.current_thread().name)
+        if is_hurried():
+            raise TooLongError
+        return "abc"
+
+    monkeypatch.setattr(engine.tokenizer, "chat_prompt", chat_prompt)
+    reply = call(app, path, {"messages": [USER]})
+    assert reply.status == 200
+    on_loop, in_thread = threads
+    assert in_thread.startswith("quire-")
+    assert not on_loop.startswith("quire-")

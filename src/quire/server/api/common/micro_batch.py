@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.background import hurry
 from quire.errors import is_failure
 
 T = TypeVar("T")
@@ -40,7 +41,10 @@ class MicroBatch:
         self._loop: asyncio.AbstractEventLoop  # of the waiting callers
 
     async def run(self, stages: Stages[T]) -> T:
-        """Run a preparation with all others; returns its result or raises its error."""
+        """Run a preparation with all others; returns its result or raises its error.
+
+        Raises TooLongError if it is for a thread.
+        """
         if not self._waiting:
             self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._run_all)
@@ -54,8 +58,9 @@ class MicroBatch:
 
     def _run_all(self) -> None:
         running, self._waiting = self._waiting, []
-        while running:
-            running = [work for work in running if _run_stage(work)]
+        with hurry():
+            while running:
+                running = [work for work in running if _run_stage(work)]
 
 
 def _run_stage(work: _Work) -> bool:

@@ -7,6 +7,7 @@ GenerationRoute runs the model (completions, chat, embeddings ...); LightRoute o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -15,6 +16,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from quire.background import TooLongError, hurry
 from quire.errors import ModelNotLoadedError
 from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
 from quire.server.api.common.request_gate import RequestContext, RequestGate, caller_of
@@ -105,14 +107,16 @@ class _GenerationApp(Generic[T]):
             await self._run(body, send, context)
 
     async def _run(self, body: bytes, send: Send, context: RequestContext) -> None:
+        await self._send_answer(await self._prepared(body, context), context, send)
+
+    async def _prepared(self, body: bytes, context: RequestContext) -> T:
         own = (context.tenant,) if self._needs_tenant else ()
-        stages = self._prepare(body, self._loader.models, *own)
-        if self._in_thread(body):
-            prepared = partial(run_stages, stages)
-            job = await self._gate.prepare_threads.run(context.caller, prepared)
-        else:
-            job = await self._micro_batch.run(stages)
-        await self._send_answer(job, context, send)
+        prepare = partial(self._prepare, body, self._loader.models, *own)
+        if not self._in_thread(body):
+            with suppress(TooLongError):
+                return await self._micro_batch.run(prepare())
+        run = self._gate.prepare_threads.run
+        return await run(context.caller, lambda: run_stages(prepare()))
 
 
 class _Timeout(msgspec.Struct):
@@ -158,4 +162,7 @@ class _LightApp:
         def reply() -> bytes:
             return msgspec.json.encode(self._reply_to(body, models))
 
-        return await self._gate.light_threads.run(caller, reply) if is_large(body) else reply()
+        if not is_large(body):
+            with suppress(TooLongError), hurry():
+                return reply()
+        return await self._gate.light_threads.run(caller, reply)
