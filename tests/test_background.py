@@ -32,14 +32,14 @@ def test_a_thread_steps_back_alone() -> None:
     assert _niceness() == before
 
 
-def test_python_code_keeps_its_priority_and_native_calls_give_way() -> None:
+def test_python_code_keeps_its_priority_and_native_calls_do_not() -> None:
     """A thread of low priority that has the GIL and no core would hold up the event loop."""
     usual = _niceness()
     threads = BackgroundThreads(1, "test")
     seen = threads.submit(lambda: (_niceness(), call_native(_niceness), _niceness())).result()
     threads.shutdown()
     assert seen == (usual, min(19, usual + NICENESS), usual)
-    assert call_native(_niceness) == usual, "elsewhere nothing else is to be given way to"
+    assert call_native(_niceness) == usual, "elsewhere nothing runs beside it"
 
 
 def test_long_texts_are_encoded_at_a_low_priority() -> None:
