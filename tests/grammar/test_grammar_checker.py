@@ -229,7 +229,9 @@ def test_a_process_that_dies_is_replaced(subprocess_validator: GrammarSubprocess
     assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == TOO_MUCH
 
 
-def test_a_process_has_a_lower_priority_than_running_streams(subprocess_validator: GrammarSubprocess) -> None:
+def test_a_process_has_a_lower_priority_than_running_streams(
+    subprocess_validator: GrammarSubprocess,
+) -> None:
     subprocess_validator.find_problem(StructuredOutputs(regex="a"))
     assert subprocess_validator.pid is not None
     niceness = os.getpriority(os.PRIO_PROCESS, subprocess_validator.pid)
