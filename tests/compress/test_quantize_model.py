@@ -55,13 +55,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_parts_one_by_one_are_the_whole_model(tmp_path: Path, family: str) -> None:
     model = write_model(tmp_path, family, torch.float32)
     parts, ids = ModelParts(tmp_path, CPU), SAMPLES.verification[0]
-    hidden = parts.embed([ids])[0]
+    samples = [ids[:23], *SAMPLES.verification]  # alone, and as a batch
+    hidden = parts.embed(samples)
     for index in range(len(parts.spec.layers)):
-        hidden = LayerRunner(parts, index, len(ids))(parts.layer(index), hidden)
+        hidden = LayerRunner(parts, index, len(ids)).each(parts.layer(index), hidden)
     head = parts.head()
     assert head is not None
-    ours, theirs = head(parts.final_norm()(hidden)), model(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-3)
+    for sample, states in zip(samples, hidden, strict=True):
+        ours, theirs = head(parts.final_norm()(states)), model(torch.tensor([sample])).logits[0]
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-3)
 
 
 FORMATS = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.layer_stream import LayerRunner, observed
+from quire.compress.layer_stream import LayerRunner, batches, observed
 from quire.models.families.llama import LlamaDecoderLayer
 
 
@@ -69,7 +69,7 @@ def input_statistics(
                 raise _Reached
 
     with observed(layer, add):
-        for states in samples:
+        for states in batches(samples):
             waiting.update(names)
             try:
                 run(layer, states)

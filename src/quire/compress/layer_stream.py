@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from quire.layers.forward_context import ForwardContext
 from quire.models.families.llama import LlamaDecoderLayer
 
 _BLOCK = 16  # tokens of a KV block
+_TOKENS = 4096  # that go through a layer together
 
 # the name of a linear layer within its decoder layer, and its input [T, K]
 Observer = Callable[[str, Tensor], None]
@@ -30,18 +32,31 @@ class LayerRunner:
         self._rotary = parts.rotary(index, length)
 
     def __call__(self, layer: LlamaDecoderLayer, hidden: Tensor) -> Tensor:
-        """Hidden states [T, H] of a sample before the layer → after it."""
-        device, count = hidden.device, len(hidden)
-        blocks = -(-count // _BLOCK)
+        """Hidden states [T, H] of a sample, or [B, T, H] of several, before the layer → after."""
+        device, length = hidden.device, hidden.shape[-2]
+        states = hidden.flatten(0, -2)
+        count = len(states) // length
         spec = self._parts.spec.layers[self._index].kv
-        kv = allocate_kv([spec], blocks, _BLOCK, torch.float32, device)
-        table = np.arange(blocks, dtype=np.int32)[None]
-        layout = BatchLayout.build([count], [count], table, _BLOCK, device)
-        rope = self._rotary(torch.arange(count, device=device))
+        table = np.arange(count * -(-length // _BLOCK), dtype=np.int32).reshape(count, -1)
+        kv = allocate_kv([spec], table.size, _BLOCK, torch.float32, device)
+        layout = BatchLayout.build([length] * count, [length] * count, table, _BLOCK, device)
+        rope = self._rotary(torch.arange(length, device=device).repeat(count))
         first = layer.pre_attention_norm
         # the norm after the layer is the next one's, which is not here: any will do
-        found = layer.forward(first.begin(hidden), first, rope, ForwardContext(layout, kv))
-        return found.residual
+        found = layer.forward(first.begin(states), first, rope, ForwardContext(layout, kv))
+        return found.residual.view_as(hidden)
+
+    def each(self, layer: LlamaDecoderLayer, samples: Sequence[Tensor]) -> list[Tensor]:
+        """Hidden states of samples before the layer → after it."""
+        return [own for batch in batches(samples) for own in self(layer, batch)]
+
+
+def batches(samples: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Samples [T, H] of one length that follow each other as [B, T, H], of bounded size."""
+    for length, alike in groupby(samples, key=len):
+        waiting, most = list(alike), max(1, _TOKENS // length)
+        for start in range(0, len(waiting), most):
+            yield torch.stack(waiting[start : start + most])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.integer_grid import GroupScales, IntegerGrid, limits
-from quire.compress.layer_stream import LayerRunner
+from quire.compress.layer_stream import LayerRunner, batches
 from quire.compress.model_parts import Operation, linears_of, set_linear, weight_of
 from quire.compress.quantized_rows import IntegerCodes
 from quire.kernels import reference
@@ -124,8 +124,9 @@ class RoundingLearner:
     @torch.no_grad()
     def _error(self, inputs: list[Tensor], targets: list[Tensor]) -> float:
         self._take([weight.numbers() for weight in self.weights.values()])
-        pairs = zip(inputs, targets, strict=True)
-        return sum(float((self._run(self._layer, x) - y).square().sum()) for x, y in pairs)
+        pairs = zip(batches(inputs), batches(targets), strict=True)
+        errors = [(self._run(self._layer, x) - y).square().sum() for x, y in pairs]
+        return float(torch.stack(errors).sum())
 
     @torch.enable_grad()
     def _descend(self, inputs: list[Tensor], targets: list[Tensor]) -> None:
@@ -134,7 +135,7 @@ class RoundingLearner:
         leaves = [each.detach().requires_grad_() for each in numbers]
         self._take(leaves)
         count = sum(target.numel() for target in targets)
-        for x, y in zip(inputs, targets, strict=True):  # one sample's graph at a time
+        for x, y in zip(batches(inputs), batches(targets), strict=True):
             ((self._run(self._layer, x) - y).square().sum() / count).backward()  # type: ignore[no-untyped-call]
         torch.autograd.backward(numbers, [leaf.grad for leaf in leaves])
 

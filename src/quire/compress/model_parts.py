@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.compress.whole_attention import whole_attention
 from quire.core.layer_spec import LayerSpec, LinearSpec, layer_module
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
@@ -58,7 +59,8 @@ class ModelParts:
         self.checkpoint = checkpoint or Checkpoint.open(folder)
         names = self.checkpoint.entries
         self.prefix = "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
-        self.options = LayerOptions(torch.float32, device, kernels_for("meta"))
+        kernels = replace(kernels_for("meta"), attention=whole_attention)
+        self.options = LayerOptions(torch.float32, device, kernels)
         sources = quantized_sources(self.config, None, self.prefix)
         self._quantized = {source.weight: source for source in sources}
 

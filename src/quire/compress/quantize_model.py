@@ -97,7 +97,7 @@ class Quantization:
         is_written = self.files.path(index).is_file()
         layer = None if is_written and exact is None else self.parts.layer(index)
         if exact is not None and layer is not None:
-            exact = [run(layer, states) for states in exact]
+            exact = run.each(layer, exact)
         if not is_written:
             assert layer is not None
             spec, dtype = self.parts.spec.layers[index], torch_dtype(self.parts.config.dtype)
@@ -105,8 +105,7 @@ class Quantization:
             coded = rounding.round(hidden, exact, self._chosen(index))
             self.files.write(index, self._tensors(index, layer, coded))
         if hidden:
-            stored = self._stored(index)
-            hidden = [run(stored, states) for states in hidden]
+            hidden = run.each(self._stored(index), hidden)
         return hidden, exact
 
     def _stored(self, index: int) -> LlamaDecoderLayer:

@@ -49,7 +49,7 @@ def compare_models(
 
 def _after_layer(parts: ModelParts, index: int, states: list[Tensor], length: int) -> list[Tensor]:
     layer, run = parts.layer(index), LayerRunner(parts, index, length)
-    return [run(layer, own) for own in states]
+    return run.each(layer, states)
 
 
 def _finals(
