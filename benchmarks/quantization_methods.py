@@ -34,18 +34,20 @@ from data import MIX, plain_chat
 from data.held_out import held_out
 
 METHODS: dict[str, dict[str, Any]] = {
-    "RTN, symmetric": {"method": "rtn"},
+    "RTN symmetric": {"method": "rtn"},
     "RTN": {"method": "rtn", "symmetric": False},
-    "GPTQ, symmetric": {"method": "gptq"},
+    "GPTQ symmetric": {"method": "gptq"},
     "GPTQ": {"method": "gptq", "symmetric": False},
     "AWQ": {"method": "awq"},
     "AWQ + GPTQ": {"method": "awq+gptq"},
     "SignRound": {"method": "autoround", "symmetric": False},
     "AWQ + SignRound": {"method": "awq+autoround"},
     "INT8": {"method": "int8"},
-    "INT8, SmoothQuant": {"method": "smoothquant"},
-    "INT8, SmoothQuant + GPTQ": {"method": "smoothquant+gptq"},
+    "INT8 + SmoothQuant": {"method": "smoothquant"},
+    "INT8 + SmoothQuant + GPTQ": {"method": "smoothquant+gptq"},
     "FP8": {"method": "fp8"},
+    "NF4": {"method": "nf4"},
+    "MXFP4": {"method": "mxfp4"},
 }
 QUESTIONS = {"rewrite": 20, "json": 10, "talk": 0, "facts": 0}
 
