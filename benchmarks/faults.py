@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import uvloop
 from reliability import trouble
 from reliability.bystanders import LENGTH, PROMPTS, Bystanders, Watch
 from reliability.model import write_poisoned_model
-from reliability.served import Census, Server, serve
+from reliability.served import Census, Server, serve, small_folder
 from rich.console import Console
 from rich.table import Table
 
@@ -41,7 +41,8 @@ MAX_RATIO = 3.0  # of the p99 time between tokens, against quiet
 class Case:
     """One fault. options: of its server; may_refuse: newcomers may get 503 meanwhile.
 
-    unread_log: nobody reads the server's standard error.
+    unread_log: nobody reads the server's standard error. folder: size of the file system of its
+    temporary folder, if that is one of its own.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Case:
     options: tuple[str, ...] = ()
     may_refuse: bool = False
     unread_log: bool = False
+    folder: str = ""
 
 
 CASES = (
@@ -75,6 +77,7 @@ CASES = (
         ("--log-level", "info"),
         unread_log=True,
     ),
+    Case("full_folder", "full temporary folder", ("--api-server-count", "2"), folder="1m"),
     Case("costly_grammars", "8 clients with costly schemas"),
     Case("tokenize_bodies", "4 clients with 4 MB at /tokenize"),
     Case("large_bodies", "8 clients with bodies over the limit"),
@@ -159,10 +162,14 @@ def is_in_time(row: dict[str, Any]) -> bool:
 
 
 @asynccontextmanager
-async def quiet_server(model: Path, case: Case) -> AsyncIterator[tuple[Server, Watch]]:
+async def quiet_server(
+    model: Path, case: Case, temporary: str
+) -> AsyncIterator[tuple[Server, Watch]]:
     """A server of its own for each case, and what bystanders see while nothing happens."""
     options = (*COMMON, *case.options)
-    async with serve(str(model), *options, unread_log=case.unread_log) as server:
+    async with serve(
+        str(model), *options, unread_log=case.unread_log, temporary=temporary
+    ) as server:
         async with Bystanders.connected(server) as bystanders:
             async with bystanders.watching(20):  # warms everything up
                 pass
@@ -172,8 +179,9 @@ async def quiet_server(model: Path, case: Case) -> AsyncIterator[tuple[Server, W
         yield server, quiet
 
 
-async def run(cases: list[Case]) -> list[dict[str, Any]]:
-    rows = []
+async def run(cases: list[Case]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows of the table, and why some cases could not be run here."""
+    rows, left_out = [], {}
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -181,11 +189,17 @@ async def run(cases: list[Case]) -> list[dict[str, Any]]:
     ):
         model = write_poisoned_model(Path(folder, "quire-tiny"))
         for case in cases:
-            async with quiet_server(model, case) as (server, quiet):
-                row = await run_case(case, server, pool, quiet)
+            with ExitStack() as stack:
+                try:
+                    small = stack.enter_context(small_folder(case.folder)) if case.folder else ""
+                except OSError as error:
+                    left_out[case.name] = str(error)
+                    continue
+                async with quiet_server(model, case, small) as (server, quiet):
+                    row = await run_case(case, server, pool, quiet)
             rows.append(row)
             print(f"{case.name}: {verdict(row)} {row}", flush=True)
-    return rows
+    return rows, left_out
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -220,11 +234,12 @@ def main() -> None:
     names = known if args.only is None else args.only.split(",")
     if unknown := set(names) - set(known):
         sys.exit(f"no such fault: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-    rows = uvloop.run(run([case for case in CASES if case.name in names]))
+    rows, left_out = uvloop.run(run([case for case in CASES if case.name in names]))
     show(rows)
+    print(*(f"{name} was left out: {why}" for name, why in left_out.items()), sep="\n")
     if args.save:
         streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH, "load": os.getloadavg()}
-        record.save("faults", streams | {"rows": rows})
+        record.save("faults", streams | {"left_out": left_out, "rows": rows})
     if failed := [f"{row['fault']} ({verdict(row)})" for row in rows if verdict(row) != "kept"]:
         sys.exit(f"p99 aim {MAX_RATIO:g} x quiet: {', '.join(failed)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -50,11 +51,12 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server. admin: the Unix socket of its admin endpoints."""
+    """A running server. admin: the Unix socket of its admin endpoints; temporary: its folder."""
 
     url: str
     pid: int
     admin: str
+    temporary: str
 
     def children(self, module: str) -> list[psutil.Process]:
         """Its child processes that run this module, oldest first."""
@@ -131,14 +133,21 @@ class Server:
 
 
 @asynccontextmanager
-async def serve(*options: str, unread_log: bool = False) -> AsyncIterator[Server]:
-    """A server on a free port, ended by SIGTERM. unread_log: nobody reads its standard error."""
+async def serve(
+    *options: str, unread_log: bool = False, temporary: str = ""
+) -> AsyncIterator[Server]:
+    """A server on a free port, ended by SIGTERM.
+
+    unread_log: nobody reads its standard error. temporary: its folder for temporary files.
+    """
+    environment = os.environ | ({"TMPDIR": temporary} if temporary else {})
     with tempfile.TemporaryDirectory() as folder:
         admin, log = f"{folder}/admin.sock", Path(folder, "log")
         command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--admin-uds", admin]
         with log.open("w") as errors:
             process = subprocess.Popen(
                 [*command, *options],
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if unread_log else errors,
                 text=True,
@@ -148,7 +157,7 @@ async def serve(*options: str, unread_log: bool = False) -> AsyncIterator[Server
             if ready is None:
                 raise SystemExit(f"the server did not start:\n{log.read_text()}")
             try:
-                yield Server(ready[1], process.pid, admin)
+                yield Server(ready[1], process.pid, admin, temporary)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(PATIENCE)
@@ -160,6 +169,20 @@ def _show_failures(log: str) -> None:
     """A traceback in a server's log is a finding, whatever else went well."""
     if "Traceback" in log:
         print(log[log.index("Traceback") - 500 :][:5000], file=sys.stderr)
+
+
+@contextmanager
+def small_folder(size: str) -> Iterator[str]:
+    """A file system of its own, in memory. Raises OSError where none can be mounted."""
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+        run = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise OSError(f"no small file system can be mounted: {run.stderr.strip()}")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
 
 
 @contextmanager

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -278,6 +280,25 @@ async def unread_log(server: Server) -> Findings:
 
     await asyncio.gather(*(client() for _ in range(8)))
     return {"ok": statuses == {400: NUM_LOGGED}, "statuses": dict(statuses)}
+
+
+async def full_folder(server: Server) -> Findings:
+    """The folder for temporary files fills up while requests come, and stays full."""
+    old = server.processes()
+    with open(f"{server.temporary}/ballast", "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    statuses: Counter[int] = Counter()
+    end = time.monotonic() + BUSY_SECONDS  # metrics are written twice a second
+    while time.monotonic() < end:
+        body = completion("hello", 2, stream=False, stream_options=None)
+        statuses[(await ask(server.url, PATH, body)).status] += 1
+    left = shutil.disk_usage(server.temporary).free
+    return {
+        "ok": statuses.keys() == {200} and server.processes() == old and left < 4096,
+        "statuses": dict(statuses),
+        "bytes_left": left,
+    }
 
 
 async def costly_grammars(server: Server) -> Findings:
