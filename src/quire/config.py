@@ -198,13 +198,14 @@ class SchedulerConfig:
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting(
         "fcfs",
-        "order of waiting requests: first come first served, or lowest priority number first",
+        "order of waiting requests: first come first served, though short prompts may pass longer "
+        "ones, or lowest priority number first",
     )
     enable_chunked_prefill: bool = setting(True, "let a prompt be computed over several steps")
     long_prefill_token_threshold: int = setting(
         0,
-        "most prompt tokens one request gets in a step while others run or wait; 0: half of the "
-        "step's prompt tokens while other prompts need them",
+        "most prompt tokens one request gets in a step while others run or wait; 0: as many as the "
+        "step has",
         within=(0, MOST),
     )
     itl_target_ms: float | None = setting(

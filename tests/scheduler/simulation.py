@@ -271,14 +271,11 @@ class Simulation:
             assert all(entry.num_tokens <= threshold for entry in plan.scheduled)
 
     def _check_order(self, plan: SchedulerOutput) -> None:
-        """With due times, the budget cuts no prompt that precedes another which gets tokens."""
-        is_on = self.config.enable_chunked_prefill
-        if self.config.ttft_target_ms is None or not is_on:
+        """The budget cuts no prompt that precedes another which gets tokens."""
+        if not self.config.enable_chunked_prefill:
             return
         planned = {entry.request_id: entry for entry in plan.scheduled}
-        limit = self.config.long_prefill_token_threshold or max(
-            1, self.config.max_num_batched_tokens // 2
-        )
+        limit = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
         by_priority = self.config.scheduling_policy == "priority"
         prompts = [
             request

@@ -62,15 +62,27 @@ def test_decodes_come_first_and_prompts_get_what_is_left() -> None:
     sim.step()
     sim.add(100)
     assert shape(sim.step()) == [("r0", 4, 1), ("r1", 0, 15)]
-    sim.add(9)  # half of the rest, since it lacks less than half as much
-    assert shape(sim.step()) == [("r0", 5, 1), ("r1", 15, 8), ("r2", 0, 7)]
+    sim.add(9)
+    assert shape(sim.step()) == [("r0", 5, 1), ("r2", 0, 9), ("r1", 15, 6)]
 
 
-def test_a_short_prompt_behind_a_long_one_is_not_starved() -> None:
-    sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=10)
+def test_a_short_prompt_goes_before_a_long_one() -> None:
+    sim = Simulation(max_num_batched_tokens=16)
     sim.add(100)
     sim.add(6)
-    assert shape(sim.step()) == [("r0", 0, 10), ("r1", 0, 6)]
+    assert shape(sim.step()) == [("r1", 0, 6), ("r0", 0, 10)]
+
+
+def test_but_not_before_one_that_waits_since_as_many_tokens_as_it_is_longer() -> None:
+    sim = Simulation(max_num_batched_tokens=8, max_model_len=200, num_blocks=200)
+    long = sim.add(60, max_tokens=1)
+    planned = 0
+    while long.num_computed_tokens == 0:
+        sim.add(8, max_tokens=1)  # there is always one that fills a step
+        sim.step()
+        planned += 8
+    assert 60 - 8 <= planned <= 60 + 8
+    sim.drain()
 
 
 def test_of_two_prompts_alike_the_first_is_done_before_the_second_begins() -> None:
@@ -80,41 +92,17 @@ def test_of_two_prompts_alike_the_first_is_done_before_the_second_begins() -> No
     assert shape(sim.step()) == [("r0", 0, 16)]
     assert shape(sim.step()) == [("r0", 16, 14), ("r1", 0, 2)]
     assert shape(sim.step()) == [("r1", 2, 16)]
-    sim.add(4, max_tokens=1)  # behind the third, which is not that short beside the second
-    assert shape(sim.step()) == [("r1", 18, 12), ("r2", 0, 4)]
-    assert shape(sim.step()) == [("r2", 4, 12), ("r3", 0, 4)]
 
 
-def test_but_one_of_higher_priority_does_not_wait_for_it() -> None:
+def test_one_of_higher_priority_does_not_wait_for_a_prompt_that_was_cut() -> None:
     sim = Simulation(max_num_batched_tokens=16, num_blocks=200, scheduling_policy="priority")
     sim.add(100, max_tokens=1, priority=5)
     sim.step()
     sim.add(60, max_tokens=1, priority=0)
-    assert shape(sim.step()) == [("r0", 16, 8), ("r1", 0, 8)]
+    assert shape(sim.step()) == [("r1", 0, 16)]
 
 
-def test_they_share_a_step_when_the_second_lacks_less_than_half_as_much() -> None:
-    for length, shared in ((11, [("r0", 0, 8), ("r1", 0, 8)]), (12, [("r0", 0, 16)])):
-        sim = Simulation(max_num_batched_tokens=16, num_blocks=200)
-        sim.add(30)
-        sim.add(length)
-        assert shape(sim.step()) == shared
-
-
-def test_nor_where_a_step_of_prompts_alone_takes_less_than_the_budget() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=8192)
-    scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, full_step=2048)
-    for arrival, length in enumerate((10_000, 100)):
-        message = AddRequest(
-            request_id=f"r{arrival}",
-            prompt_token_ids=[arrival] * length,
-            sampling=SamplingParams(max_tokens=1),
-        )
-        scheduler.add(Request(message, arrival=arrival, max_model_len=16384))
-    assert shape(scheduler.schedule()) == [("r0", 0, 1948), ("r1", 0, 100)]
-
-
-def test_nor_beside_decodes() -> None:
+def test_prompts_have_a_full_step_beside_decodes_where_the_budget_is_larger() -> None:
     config = SchedulerConfig(max_num_batched_tokens=8192)
     scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, full_step=2048)
     for arrival, length in enumerate((4, 4000, 90)):
@@ -127,7 +115,7 @@ def test_nor_beside_decodes() -> None:
         if arrival == 0:
             assert shape(scheduler.schedule()) == [("r0", 0, 4)]
     plan = scheduler.schedule(LONGEST_WAIT)
-    assert shape(plan) == [("r0", 4, 1), ("r1", 0, 1958), ("r2", 0, 90)]
+    assert shape(plan) == [("r0", 4, 1), ("r2", 0, 90), ("r1", 0, 1958)]
 
 
 def test_prompts_are_cut_so_that_a_step_ends_on_a_size() -> None:
@@ -160,7 +148,7 @@ def test_but_no_prompt_gets_much_less_for_it(budget: int, prompt_tokens: int) ->
     [
         (40, [60], [56]),  # 28 tokens of padding, and the step would be 100
         (40, [54], [54]),  # 2 of 94
-        (40, [40, 30], [40, 16]),
+        (40, [40, 30], [30, 26]),
         (10, [60], [60]),  # few decodes: a next step may be long in coming
         (40, [5], [5]),  # nothing but the end of one
     ],
@@ -195,36 +183,28 @@ def test_an_explicit_threshold_holds_while_anybody_else_is_there() -> None:
     sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=3)
     sim.add(100, max_tokens=3)
     sim.add(2, max_tokens=2)
-    assert shape(sim.step()) == [("r0", 0, 3), ("r1", 0, 2)]
+    assert shape(sim.step()) == [("r1", 0, 2), ("r0", 0, 3)]
     assert shape(sim.step()) == [("r1", 2, 1), ("r0", 3, 3)]
     assert shape(sim.step()) == [("r0", 6, 16)], "alone, it gets the whole budget"
     sim.add(2)
-    assert shape(sim.step()) == [("r0", 22, 3), ("r2", 0, 2)]
+    assert shape(sim.step()) == [("r2", 0, 2), ("r0", 22, 3)]
 
 
 def test_an_explicit_threshold_holds_while_another_waits_for_a_row() -> None:
     sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=3, max_num_seqs=1)
     sim.add(100)
-    sim.add(2)
-    assert shape(sim.step()) == [("r0", 0, 3)]
-
-
-def test_a_prompt_gets_the_rest_of_the_budget() -> None:
-    sim = Simulation(max_num_batched_tokens=16)
     sim.add(100)
-    sim.add(6)
-    assert shape(sim.step()) == [("r0", 0, 10), ("r1", 0, 6)]
-    assert shape(sim.step()) == [("r1", 6, 1), ("r0", 10, 15)]
+    assert shape(sim.step()) == [("r0", 0, 3)]
 
 
 def test_without_chunks_a_prompt_runs_whole_or_not_at_all() -> None:
     sim = Simulation(
         enable_chunked_prefill=False, max_num_batched_tokens=20, max_num_seqs=4, max_model_len=20
     )
-    sim.add(12)
     sim.add(9)
-    assert shape(sim.step()) == [("r0", 0, 12)]
-    assert shape(sim.step()) == [("r0", 12, 1), ("r1", 0, 9)]
+    sim.add(12)
+    assert shape(sim.step()) == [("r0", 0, 9)]
+    assert shape(sim.step()) == [("r0", 9, 1), ("r1", 0, 12)]
 
 
 def test_without_chunks_the_budget_must_admit_the_longest_prompt() -> None:

@@ -40,7 +40,6 @@ class ChunkPolicy:
         self._itl_target = itl_target
         self._ttft_target = ttft_target
         self._full_step = full_step
-        self.has_due_times = ttft_target is not None  # prompts are ordered by them
         self.costs = StepCosts()
         self._within: deque[int] = deque(
             maxlen=TRUST
@@ -93,13 +92,18 @@ class ChunkPolicy:
         seconds = max(planned - costs.predict(num_decodes, 0), LEAST_SHARE * planned)
         return max(LEAST_CHUNK, int(seconds / (costs.pace * costs.per_prompt_token)))
 
-    def due(self, queued: float, num_tokens: int) -> float:
-        """When the prompt of a request that arrived at `queued` is due.
+    def due(self, queued: float, num_planned: int, num_tokens: int) -> float:
+        """When a prompt of num_tokens is due; prompts run in this order. 0: at once.
 
-        A prompt too long for the target is due after LONG times its time alone: shorter ones pass
-        it, but not for ever.
+        Without a TTFT target counted in planned prompt tokens, num_planned of them at its arrival:
+        a shorter prompt passes a longer one only while fewer tokens than their difference were
+        planned between their arrivals (self-clocked fair queueing; S. J. Golestani, 1994). With a
+        target in seconds; one too long for it is due after LONG times its time alone.
         """
-        assert self._ttft_target is not None
+        if self._ttft_target is None:
+            return num_planned + num_tokens
+        if num_tokens == 0:
+            return queued
         costs = self.costs
         alone = costs.pace * costs.per_prompt_token * num_tokens
         return queued + max(self._ttft_target, LONG * alone)

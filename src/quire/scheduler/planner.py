@@ -63,9 +63,9 @@ class Planner:
         running = [] if paused else decodes
         self._plan_decodes(step, running)
         self._chunks.begin(step, len(running), len(self._batch.requests), remaining)
+        prompt_budget = step.budget
         self._plan_prompts(step, prompts)
-        for request in step.truncated:
-            self._use_rest(step, request)
+        self._batch.num_planned_prompt_tokens += prompt_budget - step.budget
         if paused and step.budget and step.budget + step.reserved >= len(paused):
             step.budget += step.reserved  # prompts leave some of the step, and may have preempted
             self._plan_decodes(step, [r for r in paused if r.status is RequestStatus.RUNNING])
@@ -106,16 +106,13 @@ class Planner:
             self._advance(step, request, 1)
 
     def _plan_prompts(self, step: StepPlan, prompts: list[Request]) -> None:
-        """Plan tokens of running prompts, then of new ones; with due times, in order of those."""
+        """Plan tokens of running prompts and of new ones, in the order in which they are due."""
         admitted: list[Request] = []
-        by_due, position = self._policy.has_due_times, self._batch.waiting.key
-        for request in sorted(prompts, key=position) if by_due else prompts:
-            if by_due:
-                admitted += self._admit(step, prompts + admitted, position(request))
-            remaining = request.num_uncomputed_tokens
-            if step.truncated:
-                self._complete_shorter(step, request, remaining)
-            self._advance(step, request, self._chunk_size(step, request, remaining))
+        position = self._batch.waiting.key
+        for request in sorted(prompts, key=position):
+            admitted += self._admit(step, prompts + admitted, position(request))
+            num_tokens = self._chunks.size(step, request.num_uncomputed_tokens)
+            self._advance(step, request, num_tokens)
         self._admit(step, prompts + admitted)
 
     def _advance(self, step: StepPlan, request: Request, num_tokens: int) -> None:
@@ -126,39 +123,6 @@ class Planner:
                 step.add(request, num_tokens, new_block_ids)
                 return
             self._batch.preempt(step)
-
-    def _chunk_size(self, step: StepPlan, request: Request, remaining: int) -> int:
-        """The number of its remaining tokens that a prompt gets in this step."""
-        num_tokens = self._chunks.size(step, remaining)
-        if step.allows_rest and num_tokens < remaining:
-            step.truncated.append(request)
-        return num_tokens
-
-    def _complete_shorter(self, step: StepPlan, request: Request, remaining: int) -> int:
-        """Complete truncated prompts in front of this one, if they have less than twice its rest.
-
-        Otherwise two prompts of equal length would share every step, and both end when the last one
-        does. remaining: this prompt's uncomputed tokens. Returns the number of blocks taken.
-        """
-        position = self._batch.waiting.key
-        shorter = [
-            each
-            for each in step.truncated
-            if each.num_tokens - each.num_computed_tokens < 2 * remaining
-            and position(each) <= position(request)
-        ]
-        return sum(self._use_rest(step, each) for each in shorter)
-
-    def _use_rest(self, step: StepPlan, request: Request) -> int:
-        """Give the rest of the budget to a truncated prompt; returns the number of blocks taken."""
-        num_tokens = min(request.num_tokens - request.num_computed_tokens, step.budget)
-        if num_tokens == 0 or request.status is not RequestStatus.RUNNING:
-            return 0
-        new_block_ids = self._kv.allocate_slots(request, num_tokens)
-        if new_block_ids is None:
-            return 0
-        step.add(request, num_tokens, new_block_ids)
-        return len(new_block_ids)
 
     # ------------------------------------------------------------------ entering the batch
 
@@ -179,12 +143,8 @@ class Planner:
                 continue
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
-            if step.truncated:
-                remaining = self._num_remaining_after(request, hits)
-                if taken := self._complete_shorter(step, request, remaining):
-                    promised -= taken
-                    hits = self._kv.get_computed_blocks(request)  # some may be among the taken
-            num_tokens = self._chunk_size(step, request, self._num_remaining_after(request, hits))
+            remaining = request.num_tokens - len(hits) * self._kv.block_size
+            num_tokens = self._chunks.size(step, remaining)
             if num_tokens == 0 or not self._has_blocks(request, hits, promised):
                 step.is_closed = True
                 break
@@ -192,10 +152,6 @@ class Planner:
             promised += self._kv.num_missing_blocks(request)
             admitted.append(request)
         return admitted
-
-    def _num_remaining_after(self, request: Request, hits: list[int]) -> int:
-        """Tokens to compute for a request that enters with these cached blocks."""
-        return request.num_tokens - len(hits) * self._kv.block_size
 
     def _next_waiting(self, step: StepPlan, before: QueuePosition | None) -> Request | None:
         """The first waiting request, if one may be admitted now."""

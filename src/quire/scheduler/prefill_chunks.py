@@ -44,10 +44,7 @@ class PrefillChunks:
         budget = (
             self._policy.prompt_tokens(num_decodes, step.budget) if self._is_on else step.budget
         )
-        # with due times the first prompt may have all of the step
-        shared = budget if self._policy.has_due_times else max(1, budget // 2)
-        step.chunk_limit = self._threshold or shared
-        step.allows_rest = self._is_on and (not self._threshold or num_requests == 1)
+        step.chunk_limit = self._threshold if num_requests > 1 and self._threshold else budget
         if remaining >= budget or self._pads_too_much(num_given + remaining, num_decodes):
             budget = self._up_to_a_size(min(budget, remaining), num_given)
         step.reserved, step.budget = step.budget - budget, budget

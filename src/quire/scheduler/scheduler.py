@@ -83,13 +83,10 @@ class Scheduler:
         """
         assert 0 < request.num_tokens < request.max_total_tokens
         assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks
-        if self._policy.has_due_times:
-            has_output = request.num_output_tokens > 0  # from another engine: its caller waits
-            request.due = (
-                request.queued
-                if has_output
-                else self._policy.due(request.queued, request.num_tokens)
-            )
+        is_new = request.num_output_tokens == 0  # else from another engine: its caller waits
+        num_tokens = request.num_tokens if is_new else 0
+        planned = self._batch.num_planned_prompt_tokens
+        request.due = self._policy.due(request.queued, planned, num_tokens)
         self._batch.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:

@@ -35,6 +35,7 @@ class Batch:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prompt_tokens = 0
+        self.num_planned_prompt_tokens = 0  # in all steps: what due times are counted in
         self._kv = kv
         self._removed_ids: list[str] = []  # left the batch since the last plan
 

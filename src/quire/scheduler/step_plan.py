@@ -19,8 +19,7 @@ class StepPlan:
 
     now: when it is planned, in seconds of the requests' clock. prefix_wait_tokens: prompt tokens of
     requests that may still be sent to wait for a prefix. reserved: of the step's token budget, what
-    is not for prompts. chunk_limit: of one prompt's tokens in its turn. truncated: prompts that may
-    have more if others leave it, noted where allows_rest allows that.
+    is not for prompts. chunk_limit: of one prompt's tokens.
     """
 
     def __init__(self, budget: int, now: float = 0.0, prefix_wait_tokens: int = 0) -> None:
@@ -29,8 +28,6 @@ class StepPlan:
         self.prefix_wait_tokens = prefix_wait_tokens
         self.reserved = 0
         self.chunk_limit = budget
-        self.allows_rest = False
-        self.truncated: list[Request] = []
         self.is_closed = False  # blocks or rows are short: no more admissions
         self.new_requests: list[NewRequest] = []
         self._planned: dict[str, PlannedRequest] = {}
