@@ -37,6 +37,12 @@ def test_what_can_only_be_a_folder_is_not_asked_from_the_hub(name: str) -> None:
         hub.resolve_model(name)
 
 
+@pytest.mark.parametrize("name", ["nope.gguf", "models/Nope-Q4_K_M.GGUF", "a.safetensors"])
+def test_what_can_only_be_a_file_is_not_asked_from_the_hub(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"there is no file '{name}'; use a file"):
+        hub.resolve_model(name)
+
+
 def test_bundled_names_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hub, "BUNDLED_FOLDER", tmp_path)
     with pytest.raises(CheckpointError, match="not in this installation"):

@@ -17,6 +17,8 @@ from quire.model_folder import check_model_file, check_model_folder, gguf_file, 
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+# of weights: a name that ends so is meant as a file
+_FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml", ".onnx")
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _PATTERNS = [
     "config.json",
@@ -57,6 +59,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         check_model_file(folder)
     if near := difflib.get_close_matches(name, BUNDLED, n=1, cutoff=0.8):
         raise CheckpointError(f"there is no model {name!r}; did you mean {near[0]!r}?")
+    if name.lower().endswith(_FILE_SUFFIXES):
+        raise CheckpointError(f"there is no file {name!r}; use a file, a folder or a hub name")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise CheckpointError(f"there is no folder {name!r}; use a folder or a hub name")
     return _download(name, revision)

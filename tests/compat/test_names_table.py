@@ -213,7 +213,17 @@ def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("flag", ["--served-model-name", "--served_model_name"])
 def test_a_model_may_have_several_names(flag: str) -> None:
-    for line in (f"x {flag} a b --port 1", f"x {flag} a --port 1 {flag} b", f"{flag} a,b x"):
+    for line in (
+        f"x {flag} a b --port 1",
+        f"x {flag} a --port 1 {flag} b",
+        f"{flag} a,b x",
+        f"{flag} a b x",
+        f"{flag} a b x --port 1",
+        f"--enforce-eager {flag} a b x",
+        f"--port 1 {flag} a b --host h x",
+        f"{flag} a b --model x",
+        f"-m x {flag} a b",
+    ):
         args = serve.make_parser().parse(line.split())
         (plan,) = serve.model_plans(args, serve.server_settings(args))
         assert (plan.name, plan.config.model.aliases) == ("a", ["b"])

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from quire.cli.foreign_options import own_argv
+from quire.cli.served_names import with_joined_names
 from quire.compat.foreign_name import DEFAULT
 from quire.compat.own_values import own_value
 from quire.config import EngineConfig, iter_options
@@ -24,8 +25,6 @@ _SETTING = re.compile(
     r"(?:[a-z]+(?:_[a-z]+)+|(?:(?<=\A)[a-z]+(?=: | is | must be ))|[a-z]+(?=='))(?![\w/.-])"
     r"(?:='(?P<value>[\w.-]+)')?"
 )
-
-_NAMES_FLAG = "--served-model-name"
 
 _SECTION_TITLES = {
     "model": "model",
@@ -54,12 +53,11 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse all of argv; other engines' options are translated. Raises ConfigError."""
         takes_model = any(a.dest == "model" and not a.option_strings for a in self._actions)
-        own, notices = own_argv(
-            _joined_names(argv), self._option_string_actions, takes_model=takes_model
-        )
+        flags = self._option_string_actions
+        own, notices = own_argv(argv, flags, takes_model=takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
-        args, unknown = self.parse_known_args(own)
+        args, unknown = self.parse_known_args(with_joined_names(own, flags))
         for word in unknown:
             if word.startswith("-"):
                 name = word.partition("=")[0]
@@ -87,22 +85,6 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and leaving."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
-
-
-def _joined_names(argv: Sequence[str]) -> list[str]:
-    """`MODEL --served-model-name a b` with the names as one word, as vLLM takes them."""
-    if not argv or argv[0].startswith("-"):
-        return list(argv)
-    words: list[str] = []
-    is_joining = False
-    for word in argv:
-        is_name = is_joining and not word.startswith("-")
-        if is_name and words[-1].replace("_", "-") != _NAMES_FLAG:
-            words[-1] += f",{word}"
-        else:
-            words.append(word)
-        is_joining = is_name or word.replace("_", "-") == _NAMES_FLAG
-    return words
 
 
 def human_int(text: str) -> int:

@@ -53,7 +53,7 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     no_effect("mmap", _L, _MAPPED, arity="switch"),
     no_effect("no_mmap", _L, _MAPPED, arity="switch"),
     no_effect("use_mmap", _O, _MAPPED),
-    only("mlock", _L, (False,), _MAPPED, "leave it out", arity="switch"),
+    no_effect("mlock", _L, _MAPPED, arity="switch"),
     no_effect("numa", _L, "threads run on the cores of the process; use numactl"),
     no_effect("prio", _L, "the process keeps its priority; use nice"),
     no_effect("poll", _L, "threads sleep between steps"),

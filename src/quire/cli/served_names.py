@@ -1,0 +1,45 @@
+"""`--served-model-name a b`: several names after one option, as vLLM takes them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+FLAG = "--served-model-name"
+_NAME_MODELS = ("--model", "--config")  # options that may name the model
+
+
+def with_joined_names(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> list[str]:
+    """A command line with all names of the option as one word, with commas between.
+
+    flags: the command's own. Where nothing else names the model, the last of several names is the
+    model: `--served-model-name a b MODEL`.
+    """
+    before, names, after = _split(words, flags)
+    if len(names) < 2:
+        return list(words)
+    model = [] if _has_model([*before, *after], flags) else [names.pop()]
+    return [*before, FLAG, ",".join(names), *after, *model]
+
+
+def _split(
+    words: Sequence[str], flags: Mapping[str, argparse.Action]
+) -> tuple[Sequence[str], list[str], Sequence[str]]:
+    """What stands before the option, its names, and what follows them."""
+    if FLAG not in flags or FLAG not in words:
+        return words, [], []
+    begin = words.index(FLAG) + 1
+    end = next((i for i in range(begin, len(words)) if words[i].startswith("-")), len(words))
+    return words[: begin - 1], list(words[begin:end]), words[end:]
+
+
+def _has_model(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> bool:
+    """Whether a word is no option and no option's value, or an option names models."""
+    is_value = False
+    for word in words:
+        flag, sign, _ = word.partition("=")
+        if flag in _NAME_MODELS or not (is_value or word.startswith("-")):
+            return True
+        takes_value = flag in flags and flags[flag].nargs is None
+        is_value = takes_value and not sign and not is_value
+    return False
