@@ -68,8 +68,8 @@ class ModelSettings:
         "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
         "bits, with a scale for each output, also of the head; int4: 4 bits, with a scale for "
         "each 32 numbers, and the head in int8; nf4: 4-bit quantiles, with a scale for "
-        "each 64; mxfp4: 4-bit floats, with an exponent for each 32; all but fp8 run on "
-        "CPUs; dequantized: the weights of a quantized checkpoint as numbers in dtype",
+        "each 64; mxfp4: 4-bit floats, with an exponent for each 32; "
+        "dequantized: the weights of a quantized checkpoint as numbers in dtype",
     )
     quantization_overrides: str | None = setting(
         None,

@@ -27,6 +27,7 @@ from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_
 from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import plan_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
@@ -140,6 +141,7 @@ def ring(capability: int, kind: str = "bf16", *, heads: bool = False) -> Compile
         "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "group_scale_ptr": None, "zero_ptr": None, "GROUP": 0, "SCALED": False, "GROUP_ROWS": 0,
+        "CODEBOOK": None,
     }  # fmt: skip
     if itemsize == 1:
         types |= {"w_scale_ptr": "*fp32"}
@@ -153,7 +155,7 @@ def ring(capability: int, kind: str = "bf16", *, heads: bool = False) -> Compile
 
 def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
-    *, zeros: bool = False, heads: bool = False, silu: bool = False,
+    *, zeros: bool = False, heads: bool = False, silu: bool = False, codebook: str | None = None,
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits; more than 64 rows have their scales in the codes."""
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
@@ -163,7 +165,7 @@ def ring_int4(
     types = {
         **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
-        "group_scale_ptr": "*fp16", "zero_ptr": "*u8",
+        "group_scale_ptr": "*u8" if codebook == "mxfp4" else "*fp16", "zero_ptr": "*u8",
         "w_desc": f"tensordesc<i32[{parts},{block_n},32],{words!r}>",
         "x_desc": f"tensordesc<bf16[4,{parts},{rows},64],{columns!r}>",
     }  # fmt: skip
@@ -172,6 +174,7 @@ def ring_int4(
         "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "GROUP": group, "SCALED": scales_codes(rows, group), "GROUP_ROWS": 16,
+        "CODEBOOK": None if codebook is None else byte_tables(codebook),
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
     if silu:
@@ -522,6 +525,12 @@ KERNELS = {
     "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
+    "ring_nf4": functools.partial(ring_int4, group=64, codebook="nf4"),
+    "ring_nf4_most": functools.partial(ring_int4, rows=64, parts=1, group=64, codebook="nf4"),
+    "ring_mxfp4": functools.partial(ring_int4, group=32, codebook="mxfp4"),
+    "ring_mxfp4_many": functools.partial(
+        ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
+    ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "ring_turned": functools.partial(ring, kind="fp8e4nv", heads=True),

@@ -100,11 +100,12 @@ def test_a_device_without_kernels_for_a_scheme_is_refused() -> None:
         check_device(name, None, "cpu")
     check_device("fp8", None, "cuda")
     check_device("int4", None, "cuda")
-    check_device("int8", "lm_head=fp8", "cuda")
-    with pytest.raises(ConfigError, match=r"'nf4', which runs on cpu alone.*quantization fp8 or"):
-        check_device("nf4", None, "cuda")
-    with pytest.raises(ConfigError, match="'mxfp4', which runs on cpu alone"):
-        check_device("fp8", "lm_head=mxfp4", "cuda")
+    for name in SCHEMES:
+        check_device(name, f"lm_head={name}", "cuda")
+    with pytest.raises(ConfigError, match=r"'nf4', which runs on cpu and cuda alone.*device='cpu'"):
+        check_device("nf4", None, "mps")
+    with pytest.raises(ConfigError, match="'mxfp4', which runs on cpu and cuda alone"):
+        check_device("none", "lm_head=mxfp4", "mps")
 
 
 @pytest.mark.parametrize("k", [128, 77], ids=str)

@@ -253,11 +253,12 @@ class Int4Words:
     """
 
     words: Tensor  # int32 [N, K / 8]
-    scale: Tensor  # float16 [K / group, N]
+    scale: Tensor  # float16 [K / group, N]; uint8 in MXFP4, see `CodebookWeight`
     zeros: Tensor | None  # uint8 [K / group, N]; None where all are 8
     group: int  # 32, 64 or 128
     inputs: int
     permutation: Tensor | None = None  # as in `Int4Weight`
+    codebook: str | None = None  # as in `CodebookWeight`; None for integers
 
     @property
     def tensors(self) -> dict[str, Any]:

@@ -71,8 +71,14 @@ SCHEMES: dict[str, dict[str, Scheme]] = {  # by setting, then by the type of a d
         "cpu": Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}),
         "cuda": Scheme("int4", {"layer": (INT4_GROUP_64, FP8), "head": (FP8,)}),
     },
-    "nf4": {"cpu": Scheme("nf4", {"layer": (NF4, INT8), "head": (INT8,)})},
-    "mxfp4": {"cpu": Scheme("mxfp4", {"layer": (MXFP4, INT8), "head": (INT8,)})},
+    "nf4": {
+        "cpu": Scheme("nf4", {"layer": (NF4, INT8), "head": (INT8,)}),
+        "cuda": Scheme("nf4", {"layer": (NF4, FP8), "head": (FP8,)}),
+    },
+    "mxfp4": {
+        "cpu": Scheme("mxfp4", {"layer": (MXFP4, INT8), "head": (INT8,)}),
+        "cuda": Scheme("mxfp4", {"layer": (MXFP4, FP8), "head": (FP8,)}),
+    },
     "dequantized": {"cpu": _NUMBERS, "cuda": _NUMBERS},
 }
 
@@ -95,10 +101,9 @@ def _named(name: str, setting: str, device: str) -> Scheme | None:
     if name not in SCHEMES:
         raise ConfigError(f"{setting} must be one of none, {', '.join(SCHEMES)}, not {name!r}")
     if device not in SCHEMES[name]:
-        others = [each for each, on in SCHEMES.items() if device in on and on[device].formats]
         raise ConfigError(
             f"{setting} is {name!r}, which runs on {' and '.join(SCHEMES[name])} alone, but device "
-            f"is {device!r}; use quantization {' or '.join(others)}, or device='cpu'"
+            f"is {device!r}; use device='cpu'"
         )
     return SCHEMES[name][device]
 

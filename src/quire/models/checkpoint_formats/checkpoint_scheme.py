@@ -19,7 +19,10 @@ from quire.quantization.scheme import FormatChoice, check_patterns, scheme_of
 
 # Formats that a type of device multiplies at speed. For a device to keep checkpoints' codes in one,
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
-_SERVED = {"cpu": ("int4", "int8", "nf4", "mxfp4"), "cuda": ("fp8", "int4", "int8")}
+_SERVED = {
+    "cpu": ("int4", "int8", "nf4", "mxfp4"),
+    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def hopper_gemm_kernel(
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
-    GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
@@ -73,7 +73,8 @@ def hopper_gemm_kernel(
     loads of W are issued, or at once if W has 16 bits: both as measured. HEAD_DIM: 0, or out are
     the queries of [M, N] and the rest goes to the caches.
 
-    GROUP: inputs that share a scale of four-bit weights, whose words w_desc has; 0 for others. Then
+    GROUP: inputs that share a scale of four-bit weights, whose words w_desc has; 0 for others.
+    CODEBOOK: None, or `byte_tables` of the numbers that codes stand for. With four-bit weights
     TILES are parts of k, see `multiply_int4`, and programs of the same W lie side by side, each
     with BLOCK_M rows of x.
     """
@@ -109,8 +110,9 @@ def hopper_gemm_kernel(
         gdc_launch_dependents()
     if GROUP > 0:
         scales = load_groups(
-            group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS
-        )
+            group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
+            group_scale_ptr.dtype.element_ty == gl.uint8,
+        )  # fmt: skip
         zeros = None
         if zero_ptr is not None:
             zeros = load_groups(
@@ -145,7 +147,7 @@ def hopper_gemm_kernel(
     if GROUP > 0:
         acc = multiply_int4(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
-            GROUP, SCALED,
+            GROUP, SCALED, CODEBOOK,
         )  # fmt: skip
     elif x_desc is not None:
         acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end)

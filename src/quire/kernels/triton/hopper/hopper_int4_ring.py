@@ -9,7 +9,8 @@ tensor cores do, and x is loaded without the rows that would fill up a tile.
 
 Words of four-bit codes are in the order that `ops/int4_weight.py` describes. A shift and a LOP3
 make numbers of two codes, as the tensor cores take their first operand from registers (PTX ISA,
-wgmma, register fragments): 0x4300 | code is 128 + code in bfloat16.
+wgmma, register fragments): 0x4300 | code is 128 + code in bfloat16. Numbers of a codebook are
+looked up in registers: PRMT picks bytes of eight, so it takes two for each byte of 16 numbers.
 """
 
 from __future__ import annotations
@@ -70,19 +71,20 @@ def ask_columns(x_desc, x_ring, full, first, begin, end, step):
 @gluon.jit
 def load_groups(
     ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr,
+    ROWS: gl.constexpr, EXPONENTS: gl.constexpr = False,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
-    of two, as many at least. Zeros are bytes, and become 128 more in bfloat16.
+    of two, as many at least. Zeros are bytes, and become 128 more in bfloat16; so are EXPONENTS of
+    scales, which are powers of two.
     """
     GROUPS: gl.constexpr = 256 // GROUP
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    IS_ZERO: gl.constexpr = ptr.dtype.element_ty == gl.uint8
-    kind: gl.constexpr = gl.bfloat16 if IS_ZERO else ptr.dtype.element_ty
+    IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
+    kind: gl.constexpr = gl.bfloat16 if IS_BYTE else ptr.dtype.element_ty
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
@@ -91,8 +93,14 @@ def load_groups(
     output = row + columns % BLOCK_N
     there = (step < end) & (output < N) & (group < gl.cdiv(K, STEP) * GROUPS)
     values = gl.load(ptr + group * N + output, mask=there, other=0)
-    if IS_ZERO:
-        values = (values.to(gl.int16) | 0x4300).to(gl.bfloat16, bitcast=True)
+    if IS_BYTE:
+        bits = values.to(gl.int16)
+        if EXPONENTS:  # bfloat16 has them all; the least is subnormal
+            least = gl.where(bits == 0, 0x40, bits << 7)
+            bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
+        else:
+            bits = bits | 0x4300
+        values = bits.to(gl.bfloat16, bitcast=True)
     memory.store(values)
     return seen_as(memory, memory.dtype, [ROWS, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -139,8 +147,59 @@ def _unpack(words, zero, scale, INDEX: gl.constexpr):
         )
 
 
+@gluon.constexpr_function
+def _look_up_asm(block, codebook, is_scaled):
+    """Four codes of one of two words as two times two bfloat16, times their scales.
+
+    s: the codes as nibbles, their last three bits as PRMT takes them. k: a byte of ones for each
+    code of 8 or more, by the signs of the word's bytes and of those four bits to the left.
+    """
+    tables = codebook.split()
+    low, high = tables[:4], tables[4:]
+    word = "$2" if block < 2 else "$3"
+    select, mask = ("0x4420", "0xAE8C") if block % 2 == 0 else ("0x4431", "0xBF9D")
+    multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
+    return f"""{{
+        .reg .b32 s, k, a, b, c, d;
+        shl.b32 k, {word}, 4;
+        prmt.b32 k, {word}, k, {mask};
+        prmt.b32 s, {word}, 0, {select};
+        and.b32 s, s, 0x7777;
+        prmt.b32 a, {low[0]}, {low[1]}, s;
+        prmt.b32 b, {low[2]}, {low[3]}, s;
+        lop3.b32 a, a, b, k, 0xD8;
+        prmt.b32 c, {high[0]}, {high[1]}, s;
+        prmt.b32 d, {high[2]}, {high[3]}, s;
+        lop3.b32 c, c, d, k, 0xD8;
+        prmt.b32 $0, a, c, 0x6240;
+        prmt.b32 $1, a, c, 0x7351;
+        {multiply}
+    }}"""
+
+
 @gluon.jit
-def _block(words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr, B: gl.constexpr):
+def _look_up(words, scale, other_scale, BLOCK: gl.constexpr, CODEBOOK: gl.constexpr):
+    """Words [rows, 32] → two bfloat16 [rows, 32], columns 64 · BLOCK on and 32 behind them.
+
+    scale, other_scale [rows, 1]: of the two, or None for 1.
+    """
+    asm: gl.constexpr = _look_up_asm(BLOCK, CODEBOOK, scale is not None)
+    if scale is None:
+        return gl.inline_asm_elementwise(
+            asm, "=&r,=&r,r,r", [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            asm, "=&r,=&r,r,r,r,r", [words, scale, other_scale],
+            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _block(
+    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
+    B: gl.constexpr,
+):  # fmt: skip
     """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
     GROUPS: gl.constexpr = 256 // GROUP
     layout: gl.constexpr = words.type.layout
@@ -158,16 +217,19 @@ def _block(words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr
         other_scale = scale
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    halves = gl.join(
-        _unpack(words, zero, scale, 2 * B), _unpack(words, other_zero, other_scale, 2 * B + 1)
-    )
+    if CODEBOOK is None:
+        one = _unpack(words, zero, scale, 2 * B)
+        other = _unpack(words, other_zero, other_scale, 2 * B + 1)
+    else:
+        one, other = _look_up(words, scale, other_scale, B, CODEBOOK)
+    halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 
 
 @gluon.jit
 def multiply_int4(
     x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
-    GROUP: gl.constexpr, SCALED: gl.constexpr,
+    GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
 
@@ -199,16 +261,16 @@ def multiply_int4(
         blocks = words, zeros, scales, x_blocks, step, slot
         if SUMS == 1:
             for i in gl.static_range(4):
-                a = _block(words, zeros, scales, step, GROUP, SCALED, i)
+                a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, i)
                 x = x_blocks.index(slot * 4 + i).permute((1, 0))
                 total = warpgroup_mma(a, x, total, is_async=True)
             total = warpgroup_mma_wait(0, deps=[total])
         else:
-            a = _sum(blocks, total, 0, SUMS, TOGETHER, GROUP, SCALED)
-            b = _sum(blocks, total, 1, SUMS, TOGETHER, GROUP, SCALED)
+            a = _sum(blocks, total, 0, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+            b = _sum(blocks, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
             if SUMS == 4:
-                c = _sum(blocks, total, 2, SUMS, TOGETHER, GROUP, SCALED)
-                d = _sum(blocks, total, 3, SUMS, TOGETHER, GROUP, SCALED)
+                c = _sum(blocks, total, 2, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                d = _sum(blocks, total, 3, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
             block = column // PARTS
             total = _added(total, a, 0, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
             total = _added(total, b, 1, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
@@ -229,13 +291,14 @@ def multiply_int4(
 @gluon.jit
 def _sum(
     blocks, total, INDEX: gl.constexpr, SUMS: gl.constexpr, TOGETHER: gl.constexpr,
-    GROUP: gl.constexpr, SCALED: gl.constexpr,
+    GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """Start sum INDEX of a step's SUMS."""
     words, zeros, scales, x_blocks, step, slot = blocks
     sums = total  # what the first MMA overwrites
     for i in gl.static_range(4 // SUMS):
-        a = _block(words, zeros, scales, step, GROUP, SCALED, INDEX * 4 // SUMS + i)
+        part: gl.constexpr = INDEX * 4 // SUMS + i
+        a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, part)
         x = x_blocks.index((slot * 4 + INDEX * 4 // SUMS + i) // TOGETHER).permute((1, 0))
         sums = warpgroup_mma(a, x, sums, use_acc=i > 0, is_async=True)
     return sums

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Int4Weight, Int4Words, LinearWeight, QuantSpec
-from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_int4
+from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, LinearWeight, QuantSpec
+from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_codebook, pack_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import int4_config_of, skinny_gemm
 
@@ -26,6 +26,8 @@ def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
 
 def pack(weight: LinearWeight) -> LinearWeight:
     """Twin of `reference.pack`: four-bit codes as words."""
+    if isinstance(weight, CodebookWeight):
+        return pack_codebook(weight)
     if not isinstance(weight, Int4Weight):
         return weight
     assert not weight.hadamard  # no scheme of a GPU rotates

@@ -3,12 +3,15 @@
 A row's columns go in steps of 256. A step is 32 words of 32 bits, in pairs: pair p has columns 2p
 and 2p + 1 of each of the step's eight blocks of 32. Its first word has blocks 0 to 3, its second 4
 to 7; of block b the first column is in bits 4(b % 4) on, the second 16 bits above. So one shift and
-one mask give two columns side by side, as tensor cores read them.
+one mask give two columns side by side, as tensor cores read them. Codes of a codebook (NF4, MXFP4)
+lie in the same places.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int4Words
+from quire.kernels.formats.codebook_format import CodebookFormat
+from quire.kernels.formats.table import format_of
+from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, QuantSpec
 
 STEP = 256  # columns
 _PIECE = 2**24  # codes that are packed at a time
@@ -34,6 +39,29 @@ def pack_int4(weight: Int4Weight) -> Int4Words:
     if zeros is not None:
         zeros = _by_group(zeros, weight.group // group, STEP // group)
     return Int4Words(words, scale, zeros, group, 2 * half, weight.permutation)
+
+
+def pack_codebook(weight: CodebookWeight) -> Int4Words:
+    """Canonical rows of codes of a codebook as words. The group is 32 or 64."""
+    integers = Int4Weight(weight.codes, weight.scale, None, weight.group)
+    return replace(pack_int4(integers), codebook=weight.codebook)
+
+
+@functools.cache
+def byte_tables(codebook: str) -> str:
+    """The bytes of a codebook's numbers in bfloat16, as words for PTX: low ones, then high ones."""
+    numbers = codebook_numbers(codebook, torch.device("cpu")).bfloat16()
+    planes = numbers.view(torch.uint8).view(16, 2).t().contiguous()
+    words = planes.view(torch.int32).flatten().tolist()
+    return " ".join(f"0x{word & 0xFFFFFFFF:08x}" for word in words)
+
+
+@functools.cache
+def codebook_numbers(codebook: str, device: torch.device) -> Tensor:
+    """The 16 numbers of a codebook, float32."""
+    found = format_of(QuantSpec(codebook))
+    assert isinstance(found, CodebookFormat)
+    return torch.tensor(found.numbers, dtype=torch.float32, device=device)
 
 
 def _words(codes: Tensor) -> Tensor:
@@ -54,11 +82,22 @@ def _by_group(values: Tensor, repeats: int, multiple: int) -> Tensor:
 
 
 @triton.jit
+def power_of_two(exponent):
+    """Twin of `reference_codebook.powers_of_two`."""
+    bits = tl.where(exponent == 0, 1 << 22, exponent.to(tl.int32) << 23)
+    bits = tl.where(exponent == 255, 0x7FC00000, bits)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def dequantize_int4_kernel(
-    words_ptr, scale_ptr, zero_ptr, out_ptr, first, last, N, K, stride_words, stride_out,
+    words_ptr, scale_ptr, zero_ptr, table_ptr, out_ptr, first, last, N, K, stride_words, stride_out,
     ROWS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Rows `first` to `last` of words [N, K / 8] → numbers [rows, K], a step of ROWS rows each."""
+    """Rows `first` to `last` of words [N, K / 8] → numbers [rows, K], a step of ROWS rows each.
+
+    table_ptr: the numbers of a codebook, if codes are its indices.
+    """
     row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     inside = (first + row < last)[:, None]
     from_row = (first + row).to(tl.int64)[:, None]
@@ -71,21 +110,30 @@ def dequantize_int4_kernel(
         codes = tl.join(words >> 4 * (block % 4) & 15, words >> 4 * (block % 4) + 16 & 15)
         if block * 32 % GROUP == 0:
             offsets = (step * (256 // GROUP) + block * 32 // GROUP) * N + from_row
-            scale = tl.load(scale_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+            scale = tl.load(scale_ptr + offsets, mask=inside, other=0)
+            if scale_ptr.dtype.element_ty == tl.uint8:
+                scale = power_of_two(scale)
+            scale = scale.to(tl.float32)
             zero = tl.full([ROWS, 1], 8, tl.int32)
             if zero_ptr is not None:
                 zero = tl.load(zero_ptr + offsets, mask=inside, other=0).to(tl.int32)
-        numbers = (codes.reshape(ROWS, 32) - zero).to(tl.float32) * scale
+        codes = codes.reshape(ROWS, 32)
+        if table_ptr is not None:
+            numbers = tl.load(table_ptr + codes) * scale
+        else:
+            numbers = (codes - zero).to(tl.float32) * scale
         there = inside & (step * 256 + block * 32 + column < K)
         tl.store(out_ptrs + block * 32, numbers.to(out_ptr.dtype.element_ty), mask=there)
 
 
 def dequantize_int4(weight: Int4Words, out: Tensor, first: int = 0) -> Tensor:
     """Rows `first` on of a weight as numbers, into out [rows, K]; columns in the weight's order."""
-    rows, n = 16, len(weight.words)
+    rows, n, table = 16, len(weight.words), None
+    if weight.codebook is not None:
+        table = codebook_numbers(weight.codebook, out.device)
     grid = (triton.cdiv(len(out), rows), weight.words.shape[1] // 32)
     dequantize_int4_kernel[grid](
-        weight.words, weight.scale, weight.zeros, out, first, first + len(out), n,
+        weight.words, weight.scale, weight.zeros, table, out, first, first + len(out), n,
         weight.inputs, weight.words.stride(0), out.stride(0), rows, weight.group,
     )  # fmt: skip
     return out

@@ -48,6 +48,7 @@ from quire.kernels.triton.launch.workspace import (
     launches_early,
     workspace,
 )
+from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 MAX_ROWS = 64
@@ -266,7 +267,8 @@ def _run_ring(
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
-        maxnreg=registers(config, w.dtype), GROUP=0, SCALED=False, GROUP_ROWS=0, **flags,
+        maxnreg=registers(config, w.dtype), GROUP=0, SCALED=False, GROUP_ROWS=0, CODEBOOK=None,
+        **flags,
     )  # fmt: skip
 
 
@@ -282,6 +284,7 @@ def _run_int4(
     from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, word_boxes
 
     (m, k), n = rows.shape, len(weight.words)
+    codebook = None if weight.codebook is None else byte_tables(weight.codebook)
     if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
         rows = F.pad(rows, (0, -k % 256)).contiguous()
     block_m, m_tiles = block_rows(m), triton.cdiv(m, block_rows(m))
@@ -295,7 +298,7 @@ def _run_int4(
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.parts, CHUNK=0, maxnreg=None, GROUP=weight.group,
         SCALED=scales_codes(m, weight.group),
-        GROUP_ROWS=group_rows(k, weight.group, config), **flags,
+        GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook, **flags,
     )  # fmt: skip
 
 

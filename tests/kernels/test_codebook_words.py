@@ -1,0 +1,188 @@
+"""NF4 and MXFP4 as words for GPUs: the numbers that they are, by both ways of unpacking them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_triton_kernels import DEVICE, ON_GPU, moved
+from torch import Tensor
+from twins import normal
+
+from quire.kernels.cpu.native import set_num_threads
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.codebook_format import CodebookFormat
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.formats.table import format_of
+from quire.kernels.operands import CodebookWeight, Int4Words, ResidualState
+from quire.kernels.reference_quantized import quantize_int4
+from quire.kernels.triton.ops.int4_linear import pack, quantize, widened
+from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
+from quire.kernels.triton.ops.skinny_gemm import (
+    interleave_gate_up,
+    skinny_gemm,
+    skinny_gemm_norm,
+    skinny_gemm_silu,
+)
+
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
+FORMATS = pytest.mark.parametrize("found", [NF4, MXFP4], ids=lambda each: each.name)
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded() -> None:
+    set_num_threads(1)
+
+
+def rows_of(found: CodebookFormat, n: int, k: int) -> CodebookWeight:
+    """A random weight in canonical rows, with all codes and scales of some sizes."""
+    plain = normal(n, k, dtype=torch.float32, seed=n) * torch.logspace(-3, 1, n)[:, None]
+    rows: CodebookWeight = moved(found.round_rows(plain))
+    return rows
+
+
+def packed(weight: CodebookWeight) -> Int4Words:
+    """The weight in words."""
+    found = pack(weight)
+    assert isinstance(found, Int4Words)
+    return found
+
+
+@FORMATS
+def test_words_are_the_rows_again(found: CodebookFormat) -> None:
+    rows = rows_of(found, 21, 384)
+    words, expected = packed(rows), found.dequantize(rows)
+    out = moved(torch.full((21, 384), float("nan")))
+    assert torch.equal(dequantize_int4(words, out), expected)
+    assert torch.equal(dequantize_int4(words, out[:9], 5), expected[5:14])
+    again = quantize(expected, found.spec)
+    assert isinstance(again, Int4Words)
+    assert again.codebook == found.spec.codes
+    torch.testing.assert_close(widened(again, torch.float32), expected, rtol=1e-3, atol=0)
+
+
+def test_every_power_of_two_is_a_scale() -> None:
+    codes = torch.full((8, 32), 0x22, dtype=torch.uint8)
+    exponents = torch.tensor([1, 2, 90, 126, 127, 128, 250, 254], dtype=torch.uint8)
+    rows = CodebookWeight(codes, exponents[:, None].repeat(1, 2), "mxfp4", 32)
+    assert torch.equal(widened(packed(rows), torch.float32), MXFP4.dequantize(rows))
+
+
+@FORMATS
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_linear_multiplies_by_the_numbers(found: CodebookFormat, batch_invariant: bool) -> None:
+    """Activations are not rounded."""
+    rows = rows_of(found, 40, 192)
+    x, bias = moved(normal(3, 192, dtype=torch.float32)), moved(normal(40, dtype=torch.float32))
+    kernels = kernels_for("cuda", batch_invariant=batch_invariant)
+    expected = F.linear(x, found.dequantize(rows), bias)
+    out = kernels.linear(x, packed(rows), bias)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-3)
+
+
+def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
+    """The registers after inline assembly in the few instructions that unpack words."""
+    for line in re.findall(r"^\s*([a-z][^;{}]*);", asm, re.MULTILINE):
+        op, rest = line.split(maxsplit=1)
+        names = [name.strip() for name in rest.split(",")]
+        a, *others = [
+            registers[name] if name in registers else int(name, 16) if name[0] == "0" else 0
+            for name in names[1:]
+        ]
+        registers[names[0]] = _instruction(op, a, others)
+    return registers
+
+
+def _instruction(op: str, a: int, others: list[int]) -> int:
+    if op == "shl.b32":
+        return a << others[0] & 0xFFFFFFFF
+    if op == "and.b32":
+        return a & others[0]
+    if op == "lop3.b32":
+        b, c, table = others
+        return sum(
+            (table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i
+            for i in range(32)
+        )
+    assert op == "prmt.b32"
+    both, selector, result = a | others[0] << 32, others[1], 0
+    for i in range(4):
+        nibble = selector >> 4 * i & 15
+        byte = both >> 8 * (nibble & 7) & 255
+        if nibble & 8:
+            byte = 255 if byte & 128 else 0
+        result |= byte << 8 * i
+    return result
+
+
+@FORMATS
+def test_instructions_look_up_the_numbers(found: CodebookFormat) -> None:
+    """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
+    ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_ring")
+    table = torch.tensor(found.numbers).bfloat16()
+    codes = torch.arange(256, dtype=torch.uint8).repeat(1, 1)  # each pair of neighbours
+    from_rows = torch.stack([codes & 15, codes >> 4], dim=2).flatten()
+    scale = torch.ones(1, 512 // found.spec.group).half()
+    words = pack_int4(quantize_int4(torch.randn(1, 512), 128, hadamard=False)).words
+    stored = packed(CodebookWeight(codes, scale, found.spec.codes, found.spec.group)).words
+    assert stored.shape == words.shape
+    for step in range(2):
+        for pair in range(16):
+            first, second = stored[0, 32 * step + 2 * pair :][:2].tolist()
+            for block in range(4):
+                registers = {"$2": first & 0xFFFFFFFF, "$3": second & 0xFFFFFFFF}
+                asm = ring._look_up_asm(block, byte_tables(found.spec.codes), False)
+                after = run_ptx(asm, registers)
+                for half in range(2):
+                    column = 256 * step + 64 * block + 32 * half + 2 * pair
+                    value = after[f"${half}"]
+                    bits = torch.tensor([value & 0xFFFF, value >> 16], dtype=torch.int32)
+                    numbers = bits.to(torch.int16).view(torch.bfloat16)
+                    expected = table[from_rows[column : column + 2].int()]
+                    assert torch.equal(numbers, expected)
+
+
+HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+ROWS = 1, 2, 3, 8, 16, 17, 33, 64, 65, 128, 129, 300, 2048
+
+
+def error_of(out: Tensor, expected: Tensor) -> float:
+    """The error of a result relative to the norm of what it should be."""
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@FORMATS
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("n", "k"), [(768, 1280), (151, 2752), (4096, 4096)])
+def test_any_number_of_rows_on_a_hopper(found: CodebookFormat, rows: int, n: int, k: int) -> None:
+    weight = found.round_rows(torch.randn(n, k, device=DEVICE))
+    x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
+    expected = x.double() @ found.dequantize(weight).double().T + bias.double()
+    assert error_of(kernels_for("cuda").linear(x, packed(weight), bias), expected) < 5e-3
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@FORMATS
+@pytest.mark.parametrize("rows", [1, 3, 16, 64])
+def test_what_is_fused_on_a_hopper(found: CodebookFormat, rows: int) -> None:
+    weight = found.round_rows(torch.randn(1024, 1024, device=DEVICE))
+    numbers, words = found.dequantize(weight).double(), packed(weight)
+    x, residual = (torch.randn(rows, 1024, device=DEVICE).bfloat16() for _ in range(2))
+    norm = torch.rand(1024, device=DEVICE).bfloat16()
+    state = skinny_gemm_norm(x, words, residual, norm, 1e-5)
+    assert error_of(state.residual, residual.double() + x.double() @ numbers.T) < 5e-3
+    rms = (state.residual.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    gate, up = (state.residual.double() * rms * norm.double() @ numbers.T).chunk(2, dim=1)
+    gate_up = packed(weight.map_rows(interleave_gate_up))
+    assert isinstance(state, ResidualState)
+    assert error_of(skinny_gemm_silu(state, gate_up), F.silu(gate) * up) < 1e-2
+    assert error_of(skinny_gemm(x, words), x.double() @ numbers.T) < 5e-3
+    assert format_of(weight.spec) == found
