@@ -6,11 +6,10 @@ names to PyTorch's types.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class DataType:
+class DataType(msgspec.Struct, frozen=True):
     """One data type. array: as NumPy spells the type that holds its numbers or, if it has none
     such, their bits; None where several numbers share a byte."""
 

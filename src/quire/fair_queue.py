@@ -15,9 +15,10 @@ import asyncio
 import time
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from quire.background import BackgroundThreads
 from quire.errors import DrainingError
@@ -86,13 +87,15 @@ class FairExecutor:
         self._slots.leave(caller, time.monotonic() - begin)
 
 
-@dataclass(order=True, slots=True)
-class _Turn:
+class _Turn(msgspec.Struct, eq=False):
     """One that waits. rank: among those of its caller; expected: seconds of its work."""
 
     rank: float
-    expected: float = field(compare=False)
-    started: asyncio.Future[None] = field(compare=False)
+    expected: float
+    started: asyncio.Future[None]
+
+    def __lt__(self, other: _Turn) -> bool:
+        return self.rank < other.rank
 
 
 class FairSlots:

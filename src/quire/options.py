@@ -10,8 +10,9 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from quire.errors import ConfigError
 
@@ -58,8 +59,7 @@ def check_range(name: str, within: Range | None, value: Any) -> None:
         require(least <= value <= most, message)  # also refuses NaN
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One setting as the command line sees it. within: the least and the most it may be."""
 
     name: str

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from quire import LLM, BeamSearchParams, PoolingParams, RequestOutput, SamplingParams
 from quire.compat.call_names import METHODS

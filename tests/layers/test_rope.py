@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -78,7 +79,7 @@ def test_dynamic_beyond_the_trained_length_follows_the_position() -> None:
         max_position_embeddings=64,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     )
-    rope = dataclasses.replace(settings("dynamic", {"factor": 2.0}, 16), max_position=64)
+    rope = msgspec.structs.replace(settings("dynamic", {"factor": 2.0}, 16), max_position=64)
     cos, _ = RotaryEmbedding(rope, 64, OPTIONS)(torch.arange(200))
     for position in (0, 63, 64, 65, 199):
         theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor([[position]]))[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asgi_client import JSON, Reply, call, request, run_leaping
 from fake_engine import FakeEngine, FakeInfo
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from quire.config import EngineConfig

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from asgi_client import Post
 from fake_engine import FakeEngine
@@ -242,7 +242,7 @@ def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
 
 def test_defaults_of_the_model(complete: Post, chat: Post, engine: FakeEngine) -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
-    engine.info = dataclasses.replace(engine.info, sampling_defaults=defaults)
+    engine.info = msgspec.structs.replace(engine.info, sampling_defaults=defaults)
     complete(temperature=0)
     chat(top_k=1)
     chat(max_completion_tokens=3)

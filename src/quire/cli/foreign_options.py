@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT, ForeignName
-from quire.compat.names_table import NAMES, NoEffect, Own, Scope, meaning_of_row
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.compat.names_table import Scope
 
 SCOPES: tuple[Scope, ...] = ("engine", "server", "sampling")
 
@@ -24,7 +27,12 @@ def flags_of(row: ForeignName) -> tuple[str, ...]:
     return ("--" + row.name.replace("_", "-"), *row.flags)
 
 
-_ROWS = {flag: row for scope in SCOPES for row in NAMES[scope] for flag in flags_of(row)}
+@cache
+def _rows() -> Mapping[str, ForeignName]:
+    """All rows by their flags. A command line of Quire's own options does not need the tables."""
+    from quire.compat.names_table import NAMES
+
+    return {flag: row for scope in SCOPES for row in NAMES[scope] for flag in flags_of(row)}
 
 
 def own_argv(
@@ -89,6 +97,8 @@ class _Rewriter:
         return following
 
     def _apply(self, row: ForeignName, flag: str, negated: bool, text: str | None) -> None:
+        from quire.compat.names_table import NoEffect, Own, meaning_of_row
+
         value = not negated if text is None else plain_value(text)
         match meaning_of_row(row, value, flag):
             case Own(name=name, value=own):
@@ -117,9 +127,11 @@ def _row_of(flag: str) -> tuple[ForeignName, bool] | None:
 
     A flag such as --structured-outputs-config.backend sets a part of the option before its dot.
     """
-    if row := _ROWS.get(flag.partition(".")[0]):
+    if not flag.startswith("-"):
+        return None
+    if row := _rows().get(flag.partition(".")[0]):
         return row, False
-    row = _ROWS.get("--" + flag.removeprefix("--no-"))
+    row = _rows().get("--" + flag.removeprefix("--no-"))
     if flag.startswith("--no-") and row is not None and row.arity == "switch":
         return row, True
     return None

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.options import human_int
-from quire.compat.names_table import Scope
 from quire.compat.own_options import own_options
 from quire.errors import ConfigError, FileError
 from quire.options import Option, check_range, nearest_name
 
 if TYPE_CHECKING:
     import yaml
+
+    from quire.compat.names_table import Scope
 
 _LARGEST_FILE = 1 << 20  # characters
 

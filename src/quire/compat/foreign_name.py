@@ -10,8 +10,9 @@ A name is one of three kinds, and may be a mixture by value:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+
+import msgspec
 
 
 class _Default:
@@ -27,8 +28,7 @@ ANY: Final = frozenset[Any]()  # as `takes`: whatever the value is
 Arity = Literal["value", "switch", "optional"]  # what follows a flag on a command line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignName:
+class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
     name: in Python's spelling; a command line has dashes. engines: whose name it is. flags: other
@@ -43,7 +43,7 @@ class ForeignName:
     flags: tuple[str, ...] = ()
     arity: Arity = "value"
     same_as: str | None = None
-    values: Mapping[Any, Any] = field(default_factory=dict)
+    values: Mapping[Any, Any] = msgspec.field(default_factory=dict)
     others: bool = True
     takes: Collection[Any] = ()
     text: str = ""

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from quire.compat.call_names import CALL_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
@@ -45,16 +46,14 @@ NAMES: dict[Scope, tuple[ForeignName, ...]] = {
 _BY_NAME = {scope: {row.name: row for row in rows} for scope, rows in NAMES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(msgspec.Struct, frozen=True):
     """It is Quire's `name` with this value; foreign_name.DEFAULT: that setting's default."""
 
     name: str
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class NoEffect:
+class NoEffect(msgspec.Struct, frozen=True):
     """It is taken without effect; text: a sentence that says so and why.
 
     is_neutral: it asks for nothing, or for what is so anyway, and no warning is needed.
@@ -64,8 +63,7 @@ class NoEffect:
     is_neutral: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """It cannot be taken; text: a sentence that says so, why, and Quire's way."""
 
     text: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT
-from quire.compat.names_table import NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.own_values import own_value, value_notice
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.compat.names_table import Scope
 
 
 def own_options(
@@ -36,6 +38,9 @@ class _Reader:
         if name in self._known:
             self._store(name, name, value)
             return
+        # the tables are read where a name is not known
+        from quire.compat.names_table import NoEffect, Own, Refused, meaning_of
+
         match meaning_of(name, value, self._scopes):
             case None:
                 self.found[name] = value

@@ -10,10 +10,10 @@ default, and no runtime can pass over it silently.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from quire.core.rope_settings import RopeSettings
 
@@ -41,8 +41,7 @@ class UnsupportedModelError(Exception):
     """A runtime does not compute what a model is described to be; names the feature."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearPart:
+class LinearPart(msgspec.Struct, frozen=True, kw_only=True):
     """Some rows of a fused weight. module: what holds them alone in most checkpoints."""
 
     name: str
@@ -50,8 +49,7 @@ class LinearPart:
     module: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearSpec:
+class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A linear layer y = W x + b with W [n, k].
 
     module: its name within its layer, or within the model for the head. parts: of a fused weight,
@@ -78,8 +76,7 @@ class LinearSpec:
         return [(part.module, part.name) for part in self.parts]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NormSpec:
+class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An RMSNorm over `size` dimensions. adds_one: it multiplies by (1 + weight)."""
 
     module: str
@@ -88,8 +85,7 @@ class NormSpec:
     adds_one: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVLayerSpec:
+class KVLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one layer stores of each token in the KV cache.
 
     window: how many of the last tokens are read; None for all.
@@ -101,8 +97,7 @@ class KVLayerSpec:
     window: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An attention layer (grouped-query attention).
 
     scale: multiplies scores. window: how many of the last tokens a query sees, itself included;
@@ -125,8 +120,7 @@ class AttentionSpec:
     key_norm: NormSpec | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MLPSpec:
+class MLPSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A gated MLP: down(activation(gate(x)) * up(x))."""
 
     gate_up: LinearSpec
@@ -139,8 +133,7 @@ class MLPSpec:
         return self.down.k
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerSpec:
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One decoder layer. Layers that compute the same have equal records.
 
     Norms before a part are applied to what it reads, norms after it to what it adds to the
@@ -181,8 +174,7 @@ class LayerSpec:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddingSpec:
+class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One vector per token of the vocabulary. scale: multiplies what is looked up."""
 
     module: str
@@ -191,8 +183,7 @@ class EmbeddingSpec:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder. head: None where its states never become logits.
 
     is_head_tied: the head's weight is the embedding's. logit_soft_cap: as in attention.
@@ -254,16 +245,18 @@ def layer_module(index: int) -> str:
     return f"{LAYERS}.{index}"
 
 
-def features(record: Any) -> Iterator[tuple[str, str]]:
+def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
     """The features that a record and those in it use, as (class.field, words for a message)."""
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if field.default is not dataclasses.MISSING and value != field.default:
-            words = _WORDS.get(field.name, field.name.replace("_", " "))
+    names, defaults = record.__struct_fields__, record.__struct_defaults__
+    required = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
+    for name, default in zip(names, required + defaults, strict=True):
+        value = getattr(record, name)
+        if default is not msgspec.NODEFAULT and value != default:
+            words = _WORDS.get(name, name.replace("_", " "))
             shown = f"{words} {value}" if isinstance(value, float | str) else words
-            yield f"{type(record).__name__}.{field.name}", shown
+            yield f"{type(record).__name__}.{name}", shown
         for inner in value if isinstance(value, tuple) else (value,):
-            if dataclasses.is_dataclass(inner) and not isinstance(inner, RopeSettings):
+            if isinstance(inner, msgspec.Struct) and not isinstance(inner, RopeSettings):
                 yield from features(inner)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from quire.compat.names_table import NoEffect, Own, Refused, meaning_of
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import InvalidRequestError, invalid_value
 from quire.options import nearest_name
@@ -46,6 +45,8 @@ def _refuse_unknown(params: Mapping[str, Any], cls: msgspec.StructMeta) -> None:
 
 def own_params(params: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
     """The params under Quire's names. known: those. Raises InvalidRequestError."""
+    from quire.compat.names_table import NoEffect, Own, Refused, meaning_of  # usually not needed
+
     found: dict[str, Any] = {}
     for name, value in params.items():
         match None if name in known else meaning_of(name, value, ("sampling",)):

@@ -7,7 +7,6 @@ HTTP 400 at once. It checks again only what is to run on another engine, which m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
@@ -21,8 +20,7 @@ from quire.errors import ContextLengthError, invalid_value
 MAX_CHARS_PER_TOKEN = 64  # tokens are rarely longer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestLimits:
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The largest request that an engine can run; known once it is loaded.
 
     max_kv_tokens: tokens that the KV cache holds. honours_priority: whether requests may have a

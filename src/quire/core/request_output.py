@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -143,8 +142,7 @@ class RequestOutput(msgspec.Struct):
         self.finished = delta.finished
 
 
-@dataclass(slots=True)
-class EmbeddingOutput:
+class EmbeddingOutput(msgspec.Struct):
     """The vector of one prompt. embedding: float32 [D], D the model's hidden size or fewer."""
 
     request_id: str
@@ -160,8 +158,7 @@ class EmbeddingOutput:
         return Embedding(self.embedding)
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(msgspec.Struct, frozen=True):
     """A vector. data: float32 [D]."""
 
     data: Singles
@@ -178,15 +175,13 @@ class Embedding:
         return len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(msgspec.Struct, frozen=True):
     """How alike two texts are: the cosine of the angle between their vectors, -1 to 1."""
 
     score: float
 
 
-@dataclass(slots=True)
-class ScoreOutput:
+class ScoreOutput(msgspec.Struct):
     """The score of one pair. prompt_token_ids: of both texts, one after the other."""
 
     request_id: str

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RopeSettings:
+class RopeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The rotary embedding: its kind, and what that kind needs (the rest keeps its default).
 
     theta: base of the wavelengths. rotary_dim: how many dimensions of a head turn.

@@ -6,15 +6,13 @@ on tensors read of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from quire.array_types import Int32s, Ints
 
 
-@dataclass(frozen=True, slots=True)
-class FlatTokens:
+class FlatTokens(msgspec.Struct, frozen=True):
     """The T tokens of B requests one after the other: int64 arrays.
 
     The host derives positions here alone. On a device `build_inputs` does, in reference_step.py and
@@ -40,8 +38,7 @@ class FlatTokens:
         return cls(starts, np.repeat(np.arange(num_requests), query_lens), positions)
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedRequests:
+class RaggedRequests(msgspec.Struct, frozen=True):
     """What attention reads of B requests; see RaggedBatch."""
 
     query_start: Ints  # [B + 1], first token of each request, then T
@@ -49,8 +46,7 @@ class RaggedRequests:
     block_table: Int32s  # int32 [B, W]
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedBatch:
+class RaggedBatch(msgspec.Struct, frozen=True):
     """B requests, T tokens of one step on the host, those with a single token (decodes) first.
 
     slot = block_id * block_size + offset. prompt_lens: tokens of each request that are its prompt;

@@ -6,8 +6,8 @@ import contextlib
 import mmap
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from quire.array_types import Bytes
@@ -32,8 +32,7 @@ def zero_pages(num_bytes: int) -> Bytes:
     return np.frombuffer(pages, np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class HostCache:
+class HostCache(msgspec.Struct, frozen=True):
     """A KV cache for compiled code: of each layer the addresses of keys and of values.
 
     Both lie as [blocks, block_size, kv_heads, a row of numbers]. dtype: `Dtype` in quire_cpu.h.

@@ -18,16 +18,16 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from quire.core.request import Request
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.in_flight_prefixes import InFlightPrefixes
 
 
-@dataclass(slots=True)
-class PrefixCacheStats:
+class PrefixCacheStats(msgspec.Struct):
     """Tokens in full blocks that first admissions looked up: queries == hits + sum of misses.
 
     Reasons of misses: "cold", never seen; "evicted", was cached once; "bypassed", prompt_logprobs
@@ -36,11 +36,12 @@ class PrefixCacheStats:
 
     queries: int = 0
     hits: int = 0
-    misses: dict[str, int] = field(default_factory=lambda: {"cold": 0, "evicted": 0, "bypassed": 0})
+    misses: dict[str, int] = msgspec.field(
+        default_factory=lambda: {"cold": 0, "evicted": 0, "bypassed": 0}
+    )
 
 
-@dataclass(slots=True)
-class _BlockTable:
+class _BlockTable(msgspec.Struct):
     request: Request
     block_ids: list[int]
     num_registered: int  # leading blocks whose hash is registered, for this block or an equal one

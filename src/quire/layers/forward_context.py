@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:  # a heartbeat is also called where there is no torch
     from torch import Tensor
@@ -19,8 +20,7 @@ def no_heartbeat() -> None:
     """A heartbeat function that does nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardContext:
+class ForwardContext(msgspec.Struct, frozen=True):
     """One step: how its batch lies, and the KV cache of each layer.
 
     kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. heartbeat:

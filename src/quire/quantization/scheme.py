@@ -6,9 +6,10 @@ No torch: the memory plan asks for bytes before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
+
+import msgspec
 
 from quire.core.layer_spec import Role
 from quire.errors import ConfigError
@@ -31,8 +32,7 @@ class FormatChoice(Protocol):
         """The format of a weight [n, k]; None for the model's data type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(msgspec.Struct, frozen=True):
     """Which weights of a model get which weight format.
 
     formats: by role; the first one that a weight's sizes allow is taken. overrides: patterns of
@@ -92,7 +92,7 @@ def scheme_of(name: str, device: str, overrides: str | None = None) -> Scheme | 
     if overrides is None:
         return found
     rules = tuple(_override(rule.strip(), device) for rule in overrides.split(","))
-    return replace(found or Scheme(name, {}), overrides=rules)
+    return msgspec.structs.replace(found or Scheme(name, {}), overrides=rules)
 
 
 def _named(name: str, setting: str, device: str) -> Scheme | None:

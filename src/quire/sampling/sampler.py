@@ -7,8 +7,7 @@ whatever the other rows are: rows are only grouped for speed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from quire.array_types import Flags, Floats, Integers, Ints, Logits, Tokens
@@ -32,8 +31,7 @@ _PLAIN = int(Need.RANDOM)
 _TOP_P = int(Need.RANDOM | Need.FILTER | Need.TOTAL_MASS)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerOutput:
+class SamplerOutput(msgspec.Struct, frozen=True):
     """The result of each row, in the order of the rows given.
 
     failed: the model's logits held NaN or +inf, or only -inf. exhausted: logits processors made
@@ -124,7 +122,7 @@ class Sampler:
         numbers = np.empty(0)
         if np.any(kinds):
             numbers = uniforms(self._state.seeds[index], num_tokens[index].astype(np.int64))
-        for kind in np.unique(kinds):
+        for kind in set(kinds.tolist()):  # np.unique imports np.ma
             part = np.flatnonzero(kinds == kind)
             rows = batch if len(part) == len(batch) else batch.select(part)
             if kind == _GREEDY:

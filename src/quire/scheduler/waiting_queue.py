@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
+
+import msgspec
 
 from quire.core.request import Request
 
@@ -14,11 +15,13 @@ QueuePosition = tuple[int, float, int]
 """A sort key, smallest first: priority, due time, arrival number."""
 
 
-@dataclass(order=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, eq=False):
     key: QueuePosition
-    number: int  # of the push, so that requests are never compared
-    request: Request | None = field(compare=False)  # None once it has been removed
+    number: int  # of the push, which decides between equal keys
+    request: Request | None  # None once it has been removed
+
+    def __lt__(self, other: _Entry) -> bool:
+        return (self.key, self.number) < (other.key, other.number)
 
 
 class WaitingQueue:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from checkpoints import CASES
 
@@ -63,7 +63,7 @@ def test_one_object_describes_a_model(checkpoint: Callable) -> None:
     assert first is second
     assert first.layers[0] != first.layers[1]  # by their windows
     assert (
-        dataclasses.replace(first.layers[0].attention, window=first.layers[1].attention.window)
+        msgspec.structs.replace(first.layers[0].attention, window=first.layers[1].attention.window)
         == first.layers[1].attention
     )
 
@@ -85,7 +85,7 @@ def test_a_feature_that_is_not_computed_is_refused_by_name(
     spec = ModelConfig.from_folder(checkpoint("llama")[0]).spec
     check_features(spec, BASE)
     (path, value), *_ = changes.items()
-    changed = dataclasses.replace(
+    changed = msgspec.structs.replace(
         spec, layers=(spec.layers[0], with_feature(spec.layers[1], path, value))
     )
     with pytest.raises(UnsupportedModelError, match=words):
@@ -96,6 +96,6 @@ def with_feature(layer: LayerSpec, path: str, value: object) -> LayerSpec:
     """The layer with one field changed; a text that names a field means that field's value."""
     first, _, rest = path.partition(".")
     if rest:
-        inner = dataclasses.replace(getattr(layer, first), **{rest: value})
-        return dataclasses.replace(layer, **{first: inner})
-    return dataclasses.replace(layer, **{first: getattr(layer, str(value))})
+        inner = msgspec.structs.replace(getattr(layer, first), **{rest: value})
+        return msgspec.structs.replace(layer, **{first: inner})
+    return msgspec.structs.replace(layer, **{first: getattr(layer, str(value))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -98,8 +98,8 @@ def test_each_choice_has_a_file_of_its_own() -> None:
 
 def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
     """The frequencies of RoPE are stored with the weights."""
-    rope = dataclasses.replace(MODEL_CONFIG.rope, kind="longrope", original_max_position=64)
-    model_config = dataclasses.replace(MODEL_CONFIG, rope=rope)
+    rope = msgspec.structs.replace(MODEL_CONFIG.rope, kind="longrope", original_max_position=64)
+    model_config = msgspec.structs.replace(MODEL_CONFIG, rope=rope)
     files = [
         prepared_file(ModelSettings(max_model_len=length), model_config, PATH, "float32")
         for length in (50, 64, 65, None)

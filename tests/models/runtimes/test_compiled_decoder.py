@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness import PagedModel, PagedRequest, load_folder
+from msgspec.structs import replace
 from torch import Tensor
 
 from quire.array_types import Ints
@@ -228,7 +229,7 @@ def test_rows_are_found_in_a_packed_table(dtype: torch.dtype) -> None:
     packed = pack_floats(weight)
     arrays = arrays_of({"plain": weight, "packed": packed.packed})
     ids = np.array([0, 47, 16, 15, 16])
-    rows = embedding(ids, replace(packed, packed=arrays["packed"]))
+    rows = embedding(ids, dataclasses.replace(packed, packed=arrays["packed"]))
     assert rows.flags.c_contiguous
     assert np.array_equal(rows, embedding(ids, arrays["plain"]))
     assert np.array_equal(rows, arrays["plain"][ids])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
+class EngineInfo(msgspec.Struct, frozen=True):
     """Fixed facts of a started engine. seconds: start-up time by phase, see docs/startup.md.
 
     quantization: the scheme of the weights, or the method of a quantized checkpoint; "none" where
@@ -27,9 +26,9 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     kv_cache_bytes: int
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
     quantization: str = "none"
     kv_cache_dtype: str = ""
-    pooling: PoolingParams = field(default_factory=PoolingParams)
-    sampling_defaults: dict[str, float] = field(default_factory=dict)
+    pooling: PoolingParams = msgspec.field(default_factory=PoolingParams)
+    sampling_defaults: dict[str, float] = msgspec.field(default_factory=dict)
     quality: dict[str, bool | float | str] | None = None

@@ -6,8 +6,9 @@ One process per model so far; an executor for several ranks would send the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
@@ -67,8 +68,7 @@ class Executor(Protocol):
         """Drop all steps and requests, as after `warm_up`: plans have to add them again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The outcome of a step that has ended."""
 
     output: ModelRunnerOutput
@@ -78,8 +78,7 @@ class Done:
         return self.output
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The outcome of a step that raised an error."""
 
     failure: Exception
@@ -89,8 +88,7 @@ class Failed:
         raise self.failure
 
 
-@dataclass(frozen=True, slots=True)
-class Launched(Generic[Step]):
+class Launched(msgspec.Struct, Generic[Step], frozen=True):
     """The outcome of a step that runs on a device."""
 
     runner: LaunchingRunner[Step]

@@ -6,8 +6,7 @@ plan. No torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from quire.array_types import Ints, Tokens
@@ -16,8 +15,7 @@ from quire.kernels.ragged_batch import RaggedBatch
 from quire.sampling.host_logits import History
 
 
-@dataclass(frozen=True, slots=True)
-class StepOrder:
+class StepOrder(msgspec.Struct, frozen=True):
     """Which request each of a step's T flat tokens belongs to."""
 
     scheduled: list[ScheduledRequest]  # in batch order
@@ -25,8 +23,7 @@ class StepOrder:
     query_start: Ints  # [B + 1] first token of each request in the flat list
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs(StepOrder):
+class StepInputs(StepOrder, frozen=True):
     """The inputs of one ragged step, decodes first."""
 
     input_ids: Ints  # [T]

@@ -11,8 +11,7 @@ computes every token (`Request.needs_every_position`), though others may share i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from quire.array_types import Singles
@@ -24,8 +23,7 @@ from quire.models.runtimes.host_model import HiddenStates
 _SMALLEST_LENGTH = 1e-12  # the least norm to divide by, so that a zero vector stays zero
 
 
-@dataclass(slots=True)
-class _Pooled:
+class _Pooled(msgspec.Struct):
     """One request's pooling. total: float32 [H], the sum of its first num_summed states."""
 
     params: PoolingParams

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats, RequestDelta, RequestTiming, StepSummary
@@ -16,8 +17,7 @@ from quire.core.scheduler_output import SchedulerOutput
 NUM_RECENT_STEPS = 256  # stored for live views
 
 
-@dataclass(slots=True)
-class _Times:
+class _Times(msgspec.Struct):
     """Monotonic seconds of one unfinished request; None until it happened."""
 
     queued: float

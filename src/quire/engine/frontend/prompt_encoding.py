@@ -8,9 +8,10 @@ fits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from quire.core.request_limits import RequestLimits
 from quire.errors import ContextLengthError, invalid_value

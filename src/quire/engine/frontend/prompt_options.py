@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from quire.compat.names_table import NoEffect, Refused, meaning_of
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.engine.frontend.prompt_encoding import Encoding
 from quire.errors import InvalidRequestError, invalid_value
@@ -16,6 +15,10 @@ def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InvalidRequestError for those that are refused.
     """
+    if not options:
+        return {}
+    from quire.compat.names_table import NoEffect, Refused, meaning_of  # usually not needed
+
     found = {}
     for name, value in options.items():
         match meaning_of(name, value, ("call",)):

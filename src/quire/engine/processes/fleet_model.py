@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.processes.control_channel import ModelState, ModelStatus
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model as configured. at_start: loaded with the server, not on demand.
 
     explain: adds to an error where the model's settings come from (a line of a file).
@@ -68,7 +68,7 @@ class FleetModel:
     def set_kv_cache_bytes(self, num_bytes: int) -> None:
         """Set the size of its KV cache, once that is known."""
         assert self.footprint is not None, "it has been measured"
-        self.footprint = replace(self.footprint, kv_cache=num_bytes)
+        self.footprint = msgspec.structs.replace(self.footprint, kv_cache=num_bytes)
 
     def record_consent(self, client: str, *, agreed: bool) -> None:
         """Record whether an API process agrees that the model is unloaded."""

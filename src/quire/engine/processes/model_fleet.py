@@ -11,9 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
@@ -42,8 +44,7 @@ MEMORY_RETRY_SECONDS = 2.0  # until a request may find memory free
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetSettings:
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """memory_bytes: limit of all loaded models, None: none. idle_seconds: until unused on-demand
     models are unloaded, None: never.
     """

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import astuple
 from torch import Tensor
 
 from quire.engine.profile.attention_work import num_keys, num_pairs
@@ -94,6 +96,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif is_dataclass(value) and not isinstance(value, BatchLayout):
         for each in fields(value):
             yield from _tensors(getattr(value, each.name))
+    elif isinstance(value, Struct):
+        yield from _tensors(astuple(value))
 
 
 def _bytes(tensor: Tensor) -> int:

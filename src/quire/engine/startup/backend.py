@@ -5,12 +5,13 @@ Owns the interface and the backend of a CPU; gpu_backend.py has a GPU's.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.executor import Executor, UniprocExecutor
@@ -87,7 +88,7 @@ class HostBackend:
         numbers = resolved.dtype, resolved.kv_dtype, block_size
         self.table = steps_of(config.model, model_config, numbers, threads, measure, runtime)
         config = with_token_budget(config, resolved.requested, self.table)
-        self.resolved = dataclasses.replace(resolved, config=config)
+        self.resolved = msgspec.structs.replace(resolved, config=config)
         logger.info("%s; %d tokens a step", self.table, config.scheduler.max_num_batched_tokens)
 
     def compiling(self) -> AbstractContextManager[None]:

@@ -7,8 +7,9 @@ KV cache by the same rules.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES
@@ -28,8 +29,7 @@ CPU_KV_SHARE = 0.25
 CPU_KV_BYTES = 4 << 30
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Footprint:
+class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one engine process, where its model runs."""
 
     weights: int

@@ -6,8 +6,9 @@ and in a profile. No torch, and no look at a weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from quire.config import EngineConfig
 from quire.core.pooling_params import PoolingParams
@@ -22,8 +23,7 @@ from quire.models.config.quality_gate import Quality, pass_gate
 from quire.quantization.scheme import check_device
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedConfig:
+class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with nothing left open, and the model that they name.
 
     requested: the settings as given. folder: the model's files. length_limit: tokens that a

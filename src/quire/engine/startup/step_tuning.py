@@ -13,8 +13,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from quire.config import FULL_STEP, EngineConfig
@@ -44,8 +44,7 @@ LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request ma
 FULL_STEPS = (FULL_STEP["cpu"], 256)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTable:
+class StepTable(msgspec.Struct, frozen=True):
     """Seconds of a step of the whole model.
 
     threads: number of threads → seconds of a step of one token. decodes, prompts: number of tokens

@@ -6,16 +6,20 @@ quantized alike. Other weights become numbers of the model's data type while the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.config import ModelSettings
 from quire.core.layer_spec import LinearSpec, ModelSpec, Role, layer_module
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
 from quire.options import require
 from quire.quantization.scheme import FormatChoice, check_patterns, scheme_of
+
+if TYPE_CHECKING:
+    from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat, StoredLinear
 
 # Formats that a type of device multiplies at speed. For a device to keep checkpoints' codes in one,
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
@@ -25,8 +29,7 @@ _SERVED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPart:
+class StoredPart(msgspec.Struct, frozen=True):
     """A weight of a checkpoint, or a part of a fused one. part: None for the whole.
 
     module: its name in the checkpoint; n: its outputs.

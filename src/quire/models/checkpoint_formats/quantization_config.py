@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from quire.models.checkpoint_formats.auto_round import read_auto_round
-from quire.models.checkpoint_formats.awq import read_awq
-from quire.models.checkpoint_formats.bitsandbytes import read_bitsandbytes
-from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
-from quire.models.checkpoint_formats.compressed_tensors import read_compressed_tensors
-from quire.models.checkpoint_formats.fp8_checkpoint import read_fp8
-from quire.models.checkpoint_formats.gguf_format import read_gguf
-from quire.models.checkpoint_formats.gptq import read_gptq
-from quire.models.checkpoint_formats.modelopt import read_modelopt
 from quire.models.checkpoints.config_file import ConfigFile
 
-_MODELOPT_FILE = "hf_quant_config.json"  # beside config.json, in older checkpoints of ModelOpt
+if TYPE_CHECKING:
+    from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 
-READERS: dict[str, Callable[[ConfigFile], CheckpointFormat]] = {
-    "auto-round": read_auto_round,
-    "awq": read_awq,
-    "bitsandbytes": read_bitsandbytes,
-    "compressed-tensors": read_compressed_tensors,
-    "fp8": read_fp8,
-    "gguf": read_gguf,
-    "gptq": read_gptq,
-    "modelopt": read_modelopt,
-}
+_MODELOPT_FILE = "hf_quant_config.json"  # beside config.json, in older checkpoints of ModelOpt
 
 
 def quantization_section(config: ConfigFile) -> ConfigFile | None:
@@ -43,9 +26,11 @@ def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
     section = quantization_section(config)
     if section is None:
         return None
-    if section.path != config.path:
-        return read_modelopt(section)
-    method = section.text("quant_method").removeprefix("intel/")
+    # most checkpoints are not quantized, and start without the readers
+    from quire.models.checkpoint_formats.config_readers import READERS
+
+    is_other = section.path != config.path
+    method = "modelopt" if is_other else section.text("quant_method").removeprefix("intel/")
     if method not in READERS:
         raise section.wrong(
             "quant_method",

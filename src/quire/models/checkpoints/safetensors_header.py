@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
@@ -24,8 +25,7 @@ _MOST_TENSORS = 100_000  # of a file; checkpoints with many experts have some th
 _TENSOR = b'"data_offsets"'
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(msgspec.Struct, frozen=True):
     """One tensor as a header describes it; offset counts bytes from the start of the file."""
 
     name: str

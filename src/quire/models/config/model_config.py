@@ -6,9 +6,11 @@ what differs between families is in their tables (models/families).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.core.layer_spec import (
     Activation,
@@ -22,7 +24,6 @@ from quire.core.layer_spec import (
     NormSpec,
 )
 from quire.core.rope_settings import RopeSettings
-from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 from quire.models.checkpoint_formats.kv_cache_scheme import read_kv_cache_dtype
 from quire.models.checkpoint_formats.quantization_config import (
     quantization_section,
@@ -42,9 +43,11 @@ from quire.models.config.config_values import (
 from quire.models.config.rope_config import read_rope
 from quire.models.families.registry import FAMILIES
 
+if TYPE_CHECKING:
+    from quire.models.checkpoint_formats.checkpoint_format import CheckpointFormat
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a decoder-only model.
 
     architecture: the class named in config.json; family: a name in `registry.FAMILIES`.

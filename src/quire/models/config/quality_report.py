@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from quire.errors import CheckpointError, ConfigError
 from quire.models.checkpoints.config_file import ConfigFile
@@ -19,8 +20,7 @@ QUALITY_FILE = "quire_quality.json"
 VERSION = 2
 
 
-@dataclass(frozen=True, slots=True)
-class QualityLimits:
+class QualityLimits(msgspec.Struct, frozen=True):
     """What a quantized model may lose.
 
     perplexity: the most that it may rise, as a share. cosine: the least mean cosine of the last

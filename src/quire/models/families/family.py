@@ -7,7 +7,8 @@ the modules for all of them are in llama.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.core.layer_spec import Activation
 from quire.models.checkpoints.config_file import ConfigFile
@@ -47,8 +48,7 @@ def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
     return tuple(window if i >= first else None for i in range(num_layers))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NormNames:
+class NormNames(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of a layer's norms in checkpoints; None where there is no such norm."""
 
     pre_attention: str = "input_layernorm"
@@ -57,8 +57,7 @@ class NormNames:
     post_mlp: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a family that its config files do not say, or say under keys of their own.
 
     architectures: classes named in config.json; those that do not end in "ForCausalLM" have no

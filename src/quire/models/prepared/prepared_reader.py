@@ -8,10 +8,10 @@ import logging
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from quire.array_types import Array
@@ -33,8 +33,7 @@ Bytes = Mapping[str, memoryview]
 Formats = Mapping[str, Description]  # by the name of the module that has the weight
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArrays:
+class StoredArrays(msgspec.Struct, frozen=True):
     """A model's weights as arrays by name, and the formats of those of linear layers by module."""
 
     arrays: Mapping[str, Array]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from quire.array_types import Array, Flags, Ints, Logits, Singles
@@ -17,8 +17,7 @@ from quire.models.runtimes.compiled_decoder import CompiledDecoder
 from quire.sampling.token_logprobs import prompt_logprobs
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledModel:
+class CompiledModel(msgspec.Struct, frozen=True):
     """The compiled decoder with its KV cache: a `HostModel`."""
 
     decoder: CompiledDecoder
@@ -32,8 +31,7 @@ class CompiledModel:
         return CompiledStates(states, self.decoder)
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledStates:
+class CompiledStates(msgspec.Struct, frozen=True):
     """States [T, H] in float32, or bits of bfloat16; see `HiddenStates`."""
 
     states: Array

@@ -7,7 +7,8 @@ Anything else is refused by name: a feature of a layer, a size, or a tensor that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.array_types import Array
 from quire.core.layer_spec import (
@@ -49,8 +50,7 @@ _MAX_HEAD_DIM = 256
 _HEAD_DIM_MULTIPLE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledWeights:
+class CompiledWeights(msgspec.Struct, frozen=True):
     """What a forward pass reads. memory: the arrays that `layers` points into."""
 
     embedding: Array | PackedWeight  # [V, H]

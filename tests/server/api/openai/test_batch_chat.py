@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from asgi_client import Reply, call
 from fake_engine import LIMITS, FakeEngine
@@ -66,7 +66,7 @@ def test_what_is_refused(app: Starlette, fields: dict[str, Any], words: str) -> 
 def test_log_probabilities_are_bounded_over_all_conversations(
     app: Starlette, engine: FakeEngine
 ) -> None:
-    engine.info.limits = dataclasses.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 18)
+    engine.info.limits = msgspec.structs.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 18)
     fields = {"logprobs": True, "top_logprobs": -1, "max_tokens": 2}
     assert ask(app, messages=CONVERSATIONS[:2], **fields).status == 200
     error = ask(app, **fields).error

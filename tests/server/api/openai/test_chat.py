@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from asgi_client import Post, call
 from fake_engine import LIMITS, FakeEngine
@@ -90,7 +90,7 @@ def test_each_chunk_has_the_token_counts(chat: Post) -> None:
 
 
 def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: FakeEngine) -> None:
-    engine.info.limits = dataclasses.replace(LIMITS, max_model_len=9000, max_kv_tokens=9000)
+    engine.info.limits = msgspec.structs.replace(LIMITS, max_model_len=9000, max_kv_tokens=9000)
     reply = chat(messages=[{"role": "user", "content": "x" * 5000}])
     assert reply.json()["usage"]["prompt_tokens"] == 5000 + len("<user><assistant>")
 
@@ -149,7 +149,7 @@ def test_all_log_probabilities_are_bounded(chat: Post, engine: FakeEngine) -> No
 
     size = LIMITS.vocab_size
     assert ask(top_logprobs=-1).error["message"].startswith(f"top_logprobs: {size} is above max_")
-    engine.info.limits = dataclasses.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
+    engine.info.limits = msgspec.structs.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
     error = ask(top_logprobs=-1, max_tokens=3, n=3).error
     assert (error["param"], "above 1048576 in all" in error["message"]) == ("top_logprobs", True)
     assert chat(prompt_logprobs=-1).error["param"] == "prompt_logprobs"  # 18 tokens

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from asgi_client import Post
 from fake_engine import LIMITS, FakeEngine
@@ -128,7 +127,7 @@ def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine
 
 
 def test_all_log_probabilities_of_an_echoed_prompt(complete: Post, engine: FakeEngine) -> None:
-    engine.info.limits = dataclasses.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
+    engine.info.limits = msgspec.structs.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
     (choice,) = complete(prompt="ab", logprobs=-1, echo=True, max_tokens=1).json()["choices"]
     assert [tops and len(tops) for tops in choice["logprobs"]["top_logprobs"]] == [None, 3, 3]
     assert complete(prompt="a" * 9, prompt_logprobs=-1).error["param"] == "prompt_logprobs"
