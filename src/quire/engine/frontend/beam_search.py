@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 
 import msgspec
@@ -38,8 +37,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
                 raise invalid_value(name, f"must be an integer >= 1, not {value!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSearchSequence:
+class BeamSearchSequence(msgspec.Struct, frozen=True):
     """One answer. tokens: the prompt's and its own. text: of all tokens.
     finish_reason: "stop"; None where max_tokens ended it."""
 
@@ -50,15 +48,16 @@ class BeamSearchSequence:
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSearchOutput:
+class BeamSearchOutput(msgspec.Struct, frozen=True):
     """The answers to one prompt, the best one first."""
 
     sequences: list[BeamSearchSequence]
 
     def decoded(self, decode: Callable[[list[int]], str]) -> BeamSearchOutput:
         """The same with texts. decode: from token ids to text."""
-        return BeamSearchOutput([replace(one, text=decode(one.tokens)) for one in self.sequences])
+        return BeamSearchOutput(
+            [msgspec.structs.replace(one, text=decode(one.tokens)) for one in self.sequences]
+        )
 
 
 def search(

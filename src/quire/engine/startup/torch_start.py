@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 
 from quire.config import EngineConfig
 from quire.core.layer_spec import UnsupportedModelError

@@ -7,7 +7,8 @@ weights: codes times the scale are the key or the value.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -20,8 +21,7 @@ _SCALE = re.compile(
 _KINDS = {"k_scale": "k", "v_scale": "v", "kv_scale": "kv", "q_scale": "", "prob_scale": ""}
 
 
-@dataclass(frozen=True, slots=True)
-class KVScaleName:
+class KVScaleName(msgspec.Struct, frozen=True):
     """A tensor with scales of an FP8 KV cache.
 
     layer: its module's name. kinds: "k", "v" or both, whose scale it is; empty for one that has no
