@@ -39,6 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "GPTQ symmetric": {"method": "gptq"},
     "GPTQ": {"method": "gptq", "symmetric": False},
     "AWQ": {"method": "awq"},
+    "AWQ by linear layers": {"method": "awq", "objective": "linear"},
     "AWQ + GPTQ": {"method": "awq+gptq"},
     "SignRound": {"method": "autoround", "symmetric": False},
     "AWQ + SignRound": {"method": "awq+autoround"},

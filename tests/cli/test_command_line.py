@@ -50,7 +50,7 @@ SERVE = """
 """
 
 VERIFY = """
-    --calibration --samples --seq-len --tasks --quality-limits --device --json
+    --calibration --samples --seq-len --tasks --quality-limits --speed --no-speed --device --json
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.

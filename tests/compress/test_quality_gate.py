@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_models import SAMPLES, quantize, write_model
 
+from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
 from quire.compress.quality_check import PLOT_FILE, check_quality
 from quire.compress.quality_plot import svg
@@ -18,8 +19,9 @@ from quire.compress.task_answers import Task, count_right
 from quire.config import EngineConfig
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError, ConfigError
+from quire.hub import BUNDLED_FOLDER
 from quire.models.config.quality_gate import pass_gate
-from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
+from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, read_report
 
 LOOSE = QualityLimits(perplexity=10.0, cosine=0.1, same_top_1=0.0)
 STRICT = QualityLimits(perplexity=-1.0, cosine=1.0, same_top_1=1.0)
@@ -127,6 +129,37 @@ def test_table_and_picture_show_each_layer(
     assert len(list(layer_bars(report["layers"]))) == 2
     assert (folders[1] / PLOT_FILE).read_text().count("<rect") == 2
     assert svg("a < b", [0.0, 0.0]).count("a &lt; b") == 1
+
+
+def test_speed_and_memory_stand_beside_quality(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {
+        name: {"tokens_per_second": {"1": rate, "16": 8 * rate}, "weight_bytes": 7, "kv_tokens": 9}
+        for name, rate in (("base", 100.0), ("quantized", 150.0))
+    }
+    device = torch.device("cpu")
+    report = check_quality(*folders, SAMPLES, [], LOOSE, device, lambda *_: None, measured)
+    assert read_report(folders[1])["speed"] == measured
+    print_report(report)
+    out = capsys.readouterr().out
+    assert "tokens/s, streams: 16 │ 1,200" in out
+    assert "base: 800 (1.50 times)" in out
+
+
+def test_a_model_that_does_not_start_has_no_speed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert measure_speed(tmp_path, "cpu") is None
+    assert "is not measured" in caplog.text
+
+
+def test_speed_is_measured_in_a_process_of_its_own() -> None:
+    speed = measure_speed(BUNDLED_FOLDER / "quire-tiny-draft", "cpu")
+    assert speed is not None
+    assert 0 < speed["tokens_per_second"]["1"] < speed["tokens_per_second"]["16"]
+    assert speed["weight_bytes"] > 500_000
+    assert speed["kv_tokens"] > 1000
 
 
 def test_an_answer_is_right_if_each_of_its_tokens_is_the_most_likely() -> None:

@@ -11,7 +11,7 @@ import torch
 from quire.cli import quantize
 from quire.compress import layer_stream, quality_check
 
-TEXT = ["--samples", "4", "--seq-len", "64"]
+TEXT = ["--samples", "4", "--seq-len", "64", "--no-speed"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ import torch
 from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
 from quire.compress.activation_aware_scaling import clipped_scales
+from quire.compress.block_error import BlockError
 from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_statistics import InputStatistics, input_statistics
@@ -16,7 +17,7 @@ from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
-from quire.compress.model_parts import ModelParts, linears_of
+from quire.compress.model_parts import ModelParts, linears_of, weight_of
 from quire.compress.packing import gptq_tensors
 from quire.compress.quantized_rows import nearest
 from quire.compress.recipe import METHODS, Recipe
@@ -141,6 +142,25 @@ def test_learned_rounding_comes_closer_to_the_layers_results(tmp_path: Path) -> 
     pairs = zip(inputs, targets, strict=True)
     end = sum(float((run(layer, x) - y).square().sum()) for x, y in pairs)
     assert end < 0.8 * begin
+
+
+@torch.no_grad()
+def test_a_blocks_error_is_that_of_its_output(tmp_path: Path) -> None:
+    """Of attention for q, k and v; none for the weight as it is, which stays in its place."""
+    write_model(tmp_path)
+    parts = ModelParts(tmp_path, CPU)
+    layer, run = parts.layer(0), LayerRunner(parts, 0, 48)
+    inputs, linears = parts.embed(SAMPLES.calibration), linears_of(layer)
+    linear, last = linears["self_attn.qkv_proj"], linears["self_attn.o_proj"]
+    error = BlockError(layer, run, inputs, linear, last)
+    weight = weight_of(linear)
+    assert error(weight) == 0.0
+    queries, values = weight.clone(), weight.clone()
+    queries[:64] *= 1.1
+    values[-32:] *= 1.1
+    assert error(queries) > 0.0
+    assert error(weight + (values - weight) / 2) == pytest.approx(error(values) / 4, rel=1e-3)
+    assert weight_of(linear) is weight
 
 
 def test_statistics_stop_at_the_last_wanted_input(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from quire.compress import text_samples
+from quire.compress.hub_text import text_file
 from quire.compress.task_answers import read_tasks
 from quire.compress.text_samples import read_samples
+from quire.errors import ConfigError
 from quire.hub import BUNDLED_FOLDER
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -48,3 +53,51 @@ def test_a_long_file_is_cut_between_lines(
         assert text_samples._read(file) == text[: whole // 2 + 1]
     monkeypatch.setattr(text_samples, "_MOST_CHARACTERS", whole)
     assert text_samples._read(file) == text
+
+
+def test_lines_in_gzip_are_those_of_the_plain_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    plain = write_lines(tmp_path / "a.json", {"text": TEXT})
+    packed = tmp_path / "a.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_samples(tokenizer, packed, 4, 16).digest == (
+        read_samples(tokenizer, plain, 4, 16).digest
+    )
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_samples(tokenizer, packed, 4, 16)
+
+
+def test_a_data_set_of_the_hub_gives_its_first_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = ["README.md", "data/test.jsonl", "data/train-1.jsonl.gz", "data/train-0.parquet"]
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: listed)
+    asked = []
+
+    def download(*args: str, **_: str) -> str:
+        asked.append(args)
+        return str(tmp_path / "found")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert text_file("owner/chats") == tmp_path / "found"
+    text_file("owner/chats:data/test.jsonl")
+    assert asked == [
+        ("owner/chats", "data/train-1.jsonl.gz"),
+        ("owner/chats", "data/test.jsonl"),
+    ]
+    (tmp_path / "chats.txt").touch()
+    monkeypatch.chdir(tmp_path.parent)
+    here = f"{tmp_path.name}/chats.txt"  # looks like a name of the hub, but is a file
+    assert text_file(here) == Path(here)
+    listed[1:3] = []
+    with pytest.raises(ConfigError, match="has no file of JSON lines or text"):
+        text_file("owner/chats")
+
+
+def test_without_the_hub_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OfflineModeIsEnabled
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", offline)
+    with pytest.raises(ConfigError, match="the hub cannot be reached; check the network"):
+        text_file("owner/chats")

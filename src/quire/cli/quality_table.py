@@ -15,7 +15,7 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
     """Print a report's figures, then the loss of each layer, then whether it passed."""
     console = console or Console()
     table = Table(
-        "figure", "value", "95 %", title=f"{report['quantized']} against {report['base']}"
+        "figure", "value", "95 %, base", title=f"{report['quantized']} against {report['base']}"
     )
     for row in _rows(report):
         table.add_row(*row)
@@ -55,6 +55,18 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "right answers", found, f"base: {tasks['right_base']}"
     sizes = report["bytes"]
     yield "bytes", f"{sizes['quantized']:,}", f"base: {sizes['base']:,}"
+    if "speed" in report:
+        yield from _speed_rows(report["speed"])
+
+
+def _speed_rows(speed: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    base, own = speed["base"], speed["quantized"]
+    for streams, rate in own["tokens_per_second"].items():
+        before = base["tokens_per_second"][streams]
+        against = f"base: {before:,.0f} ({rate / max(before, 1e-9):.2f} times)"
+        yield f"tokens/s, streams: {streams}", f"{rate:,.0f}", against
+    for key, name in (("weight_bytes", "bytes in memory"), ("kv_tokens", "KV cache, tokens")):
+        yield name, f"{own[key]:,}", f"base: {base[key]:,}"
 
 
 def _between(bounds: list[float], kind: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.model_speed import Speed, measure_speed
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
 from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
@@ -28,9 +29,10 @@ _SAMPLES, _SEQ_LEN = 128, 512
 def add_verification_options(parser: CommandParser) -> None:
     """Add the options of text, gate and device."""
     parser.add_argument(
-        "--calibration", metavar="FILE",
-        help='text, or JSON lines with "text" or "messages"; one window in five is left for '
-        "verification (default: text that comes with Quire)",
+        "--calibration", metavar="TEXT",
+        help='a file of text or of JSON lines with "text" or "messages", or a data set of the hub '
+        "(owner/name or owner/name:file); one window in five is left for verification (default: "
+        "text that comes with Quire)",
     )  # fmt: skip
     parser.add_argument(
         "--samples", type=human_int, metavar="N",
@@ -48,6 +50,10 @@ def add_verification_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--quality-limits", metavar="LIMITS",
         help=f"what the result may lose before the gate refuses it (default: {default})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--speed", action=BooleanOptionalAction,
+        help="measure tokens a second and memory of both models, too (default: on)",
     )  # fmt: skip
     parser.add_argument("--device", choices=DEVICES, help="where it runs (default: auto)")
     parser.add_argument("--json", action="store_true", default=False, help="print JSON")
@@ -83,12 +89,13 @@ def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
 
     Without a file the bundled models get chats alone: they were trained on little else.
     """
+    from quire.compress.hub_text import text_file
     from quire.compress.text_samples import read_samples
     from quire.hub import BUNDLED
     from quire.tokenizer.tokenizer import Tokenizer
 
     given, tokenizer = vars(args), Tokenizer.from_folder(base)
-    path = None if "calibration" not in given else Path(given["calibration"]).expanduser()
+    path = None if "calibration" not in given else text_file(given["calibration"])
     count, seq_len = given.get("samples", _SAMPLES), given.get("seq_len", _SEQ_LEN)
     for name, value, least in (("samples", count, 1), ("seq_len", seq_len, 8)):
         if value < least:
@@ -111,9 +118,24 @@ def show_report(
 
     tasks_file = None if "tasks" not in args else Path(args.tasks).expanduser()
     tasks = tasks_for(tokenizer, base, tasks_file)
+    speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:
-        report = check_quality(base, quantized, samples, tasks, limits, device, notify)
+        report = check_quality(base, quantized, samples, tasks, limits, device, notify, speed)
     return print_result(args, quantized, report)
+
+
+def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[str, Speed] | None:
+    """The speed of both models on the device; None where one of them does not start."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    found = {
+        name: measure_speed(folder, device.type)
+        for name, folder in (("base", base), ("quantized", quantized))
+    }
+    known = {name: speed for name, speed in found.items() if speed is not None}
+    return known if len(known) == len(found) else None
 
 
 def print_result(args: Namespace, quantized: Path, report: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ weights' own magnitude as in the authors' code; then the clipping of each group'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -21,17 +21,22 @@ _PIECE = 1 << 22  # elements of a weight whose clipping is searched for at once
 
 
 def best_scale(
-    weight: Tensor, stats: InputStatistics, grid: IntegerGrid, folding: Folding
+    weight: Tensor,
+    stats: InputStatistics,
+    grid: IntegerGrid,
+    folding: Folding,
+    loss_of: Callable[[Tensor], float],
 ) -> Tensor:
     """The scale [K] by which a weight [N, K] is multiplied before it is rounded.
 
-    Of those tried, that with the least loss of outputs. All ones are among them.
+    loss_of: another weight in its place. Of the scales tried, that with the least loss. All ones
+    are among them.
     """
     best, least = torch.ones_like(stats.magnitude), float("inf")
     for scale in _candidates(weight, stats, grid, folding):
         scaled = weight * scale
         rounded = grid.numbers(grid.codes(scaled, scales := grid.scales_of(scaled)), scales)
-        loss = stats.loss(rounded / scale - weight)
+        loss = loss_of(rounded / scale)
         if loss < least:
             best, least = scale, loss
     return best

@@ -23,11 +23,12 @@ from quire.models.families.llama import LlamaDecoderLayer
 class Folding:
     """Where a linear layer's input comes from: a norm, or a part of another linear layer.
 
-    repeats: how many times each head of that part is read (grouped-query attention). head: its
-    size.
+    last: the last linear layer of its block. repeats: how many times each head of that part is read
+    (grouped-query attention). head: its size.
     """
 
     linear: LinearSpec
+    last: LinearSpec
     norm: NormSpec | None = None
     source: LinearSpec | None = None
     part: str = ""
@@ -66,13 +67,13 @@ def foldings(spec: LayerSpec, chosen: Collection[str]) -> list[Folding]:
     attention, mlp = spec.attention, spec.mlp
     repeats = attention.num_heads // attention.num_kv_heads
     found = (
-        Folding(attention.qkv, norm=spec.pre_attention_norm),
+        Folding(attention.qkv, attention.output, norm=spec.pre_attention_norm),
         Folding(
-            attention.output, source=attention.qkv, part="v", repeats=repeats,
+            attention.output, attention.output, source=attention.qkv, part="v", repeats=repeats,
             head=attention.value_dim,
         ),
-        Folding(mlp.gate_up, norm=spec.pre_mlp_norm),
-        Folding(mlp.down, source=mlp.gate_up, part="up"),
+        Folding(mlp.gate_up, mlp.down, norm=spec.pre_mlp_norm),
+        Folding(mlp.down, mlp.down, source=mlp.gate_up, part="up"),
     )  # fmt: skip
     return [
         each

@@ -43,6 +43,10 @@ class InputStatistics:
         hessian = self.hessian / scale / scale[:, None]
         return InputStatistics(hessian, self.magnitude / scale, self.largest / scale, self.tokens)
 
+    def loss_of(self, weight: Tensor, other: Tensor) -> float:
+        """`loss` with another weight in the place of a weight, both [N, K]."""
+        return self.loss(other - weight)
+
     def loss(self, change: Tensor) -> float:
         """The mean of ||ΔW x||² for a change [N, K] of the weight."""
         return float(((change @ self.hessian) * change).sum())

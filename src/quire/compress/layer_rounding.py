@@ -6,13 +6,14 @@ weight is rounded, with inputs that come from what is rounded already.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from quire.compress.activation_aware_scaling import best_scale, clipped_scales
+from quire.compress.block_error import BlockError
 from quire.compress.checkpoint_layout import CheckpointLayout, Packing
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
@@ -82,18 +83,23 @@ class LayerRounding:
         found = input_statistics(self._layer, self._run, inputs, names)
         for folding in foldings(self._spec, names):
             name = folding.linear.module
-            scale = folding.apply(self._layer, self._scale(folding, found[name]), self._dtype)
+            wanted = self._scale(folding, found[name], inputs)
+            scale = folding.apply(self._layer, wanted, self._dtype)
             found[name] = found[name].divided(scale)
         if self._method.scaling == "smoothquant":
             return {}
         clipped = partial(clipped_scales, grid=grid_of(self._layout))
         return {name: clipped(weight_of(self._linears[name]), found[name]) for name in names}
 
-    def _scale(self, folding: Folding, stats: InputStatistics) -> Tensor:
-        weight = weight_of(self._linears[folding.linear.module])
+    def _scale(self, folding: Folding, stats: InputStatistics, inputs: list[Tensor]) -> Tensor:
+        linear, last = (self._linears[each.module] for each in (folding.linear, folding.last))
+        weight = weight_of(linear)
         if self._method.scaling == "smoothquant":
             return smoothing_scale(weight, stats, folding, self._recipe.smoothing)
-        return best_scale(weight, stats, grid_of(self._layout), folding)
+        loss_of: Callable[[Tensor], float] = partial(stats.loss_of, weight)
+        if linear is not last and self._recipe.objective == "block":
+            loss_of = BlockError(self._layer, self._run, inputs, linear, last)
+        return best_scale(weight, stats, grid_of(self._layout), folding, loss_of)
 
     def _round_in_turn(
         self, inputs: list[Tensor], names: list[str], known: dict[str, GroupScales]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ def check_quality(
     limits: QualityLimits,
     device: torch.device,
     notify: Notify,
+    speed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report, which is also written to the quantized folder with a picture of its layers.
 
-    samples: the windows for verification are used. Raises CheckpointError and ConfigError.
+    samples: the windows for verification are used. speed: of both models, for the report.
+    Raises CheckpointError and ConfigError.
     """
     parts = [ModelParts(folder, device) for folder in (base, quantized)]
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
@@ -45,6 +48,7 @@ def check_quality(
         "passed": not failures,
         "failures": failures,
         **figures,
+        **({} if speed is None else {"speed": dict(speed)}),
     }
     write_report(quantized, report)
     cosines = [layer["mean"] for layer in figures["layers"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -39,9 +40,9 @@ def read_samples(
 ) -> TextSamples:
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
-    path: a text file, or JSON lines with "text" or "messages"; None for the text that comes with
-    Quire. only_chats: of JSON lines those with "messages", for models that know nothing else. One
-    window in five is for verification. Raises ConfigError.
+    path: a text file, or JSON lines with "text" or "messages", perhaps in gzip; None for the text
+    that comes with Quire. only_chats: of JSON lines those with "messages", for models that know
+    nothing else. One window in five is for verification. Raises ConfigError.
     """
     source = path or DEFAULT_TEXT
     text = _read(source)
@@ -81,7 +82,7 @@ def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Ite
 
 def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:
     """Token ids of each document: of a line of JSON, or of the whole text."""
-    if source.suffix != ".jsonl":
+    if not source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
         yield tokenizer.encode(text, add_special_tokens=False)
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -110,13 +111,16 @@ def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
 def _read(path: Path) -> str:
     """A file's text, or as many whole lines from its start as are allowed."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
+            text = str(file.read(_MOST_CHARACTERS + 1))
     except UnicodeDecodeError:
         raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
-    except OSError as error:
+    except (OSError, EOFError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"calibration: {path} cannot be read ({error.strerror}); name a text file"
+            f"calibration: {path} cannot be read ({why}); name a text file, or a data set of the "
+            "hub as owner/name"
         ) from error
     if len(text) <= _MOST_CHARACTERS:
         return text
