@@ -36,6 +36,7 @@ from gpu_tables import (
     gpu_prefill,
     gpu_rows,
 )
+from quantization_tables import quantization_choice, quantization_methods, quantization_quality
 from serving_table import saturated, serving, step_profile, varied
 
 ROOT = Path(__file__).parents[1]
@@ -247,42 +248,6 @@ def source(name: str, result: Result, up: str) -> str:
     )
 
 
-def quantization_quality(result: Result) -> str:
-    """What fewer bits change of a model's predictions."""
-    lines = [
-        f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
-        "",
-        "| | perplexity | mean KL | p99 KL | same top-1 | 95 % | hidden cosine, mean | p1 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        cells = [row["what"], f"{row['perplexity_change']:+.2%}", f"{row['mean_kl']:.4f}"]
-        low, high = row["same_top_1_95"]
-        cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{low:.1%} to {high:.1%}"]
-        cells.append(f"{row['mean_cosine']:.4f}")
-        lines.append(f"| {' | '.join(cells)} | {row['p1_cosine']:.4f} |")
-    return "\n".join(lines)
-
-
-def quantization_methods(result: Result) -> str:
-    """What each method of `quire quantize` loses."""
-    lines = [
-        f"{result['model']}, groups of {result['group_size']}, {result['tokens']:,} held-out "
-        f"tokens, calibrated on {result['calibration_tokens']:,}:",
-        "",
-        f"| | perplexity | 95 % | mean KL | same top-1 | hidden cosine | right of "
-        f"{result['questions']} |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        perplexity, right = row["perplexity"], row["tasks"]["right_quantized"]
-        low, high = perplexity["change_95"]
-        cells = [row["what"], f"{perplexity['change']:+.2%}", f"{low:+.1%} to {high:+.1%}"]
-        cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
-        lines.append(f"| {' | '.join(cells)} | {row['hidden_cosine']['mean']:.4f} | {right} |")
-    return "\n".join(lines)
-
-
 def gguf_quality(result: Result) -> str:
     """What GGUF files have lost, and what their conversion adds."""
     lines = [
@@ -314,6 +279,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "faults": faults,
     "quantization_quality": quantization_quality,
     "quantization_methods": quantization_methods,
+    "quantization_trained": quantization_methods,
+    "quantization_choice": quantization_choice,
     "gguf_quality": gguf_quality,
     "overload": overload,
     "soak": soak,
@@ -337,7 +304,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
 
 
 # tables that are made of another's result file
-FILES = {"cpu_peers_brief": "cpu_peers_amx"}
+FILES = {"cpu_peers_brief": "cpu_peers_amx", "quantization_choice": "gpu_int4_serving"}
 
 
 def fill(text: str, up: str = "") -> str:

@@ -16,7 +16,7 @@ from quire.kernels.operands import LinearWeight
 from quire.layers.linear_layers import LinearBase
 from quire.models.families.llama import LlamaDecoderLayer
 
-_TOKENS = 8192  # of samples that are looked at
+_TOKENS = 4096  # of samples that are looked at
 
 
 class _Reached(Exception):  # noqa: N818

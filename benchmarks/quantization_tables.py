@@ -1,0 +1,127 @@
+"""Tables of the quantization benchmarks. Not a program: `tables.py` fills documents with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from record import RESULTS
+
+Result = dict[str, Any]
+
+_LEVELS = (1, 16, 64, 256)  # answers at a time, on a GPU
+# weights by name; the row of `quantization_methods` with their loss; what a run's label calls them
+_CHOICES = (
+    ("16 bits", None, "bfloat16"),
+    ("FP8", "FP8", "fp8"),
+    ("INT8", "INT8", "int8"),
+    ("INT4, RTN", "RTN", "int4"),
+    ("INT4, GPTQ", "GPTQ", "int4"),
+    ("INT4, AWQ", "AWQ", "int4"),
+    ("INT4, AWQ + GPTQ", "AWQ + GPTQ", "int4"),
+    ("INT4, learned rounding", "SignRound", "int4"),
+    ("INT4, AWQ + learned rounding", "AWQ + SignRound", "int4"),
+    ("NF4", "NF4", "nf4"),
+    ("MXFP4", "MXFP4", "mxfp4"),
+)
+
+
+def quantization_quality(result: Result) -> str:
+    """What fewer bits change of a model's predictions."""
+    lines = [
+        f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
+        "",
+        "| | perplexity | mean KL | p99 KL | same top-1 | 95 % | hidden cosine, mean | p1 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        cells = [row["what"], f"{row['perplexity_change']:+.2%}", f"{row['mean_kl']:.4f}"]
+        low, high = row["same_top_1_95"]
+        cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{low:.1%} to {high:.1%}"]
+        cells.append(f"{row['mean_cosine']:.4f}")
+        lines.append(f"| {' | '.join(cells)} | {row['p1_cosine']:.4f} |")
+    return "\n".join(lines)
+
+
+def quantization_methods(result: Result) -> str:
+    """What each method of `quire quantize` loses, and how long it takes where that was timed."""
+    has_questions, has_times = "questions" in result, "seconds" in result["rows"][0]
+    head = ["", "perplexity", "95 %", "mean KL", "same top-1", "hidden cosine"]
+    head += [f"right of {result['questions']}"] if has_questions else []
+    head += ["seconds"] if has_times else []
+    lines = [
+        f"{result['model']}, groups of {result['group_size']}, {result['tokens']:,} held-out "
+        f"tokens, calibrated on {result['calibration_tokens']:,}:",
+        "",
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+    ]
+    for row in result["rows"]:
+        low, high = row["perplexity"]["change_95"]
+        cells = [row["what"], f"{row['perplexity']['change']:+.2%}", f"{low:+.1%} to {high:+.1%}"]
+        cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
+        cells.append(f"{row['hidden_cosine']['mean']:.4f}")
+        cells += [f"{row['tasks']['right_quantized']}"] if has_questions else []
+        cells += [f"{row['seconds']:.0f}"] if has_times else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def quantization_choice(serving: Result) -> str:
+    """Quality, memory and speed of weights side by side. serving: an 8B's on a GPU, by label."""
+    quality_file = next(
+        name
+        for name in ("quantization_trained", "quantization_methods")
+        if (RESULTS / f"{name}.json").is_file()
+    )
+    quality, cpu = _result(quality_file), _result("cpu_peers_amx")
+    losses = {row["what"]: row for row in quality["rows"]}
+    on_gpu = {(row["label"], row["level"]): row["tok_s"] for row in serving["levels"]}
+    starts = {row["label"]: row["num_blocks"] for row in serving["starts"]}
+    context = cpu["rows"][0]["context"]
+    on_cpu = {
+        row["weights"]: row
+        for row in cpu["rows"]
+        if row["engine"] == "quire" and row["context"] == context
+    }
+    levels = [n for n in _LEVELS if any(level == n for _, level in on_gpu)]
+    head = ["weights", "perplexity", "cosine", "same top-1"]
+    head += [f"GPU, {n}" for n in levels]
+    head += ["KV blocks", "CPU, 1", "CPU, 16", "GB"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    shown = set[str]()
+    for name, method, label in _CHOICES:
+        if method not in losses and label in shown:
+            continue  # its speed stands there already
+        cells = [*_loss(losses.get(method or "")), *(_rate(on_gpu.get((label, n))) for n in levels)]
+        cells.append(_rate(starts.get(label)))
+        own = on_cpu.get(label)
+        rates = own["decode_tokens_per_s"] if own else {}
+        cells += [_rate(rates.get(n)) for n in ("1", "16")]
+        cells.append(f"{own['weights_gb']:.2f}" if own else "")
+        if any(cells):
+            shown.add(label)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    before = (
+        f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json). "
+        "GPU: tokens/s of an 8B by answers at a time, prompts of 1,950 tokens included, keys and "
+        "values in FP8, and how many KV blocks fit. CPU: decode of a 1B, two cores "
+        "(cpu_peers_amx.json). Empty: not measured.\n"
+    )
+    return "\n".join([before, *lines])
+
+
+def _result(name: str) -> Result:
+    found: Result = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def _loss(row: Result | None) -> tuple[str, str, str]:
+    if row is None:
+        return "", "", ""
+    share, cosine = row["same_top_1"]["share"], row["hidden_cosine"]["mean"]
+    return f"{row['perplexity']['change']:+.2%}", f"{cosine:.4f}", f"{share:.1%}"
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}"
