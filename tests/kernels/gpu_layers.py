@@ -81,7 +81,7 @@ class GpuLayers:
             params = AttentionParams(DIM**-0.5)
             seen = kernels.attention(query, *caches, self.layout, params).flatten(1)
             between = kernels.linear_add_norm(seen, layer.out, None, stream.residual, *norm)
-            inner = kernels.linear_silu(between, layer.gate_up, None)
+            inner = kernels.linear_silu(between, layer.gate_up, None, True)
             stream = kernels.linear_add_norm(inner, layer.down, None, between.residual, *norm)
             made = {"query": query, "attention": seen, "out": between.rows, "inner": inner}
             for name, rows in (made | {"down": stream.rows}).items():

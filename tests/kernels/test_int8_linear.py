@@ -140,9 +140,12 @@ def test_the_operations_of_a_layer(rows: int, batch_invariant: bool) -> None:
     state = kernels.linear_add_norm(x, out, None, residual.clone(), norm, 1e-5)
     stream = residual.double() + x.double() @ numbers_of(out).T
     assert error_of(state.residual, stream) < 1e-2
-    hidden = kernels.linear_silu(state, gate_up.map_rows(interleave_gate_up), None)
+    hidden = kernels.linear_silu(state, gate_up.map_rows(interleave_gate_up), None, True)
+    wide = kernels.linear_silu(state, gate_up.map_rows(interleave_gate_up), None, False)
     rms = (stream.square().mean(1, keepdim=True) + 1e-5).rsqrt()
     gate, up = (stream * rms * norm.double() @ numbers_of(gate_up).T).chunk(2, dim=1)
+    assert isinstance(wide, Tensor)
+    assert error_of(wide, F.silu(gate) * up) < 2e-2
     exact = F.silu(gate) * up @ numbers_of(down).T
     assert error_of(kernels.linear(hidden, down, None), exact) < 3e-2
 

@@ -6,6 +6,7 @@ The kernels run in Triton's interpreter, whose rounding to FP8 is not the GPU's,
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from quire.kernels.triton.invariant import invariant_operations
 from quire.kernels.triton.ops import fp8_linear, rounded_rows
 from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS
 from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
-from quire.layers.linear_methods import FusedLinearMethod
+from quire.layers.linear_methods import FusedLinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.scheme import scheme_of
@@ -90,6 +91,28 @@ def test_a_weight_that_is_not_in_fp8_gets_rows_that_are_not(operations: ModuleTy
     state = ResidualState(residual, Fp8Rows(*reference.quantize_rows(exact)), norm, 1e-5)
     found = operations.rms_norm_linear(state, weight, None)
     torch.testing.assert_close(found, F.linear(exact, weight), atol=0.02, rtol=0.002)
+
+
+@pytest.mark.parametrize(
+    ("setting", "overrides", "is_same"),
+    [
+        ("fp8", None, True),
+        ("fp8", "*.down_proj=none", False),
+        ("fp8", "*.down_proj=int8", False),
+        ("none", "*.gate_up_proj=fp8", False),
+        ("none", "*.gate_up_proj=int8,*.down_proj=int8", True),
+    ],
+)
+def test_what_gate_and_up_leave_is_rounded_for_a_down_projection_of_their_format(
+    setting: Any, overrides: str | None, is_same: bool
+) -> None:
+    scheme = scheme_of(setting, "cuda", overrides)
+    cpu, kernels = torch.device("cpu"), kernels_for("cpu")
+    options = LayerOptions(torch.bfloat16, cpu, kernels, scheme, "model.layers.0")
+    gate_up = LinearSpec(module="mlp.gate_up_proj", n=96, k=64, role="layer")
+    down = LinearSpec(module="mlp.down_proj", n=64, k=48, role="layer")
+    assert method_for(options, gate_up, down).feeds_same_format == is_same
+    assert method_for(options, down).feeds_same_format, "norms round for the layer after them"
 
 
 def mlp(x: Tensor, kernels: str) -> Tensor:

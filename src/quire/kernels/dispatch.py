@@ -51,7 +51,7 @@ class Kernels:
     pad_rows: Callable[[Tensor], Tensor]
     rms_norm_linear: Callable[[ResidualState, LinearWeight, Tensor | None], Tensor]
     qkv_rope_write_kv: Callable[[ResidualState, LinearWeight, Tensor | None, RopeWriteKV], Tensor]
-    linear_silu: Callable[[ResidualState, LinearWeight, Tensor | None], Rows]
+    linear_silu: Callable[[ResidualState, LinearWeight, Tensor | None, bool], Rows]
     linear_gelu: Callable[[ResidualState, LinearWeight, Tensor | None], Rows]
     linear_add_norm: Callable[
         [Rows, LinearWeight, Tensor | None, Tensor, Tensor, float], ResidualState

@@ -278,10 +278,16 @@ def qkv_rope_write_kv(
     return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
-def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+def linear_silu(
+    x: ResidualState,
+    weight: LinearWeight,
+    bias: Tensor | None,
+    rounds: bool = True,  # noqa: ARG001
+) -> Tensor:
     """silu(gate) · up, both projections of the normalized stream: [T, H] → [T, I].
 
-    weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `pack`.
+    weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `pack`. rounds:
+    whether the result may be rounded as this weight's inputs are, for a next weight of its format.
     """
     return silu_and_mul(rms_norm_linear(x, weight, bias))
 

@@ -26,15 +26,22 @@ _ACT_AND_MUL: dict[Activation, Callable[[LinearMethod, LinearModule, ResidualSta
 
 
 class LinearBase(LinearModule):
-    """y = W x + b with W [out, in]. weight: another module's, to be used here, too."""
+    """y = W x + b with W [out, in].
+
+    weight: another module's, to be used here, too. following: see `method_for`.
+    """
 
     def __init__(
-        self, spec: LinearSpec, options: LayerOptions, weight: Weight | None = None
+        self,
+        spec: LinearSpec,
+        options: LayerOptions,
+        weight: Weight | None = None,
+        following: LinearSpec | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.in_features, self.out_features = spec.k, spec.n
-        self.method: LinearMethod = method_for(options, spec)
+        self.method: LinearMethod = method_for(options, spec, following)
         if weight is None:
             self.method.create_weights(self, options)
         else:
@@ -115,9 +122,13 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
     """The gate and up projections of a gated MLP as one linear layer."""
 
     def __init__(
-        self, spec: LinearSpec, options: LayerOptions, activation: Activation = "silu"
+        self,
+        spec: LinearSpec,
+        options: LayerOptions,
+        activation: Activation = "silu",
+        down: LinearSpec | None = None,
     ) -> None:
-        super().__init__(spec, options)
+        super().__init__(spec, options, following=down)
         if activation not in _ACT_AND_MUL:
             raise UnsupportedModelError(f"activation {activation}")
         self.act_and_mul_linear = _ACT_AND_MUL[activation]

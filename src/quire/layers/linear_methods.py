@@ -29,6 +29,7 @@ class LinearMethod:
     def __init__(self, kernels: Kernels, weight_format: WeightFormat | None) -> None:
         self.kernels = kernels
         self.weight_format = weight_format
+        self.feeds_same_format = True  # whether the next linear layer has this format, too
         self.operand: LinearWeight  # once the weight is loaded
 
     def create_weights(self, layer: LinearModule, options: LayerOptions) -> None:
@@ -126,7 +127,7 @@ class FusedLinearMethod(LinearMethod):
 
     def apply_silu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
         """Norm, linear operation and SiLU in one kernel: [T, in] → [T, out / 2]."""
-        return self.kernels.linear_silu(x, self.operand, layer.bias)
+        return self.kernels.linear_silu(x, self.operand, layer.bias, self.feeds_same_format)
 
     def apply_gelu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
         """As `apply_silu_linear`, with GELU in place of SiLU."""
@@ -141,9 +142,23 @@ class FusedLinearMethod(LinearMethod):
         )
 
 
-def method_for(options: LayerOptions, spec: LinearSpec) -> LinearMethod:
-    """How a linear layer's weight is stored, by the options' quantization scheme."""
-    scheme = options.scheme
+def method_for(
+    options: LayerOptions, spec: LinearSpec, following: LinearSpec | None = None
+) -> LinearMethod:
+    """How a linear layer's weight is stored, by the options' quantization scheme.
+
+    following: the linear layer that its result goes to, if nothing but an activation is between.
+    """
+    own = _format_of(options, spec)
+    kind = FusedLinearMethod if options.kernels.fuses else LinearMethod
+    method = kind(options.kernels, own)
+    if following is not None and own is not None:
+        after = _format_of(options, following)
+        method.feeds_same_format = after is not None and after.spec.codes == own.spec.codes
+    return method
+
+
+def _format_of(options: LayerOptions, spec: LinearSpec) -> WeightFormat | None:
     module = f"{options.module}.{spec.module}" if options.module else spec.module
-    found = scheme.format_for(module, spec.role, spec.n, spec.k) if scheme else None
-    return (FusedLinearMethod if options.kernels.fuses else LinearMethod)(options.kernels, found)
+    scheme = options.scheme
+    return scheme.format_for(module, spec.role, spec.n, spec.k) if scheme else None

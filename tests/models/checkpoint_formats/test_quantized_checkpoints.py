@@ -27,6 +27,7 @@ from quire.kernels.operands import CodebookWeight, Int4Weight, Int8Weight, Packe
 from quire.layers.linear_layers import LinearBase
 from quire.models.checkpoint_formats.awq import ORDER, rows_of
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
+from quire.models.checkpoint_formats.integer_layout import integer_spec
 from quire.models.checkpoint_formats.integer_rows import (
     packed,
     unpacked,
@@ -255,6 +256,9 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             r"num_bits is 4 \(int, group, symmetric",
         ),
         ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is no regular"),
+        ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
+        ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),
+        ("packed", configure(ignore=["re:" + "a" * 1001]), "ignore holds .*is too long"),
         (
             "packed",
             configure(quantization_status="frozen"),
@@ -284,8 +288,8 @@ def test_what_does_not_fit_is_refused_by_name(
         load_folder(tmp_path, prepared_weights="none")
 
 
-def test_gate_and_up_are_in_fp8_on_a_gpu_only_if_down_is(tmp_path: Path) -> None:
-    """Their kernel rounds activations for the next layer, and cannot see what that has."""
+def test_gate_and_up_are_in_fp8_on_a_gpu_whatever_down_is(tmp_path: Path) -> None:
+    """`method_for` sees both formats, so that no activation is rounded for one that is not."""
     write_quantized("float_channel", tmp_path)
     config = ModelConfig.from_folder(tmp_path)
     scheme = choose_formats(ModelSettings(), config.checkpoint_format, config.spec, "cuda")
@@ -295,7 +299,14 @@ def test_gate_and_up_are_in_fp8_on_a_gpu_only_if_down_is(tmp_path: Path) -> None
         for name, linear in config.spec.named_linears
     }
     numbers = {name for name, each in found.items() if each is None}
-    assert numbers == {DOWN, DOWN.replace("down", "gate_up"), "lm_head"}
+    assert numbers == {DOWN, "lm_head"}
+
+
+@pytest.mark.parametrize("size", [0, -32, -1, 32, 7])
+def test_groups_of_no_size_have_no_format(size: int) -> None:
+    """A plan is made before the sizes of groups are refused with the tensor's name."""
+    found = integer_spec(4, size, 64, zeros=False)
+    assert (found is None) == (size in (0, -32, 7))
 
 
 def test_modelopts_own_config_file_is_read(tmp_path: Path) -> None:

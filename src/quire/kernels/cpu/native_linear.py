@@ -108,7 +108,12 @@ def rms_norm_linear(x: ResidualState, weight: LinearWeight, bias: Tensor | None)
     return out
 
 
-def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+def linear_silu(
+    x: ResidualState,
+    weight: LinearWeight,
+    bias: Tensor | None,
+    rounds: bool = True,  # noqa: ARG001
+) -> Tensor:
     """Twin of `reference.linear_silu`."""
     return _linear_act(x, weight, bias, Epilogue.SILU)
 

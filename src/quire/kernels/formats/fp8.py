@@ -8,7 +8,7 @@ al., 2022)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight, QuantizedWeight, QuantSpec
@@ -21,7 +21,6 @@ class Fp8(WeightFormat):
     """Weight format FP8: codes [N, K] in e4m3 and a scale [N]."""
 
     __slots__ = ()
-    rounds_next: ClassVar[bool] = True
 
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`."""

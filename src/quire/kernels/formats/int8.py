@@ -28,7 +28,6 @@ class Int8(WeightFormat):
         (False, False): NativeFormat.INT8,
         (False, True): NativeFormat.INT8_HADAMARD,
     }
-    rounds_next: ClassVar[bool] = True
     is_rounded_natively: ClassVar[bool] = True
 
     def row_bytes(self, k: int) -> int:

@@ -30,8 +30,6 @@ class WeightFormat(ABC):
 
     codes_per_byte: ClassVar[int] = 1
     has_groups: ClassVar[bool] = False  # of inputs that share a scale
-    # whether what multiplies one layer on a GPU also rounds its result for the next, by this format
-    rounds_next: ClassVar[bool] = False
     native_formats: ClassVar[Variants] = {}  # those with a native kernel on a CPU
     is_rounded_natively: ClassVar[bool] = False  # whether the library also makes the codes
 

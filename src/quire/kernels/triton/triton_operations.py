@@ -91,13 +91,15 @@ def qkv_rope_write_kv(
     return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
-def linear_silu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
+def linear_silu(
+    x: ResidualState, weight: GpuWeight, bias: Tensor | None, rounds: bool = True
+) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     rows = rows_for(x, weight)
     if _are_few(rows, weight):
         return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
     out = rms_norm_linear(x, weight, bias)
-    return silu_rows(out, rounds=rounds_next(out, weight))
+    return silu_rows(out, rounds=rounds_next(out, weight) if rounds else None)
 
 
 def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:

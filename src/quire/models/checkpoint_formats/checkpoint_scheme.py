@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.config import ModelSettings
-from quire.core.layer_spec import LinearSpec, ModelSpec, Role, layer_module
+from quire.core.layer_spec import LinearSpec, ModelSpec, Role
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
@@ -52,13 +52,6 @@ class CheckpointScheme:
         self._otherwise = scheme_of(checkpoint.otherwise, device) if self._on_cpu else None
         self._quantized = _quantized_modules(checkpoint, spec)
         self._linears = dict(stored_weights(spec))
-        # what follows gate and up, whose result some formats round for it (`rounds_next`)
-        self._down = {
-            f"{layer_module(index)}.{layer.mlp.gate_up.module}": (
-                f"{layer_module(index)}.{layer.mlp.down.module}"
-            )
-            for index, layer in enumerate(spec.layers)
-        }
 
     def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
         """See `Scheme.format_for`."""
@@ -67,12 +60,7 @@ class CheckpointScheme:
             if self._otherwise is None or module not in self._quantized:
                 return None
             return self._otherwise.format_for(module, role, n, k)
-        own = format_of(found)
-        if own.rounds_next and not self._on_cpu and module in self._down:
-            down = self._spec_of(self._down[module])
-            if down is None or down.codes != found.codes:
-                return None
-        return own
+        return format_of(found)
 
     def _spec_of(self, module: str) -> QuantSpec | None:
         linear = self._linears.get(module)

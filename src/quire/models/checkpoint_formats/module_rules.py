@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from re import _parser as parser  # type: ignore[attr-defined]  # as re.compile parses them
+from typing import Any
 
 from quire.models.checkpoint_formats.checkpoint_format import (
     CheckpointFormat,
@@ -12,6 +14,11 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     names_module,
 )
 from quire.models.checkpoints.config_file import ConfigFile
+
+MAX_PATTERN = 1000  # characters
+# In a pattern: its time grows with that power of the length of a module's name.
+MAX_REPEATS = 4
+_REPEATS = (parser.MAX_REPEAT, parser.MIN_REPEAT, parser.POSSESSIVE_REPEAT)
 
 Rule = tuple[str, StoredLinear | None]  # a pattern of whole names, or of their beginnings
 
@@ -46,11 +53,39 @@ class ModuleRules(CheckpointFormat):
 
 
 def check_patterns(config: ConfigFile, key: str, patterns: Iterable[str]) -> None:
-    """Raise CheckpointError for what is no regular expression."""
+    """Raise CheckpointError for what is no regular expression, or what may match for ever."""
     for pattern in patterns:
+        shown = repr(pattern[:MAX_PATTERN])
+        if len(pattern) > MAX_PATTERN:
+            raise config.wrong(key, f"holds {shown}..., which is too long; shorten it")
         try:
-            re.compile(pattern)
-        except re.error as error:
+            parsed = parser.parse(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
             raise config.wrong(
-                key, f"holds {pattern!r}, which is no regular expression ({error}); correct it"
+                key, f"holds {shown}, which is no regular expression ({error}); correct it"
             ) from error
+        if _num_repeats(parsed) > MAX_REPEATS:
+            raise config.wrong(
+                key, f"holds {shown}, which may take very long to match; use fewer repetitions"
+            )
+
+
+def _num_repeats(parsed: Any) -> int:
+    """How many parts repeat, each counted as often as those that hold it may repeat it."""
+    total = 0
+    for operation, argument in parsed:
+        inner = sum(_num_repeats(part) for part in _parts(argument))
+        if operation in _REPEATS and argument[1] > 1:
+            total += 1 + inner * MAX_REPEATS
+        else:
+            total += inner
+    return total
+
+
+def _parts(argument: Any) -> Iterator[Any]:
+    """The patterns within an operation's argument."""
+    if isinstance(argument, parser.SubPattern):
+        yield argument
+    elif isinstance(argument, (tuple, list)):
+        for each in argument:
+            yield from _parts(each)

@@ -84,7 +84,7 @@ class LlamaMLP(nn.Module):
 
     def __init__(self, spec: MLPSpec, options: LayerOptions) -> None:
         super().__init__()
-        self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options, spec.activation)
+        self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options, spec.activation, spec.down)
         self.down_proj = RowParallelLinear(spec.down, options)
 
     def forward(self, residual: ResidualState, norms: Norms) -> ResidualState:

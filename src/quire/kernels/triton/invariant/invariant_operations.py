@@ -91,10 +91,12 @@ def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) ->
     return linear(rows_for(x, weight), weight, bias)
 
 
-def linear_silu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
+def linear_silu(
+    x: ResidualState, weight: GpuWeight, bias: Tensor | None, rounds: bool = True
+) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     out = rms_norm_linear(x, weight, bias)
-    return silu_rows(out, rounds=_rounds_next(out, weight))
+    return silu_rows(out, rounds=_rounds_next(out, weight) if rounds else None)
 
 
 def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:

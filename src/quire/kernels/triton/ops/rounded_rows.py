@@ -43,8 +43,8 @@ def rows_of(weight: GpuWeight) -> type[RoundedRows] | None:
 def rounds_next(out: Tensor, weight: GpuWeight) -> type[RoundedRows] | None:
     """As which rows what is computed from a linear layer's result [T, N] should be stored.
 
-    The next linear layer's weight is not known here. Where it has other codes, `rows_for` makes
-    rows of their own for it; where gate and up have codes, the down projection has the same.
+    The next linear layer's weight is not known here. Where one after a norm has other codes,
+    `rows_for` makes rows of their own for it; `linear_silu` is told.
     """
     if not isinstance(weight, Fp8Weight | Int8Weight) or len(out) <= most_rows(out.dtype, weight):
         return None
