@@ -301,6 +301,28 @@ def gpu_int4(result: Result) -> str:
     return "\n".join(text)
 
 
+def gpu_weights(result: Result) -> str:
+    """Linears with weights in each format, by rows, beside bfloat16."""
+    found, bandwidth = result["rows"], result["read_bandwidth"] / 1e12
+    rows = list(dict.fromkeys(row["m"] for row in found))
+    text = [
+        f"Time in us (share of {bandwidth:.2f} TB/s by the weight's bytes), times faster than "
+        "bfloat16, by rows:\n",
+        f"| [N, K] | format | {' | '.join(map(str, rows))} |",
+        "|---|---|" + "---|" * len(rows),
+    ]
+    for n, k, name in dict.fromkeys((row["n"], row["k"], row["format"]) for row in found):
+        own = {
+            row["m"]: row for row in found if (row["n"], row["k"], row["format"]) == (n, k, name)
+        }
+        cells = [
+            f"{own[m]['us']:.1f} ({own[m]['share']:.0%}), {own[m]['ratio']:.2f}" if m in own else ""
+            for m in rows
+        ]
+        text.append(f"| {n}, {k} | {name} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
 def gpu_int4_serving(result: Result) -> str:
     """INT4 and FP8 weights in the engine alone."""
     text = ["Llama 3.1 8B's shape, 1,950 tokens in and 200 out, keys and values in FP8:\n"]

@@ -35,6 +35,7 @@ from gpu_tables import (
     gpu_linear,
     gpu_prefill,
     gpu_rows,
+    gpu_weights,
 )
 from quantization_tables import quantization_choice, quantization_methods, quantization_quality
 from serving_table import saturated, serving, step_profile, varied
@@ -287,6 +288,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "server_overhead": server_overhead,
     "gpu_int4": gpu_int4,
     "gpu_int4_serving": gpu_int4_serving,
+    "gpu_weights": gpu_weights,
     "gpu_invariance": gpu_invariance,
     "gpu_linear": gpu_linear,
     "gpu_rows": gpu_rows,

@@ -1,0 +1,143 @@
+"""Times linears with weights in each format on a GPU, by the engine's rules, side by side.
+
+    python benchmarks/gpu_weights.py --workers 15 --seconds 300
+
+Each result is checked against the numbers that the codes stand for. Calls of all formats are in
+graphs over more weights than the cache holds, replayed in turns; `share` is that of the bandwidth
+by the bytes of a weight, `ratio` the time of bfloat16 over a format's. Where the kernels of a layer
+round rows for a format (FP8 and INT8 from 17 rows on), rows are rounded beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import record
+import torch
+from gpu_timing import (
+    DEVICE,
+    Budget,
+    copies_beyond_cache,
+    differs,
+    precompile,
+    read_bandwidth,
+    time_interleaved,
+)
+from torch import Tensor
+
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import INT4_GROUP_64
+from quire.kernels.formats.int8 import INT8_UNROTATED
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.formats.weight_format import WeightFormat
+from quire.kernels.operands import Rows
+from quire.kernels.triton.ops.rounded_rows import rounds_next
+from quire.kernels.triton.step.elementwise import quantize_rows
+from quire.quantization.stored_weight import tensors_of
+
+SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]  # of an 8B, [N, K]
+ROWS = [1, 4, 16, 64, 128, 256, 512, 1024, 2048]
+LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "mxfp4": 5e-2}
+FORMATS: dict[str, WeightFormat | None] = {
+    "bf16": None, "fp8": FP8, "int8": INT8_UNROTATED, "int4": INT4_GROUP_64, "nf4": NF4,
+    "mxfp4": MXFP4,
+}  # fmt: skip
+
+
+def weight_of(name: str, n: int, k: int) -> tuple[Any, Tensor]:
+    """A random weight as kernels take it, and its numbers in float32."""
+    plain, found = torch.randn(n, k, device=DEVICE) / k**0.5, FORMATS[name]
+    if found is None:
+        return plain.bfloat16(), plain.bfloat16().float()
+    rows = found.round_rows(plain)
+    return kernels_for("cuda").pack(rows), found.dequantize(rows)
+
+
+def copies_of(weight: Any) -> list[Any]:
+    """So many copies of a weight that none is found in the cache."""
+    num_bytes = sum(tensor.nbytes for tensor in tensors_of(weight).values())
+
+    def copy() -> Any:
+        if isinstance(weight, Tensor):
+            return weight.clone()
+        cloned: dict[str, Any] = {name: own.clone() for name, own in tensors_of(weight).items()}
+        return replace(weight, **cloned)
+
+    return [weight, *(copy() for _ in range(copies_beyond_cache(num_bytes) - 1))]
+
+
+def rows_for(x: Tensor, weight: Any, n: int) -> Rows:
+    """The rows as the kernel before leaves them."""
+    kind = rounds_next(x.new_empty(len(x), n), weight)
+    return x if kind is None else quantize_rows(x, kind)
+
+
+def compile_case(name: str, m: int, n: int, k: int) -> None:
+    """Run a case once."""
+    weight, x = weight_of(name, n, k)[0], torch.zeros(m, k, device=DEVICE, dtype=torch.bfloat16)
+    kernels_for("cuda").linear(rows_for(x, weight, n), weight, None)
+    torch.cuda.synchronize()
+
+
+def measure(
+    formats: list[str], rows: list[int], n: int, k: int, bandwidth: float, budget: Budget
+) -> list[dict[str, Any]]:
+    """All formats of a shape by rows of x; fewer when the time is over."""
+    linear, found = kernels_for("cuda").linear, []
+    made = {name: weight_of(name, n, k) for name in formats}
+    sizes = {name: sum(each.nbytes for each in tensors_of(weight).values())
+             for name, (weight, _) in made.items()}  # fmt: skip
+    copies = {name: copies_of(weight) for name, (weight, _) in made.items()}
+    for m in rows:
+        if budget.left < 3:
+            break
+        x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
+        calls: dict[str, Sequence[Callable[[], object]]] = {}
+        errors = {}
+        for name, (weight, numbers) in made.items():
+            given = rows_for(x, weight, n)
+            out = linear(given, weight, None)
+            errors[name] = differs(out, x.float() @ numbers.t(), LIMITS[name])
+            calls[name] = [partial(linear, given, w, None) for w in copies[name]]
+        us = time_interleaved(calls, least_us=200.0)
+        for name, each in us.items():
+            share = sizes[name] / each * 1e6 / bandwidth
+            row = {"format": name, "m": m, "n": n, "k": k, "us": each, "share": share,
+                   "error": errors[name]}  # fmt: skip
+            found.append(row | ({"ratio": us["bf16"] / each} if "bf16" in us else {}))
+        print(f"{n} x {k}, {m} rows: " + ", ".join(
+            f"{row['format']} {row['us']:.1f} us ({row['share']:.0%}, {row.get('ratio', 0):.2f}x)"
+            f"{' WRONG ' + row['error'] if row['error'] else ''}" for row in found[-len(us):]
+        ), flush=True)  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Time what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--name", default="gpu_weights")
+    args = parser.parse_args()
+    budget, bandwidth = Budget(args.seconds), read_bandwidth()
+    torch.manual_seed(0)
+    cases = [(name, m, n, k) for (n, k), m, name
+             in itertools.product(SHAPES, args.rows, args.formats)]  # fmt: skip
+    precompile(compile_case, cases, args.workers, budget)
+    rows = [row for n, k in SHAPES
+            for row in measure(args.formats, args.rows, n, k, bandwidth, budget)]  # fmt: skip
+    gpu = {"gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth}
+    record.save(args.name, {**gpu, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
