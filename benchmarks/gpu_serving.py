@@ -1,4 +1,4 @@
-"""Voice-bot and query-rewriting workloads on one GPU, on the engine alone or on the whole server.
+r"""Voice-bot and query-rewriting workloads on one GPU, on the engine alone or on the whole server.
 
     python benchmarks/gpu_serving.py --offline --seconds 400
     python benchmarks/gpu_serving.py --seconds 500 --only voice-8b:1,8,64 rewrite-1b
@@ -14,8 +14,13 @@ Workloads: voice-8b and voice-1b (1,950 tokens in, 200 out, streamed, so many at
 voice-8b-shared (1,750 of them the same, prefix caching on), rewrite-1b (15 in, 15 out, not
 streamed, so many a second, Poisson); with --offline, if they are named, saturated-128-128 and
 others (workloads/plan.py): so many at a time from the first moment on, see workloads/steady.py.
-Named alone as well: varied-2000-200 and others, whose lengths vary by 60 % either way, and
-open-1950-200, so many a second. --shape takes another model's shape for all of them.
+Named alone as well: varied-2000-200 and others, whose lengths vary by 60 % either way,
+equal-4000-50, and open-1950-200, so many a second. --shape takes another model's shape for all.
+Levels run in the order of --only, as many as --seconds admit; what is known of vLLM is told beside
+them. The grid of lengths on one H200, the same loads for each model on one start of a server:
+
+    python benchmarks/gpu_serving.py --name gpu_varied --seconds 110 --cell-seconds 24 \
+        --only varied-2000-200:16 varied-4000-50:8 varied-2000-200:64 varied-4000-50:48
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import resource
 import subprocess
@@ -36,7 +42,8 @@ from typing import Any
 import record
 from workloads import figures
 from workloads.backends import Backend, BackendError, OfflineEngine, ServedEngine, shape_folder
-from workloads.plan import SATURATED, Workload, chosen, make_level
+from workloads.peer_figures import ratios, vllm_figures
+from workloads.plan import SATURATED, VARIED, Workload, chosen, make_level
 from workloads.vocabulary import make_folder
 
 from quire.cli.options import add_option
@@ -101,7 +108,7 @@ class Bench:
                 make_folder(shape_folder(workload.shape), own)
             options["model"] = str(own)
             lengths = [each.input_len + each.output_len for each in (workload, *SATURATED)]
-            if workload.jitter:
+            if workload.name in {each.name for each in VARIED}:
                 lengths = [VARIED_MODEL_LEN]
             longest = max(lengths) if workload.is_steady else max(MAX_MODEL_LEN, lengths[0])
             options |= {"load_format": "dummy", "max_model_len": longest}
@@ -153,9 +160,13 @@ class Bench:
         share = self._left / left
         if share < 0.05:
             raise BackendError("no time was left for it; raise --seconds or name fewer with --only")
-        found = self._run_one(backend, workload, level, share * min(1.5, left / 1.4))
+        seconds = min(self._args.cell_seconds, share * min(1.5, left / 1.4))
+        found = self._run_one(backend, workload, level, seconds)
         self.num_failed += not found["ok"] or bool(found["errors"])
         print(figures.line(found), flush=True)
+        if peer := vllm_figures(workload.name, self._args.label, level):
+            of_requests, of_ttft = ratios(found, peer)
+            print(f"        to vLLM: requests/s {of_requests}, TTFT p50 {of_ttft}", flush=True)
         self._results.add("levels", self._row(workload, level) | found)
 
     def _run_one(
@@ -220,6 +231,7 @@ def parse() -> tuple[argparse.Namespace, dict[str, Any]]:
     )
     parser.add_argument("--offline", action="store_true", default=False, help="no server")
     parser.add_argument("--seconds", type=float, default=500.0, help="for all of it")
+    parser.add_argument("--cell-seconds", type=float, default=math.inf, help="most for a level")
     parser.add_argument("--only", nargs="+", default=None, metavar="NAME[:LEVEL,...]")
     parser.add_argument("--shape", default=None, help="folder of benchmarks/shapes")
     parser.add_argument("--input-len", type=int, default=None, help="in place of the workload's")

@@ -22,10 +22,11 @@ from workloads import plan
 from workloads.plan import Level, make_level
 
 from quire.config import SchedulerConfig
-from quire.core.messages import AddRequest
+from quire.core.messages import AddRequest, StepSummary
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.core.plan_window import PlanWindow
 from quire.engine.core.step_sizes import StepSizes
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler import chunk_policy as policy
@@ -63,6 +64,7 @@ class Machine(ABC):
         self.ends: dict[str, float] = {}
         self.gaps: list[tuple[float, float]] = []  # (when, seconds) between its tokens
         self._depth = depth
+        self._window = PlanWindow()
         self._busy_until = 0.0
         self._in_flight: deque[tuple[SchedulerOutput, float, float]] = deque()
 
@@ -80,6 +82,7 @@ class Machine(ABC):
 
     def step(self, host: float = 0.0) -> bool:
         """One turn of the loop; False if nothing runs. host: seconds from a plan to its launch."""
+        self._window.record_start(host)
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             begin = max(self.now + host, self._busy_until)  # the device runs them one by one
@@ -93,6 +96,9 @@ class Machine(ABC):
     def _collect(self, plan: SchedulerOutput, begin: float, end: float) -> None:
         self.now = max(self.now, end)
         self.scheduler.observe(plan, end - begin)
+        num_prompt_tokens = sum(e.num_tokens for e in plan.scheduled if e.num_tokens > 1)
+        counts = (num_prompt_tokens, 0, len(plan.scheduled), 0)
+        self._window.record_step(StepSummary(plan.step_id, self.now, end - begin, *counts))
         results = [SampleResult(token_id=7 if e.samples else None) for e in plan.scheduled]
         for delta in self.scheduler.update(plan, ModelRunnerOutput(results=results)):
             name = delta.request_id
@@ -104,6 +110,8 @@ class Machine(ABC):
             if delta.finish_reason is not None:
                 self.ends[name] = self.now
                 self.on_end()
+                if self._in_flight:
+                    self._window.open()
 
     def on_end(self) -> None:  # noqa: B027
         """Called when a request has its last token."""
@@ -124,6 +132,7 @@ class LevelRun(Machine):
         for moment in self._level.offsets or [0.0] * int(self._level.level):
             self._send(moment)
         while self._in_transit or self.scheduler.has_unfinished:
+            self.now += self._window.left(self.now)
             while self._in_transit and self._in_transit[0][0] <= self.now:
                 _, number = self._in_transit.popleft()
                 input_len, output_len = workload.lengths(self._level.seeds[number])

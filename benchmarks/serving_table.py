@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from workloads.peer_figures import ratios, vllm_figures
 from workloads.plan import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parent / "results"
@@ -81,20 +82,15 @@ def saturated(published: Row) -> str:
 
 def varied(ours: Row) -> str:
     """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
-    peers = _load("vllm_serving")["varied"]
     lines = [
         "| load | weights | level | vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50 "
         "| Quire | ratio: requests/s · TTFT p50 |",
         "|---|---|---|---|---|---|",
     ]
     for row in ours["levels"]:
-        peer = _find(peers, row["workload"], row["label"], row["level"])
-        ratios = [
-            f"{a[key] / b[key]:.2f}" if key in peer else "-"
-            for key, a, b in (("req_s", row, peer), ("ttft_p50", peer, row))
-        ]
+        peer = vllm_figures(row["workload"], row["label"], row["level"])
         cells = [row["workload"], row["label"], f"{row['level']:g}", _varied(peer), _varied(row)]
-        lines.append(f"| {' | '.join([*cells, ' · '.join(ratios) if peer else '-'])} |")
+        lines.append(f"| {' | '.join([*cells, ' · '.join(ratios(row, peer)) if peer else '-'])} |")
     return "\n\n".join((_source(ours | {"name": "gpu_varied"}), "\n".join(lines)))
 
 

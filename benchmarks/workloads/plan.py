@@ -99,7 +99,8 @@ def make_level(
     offsets: list[float] = []
     if workload.is_open:
         offsets = arrivals(level, min(seconds, OPEN_SECONDS), seed)
-    least, rounds = (64, 4) if workload.jitter else (8, 3)
+    # a median of fewer would be one of the burst at the beginning
+    least, rounds = (192, 4) if workload.jitter else (8, 3)
     num_requests = len(offsets) or min(MAX_REQUESTS, max(least, rounds * int(level)))
     if workload.is_steady:
         num_requests = STEADY_REQUESTS
@@ -143,9 +144,12 @@ _VARIED = (
     (2000, 200, (16, 64)), (4000, 50, (8, 48)), (400, 400, (32,)), (100, 20, (64,)),
     (8000, 400, (4, 16)), (1200, 60, (12, 100)), (600, 800, (24,)), (3000, 30, (128,)),
 )  # fmt: skip
-VARIED = tuple(
-    Workload(f"varied-{ins}-{outs}", "llama-3.1-8b", ins, outs, levels, jitter=0.6)
-    for ins, outs, levels in _VARIED
+VARIED = (
+    *(
+        Workload(f"varied-{ins}-{outs}", "llama-3.1-8b", ins, outs, levels, jitter=0.6)
+        for ins, outs, levels in _VARIED
+    ),
+    Workload("equal-4000-50", "llama-3.1-8b", 4000, 50, (48,)),
 )
 # So many a second: 8B in bfloat16 is saturated at about 12.
 OPEN = (Workload("open-1950-200", "llama-3.1-8b", 1950, 200, (3, 6, 9, 12), is_open=True),)

@@ -29,6 +29,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core.device_errors import is_device_lost, out_of_memory_message
 from quire.engine.core.executor import Executor, Outcome
 from quire.engine.core.grammar_matchers import GrammarMatchers
+from quire.engine.core.plan_window import PlanWindow
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
 from quire.errors import InvalidRequestError
@@ -77,6 +78,7 @@ class EngineCore:
         self._has_failed = False
         self._deltas: list[RequestDelta] = []
         self._log = StepLog()
+        self._window = PlanWindow()
         self._num_arrivals = 0
         self._deadlines = QueueDeadlines()
         self._view_requested = False
@@ -94,6 +96,11 @@ class EngineCore:
             or self._view_requested
             or self._scheduler.has_unfinished
         )
+
+    @property
+    def plan_delay(self) -> float:
+        """Seconds for which `step` need not be called, so that new requests are in its plan."""
+        return self._window.left(time.monotonic()) if self._in_flight else 0.0
 
     @property
     def stats(self) -> EngineStats:
@@ -156,11 +163,13 @@ class EngineCore:
         if plan.new_requests and self.on_start is not None:
             self.on_start([request.request_id for request in plan.new_requests])
         self._in_flight.append((plan, self._executor.execute(plan)))
+        self._window.record_start(time.monotonic() - begin)
         return True
 
     def _take_output(self) -> StepOutput:
         deltas, self._deltas = self._deltas, []
-        self._log.add_timings(deltas)
+        if self._log.add_timings(deltas) and self._in_flight:
+            self._window.open()
         return StepOutput(deltas=deltas, stats=self.stats, view=self._take_view())
 
     def _take_view(self) -> EngineView | None:
@@ -186,7 +195,9 @@ class EngineCore:
             seconds = self._log.end()
             self._scheduler.observe(plan, seconds)
             deltas = self._scheduler.update(plan, output)
-        self._log.record_step(plan, seconds, deltas, self._scheduler.num_generation_tokens - before)
+        num_sampled = self._scheduler.num_generation_tokens - before
+        summary = self._log.record_step(plan, seconds, deltas, num_sampled)
+        self._window.record_step(summary)
         return deltas
 
     def _fail(self, plan: SchedulerOutput, failure: Exception) -> list[RequestDelta]:

@@ -78,7 +78,7 @@ class StepLog:
 
     def record_step(
         self, plan: SchedulerOutput, seconds: float, deltas: list[RequestDelta], num_sampled: int
-    ) -> None:
+    ) -> StepSummary:
         """Record what the step that has just ended computed. num_sampled: output tokens."""
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_tokens, num_decodes = sum(lengths), lengths.count(1)
@@ -87,7 +87,9 @@ class StepLog:
         self._tokens.observe(num_tokens)
         num_prefill = num_tokens - num_decodes
         counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
-        self._recent.append(StepSummary(plan.step_id, self._last_end, seconds, *counts))
+        summary = StepSummary(plan.step_id, self._last_end, seconds, *counts)
+        self._recent.append(summary)
+        return summary
 
     def _record_first_tokens(self, deltas: list[RequestDelta], now: float) -> None:
         for delta in deltas:
@@ -97,17 +99,20 @@ class StepLog:
                 times.first_token = now
                 delta.timing = times.timing(now)
 
-    def add_timings(self, deltas: list[RequestDelta]) -> None:
-        """Set `timing` in the last delta of each request that ends."""
+    def add_timings(self, deltas: list[RequestDelta]) -> bool:
+        """Set `timing` in the last delta of each request that ends; returns whether one does."""
+        has_ended = False
         for delta in deltas:
             times = None
             if delta.finish_reason is not None:
+                has_ended = True
                 times = self._times.pop(delta.request_id, None)
                 self._without_token.discard(delta.request_id)
             if times is None:
                 continue
             last = None if times.first_token is None else time.monotonic()
             delta.timing = times.timing(last)
+        return has_ended
 
     def add_step_stats(self, stats: EngineStats) -> EngineStats:
         """Add the time and the step histograms to the scheduler's statistics."""

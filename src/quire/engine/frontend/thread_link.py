@@ -90,8 +90,11 @@ class ThreadLink:
 
     def _serve(self, core: EngineCore) -> None:
         while True:
-            while not core.has_work or not self._inbox.empty():
-                message = self._inbox.get()
+            while not core.has_work or core.plan_delay or not self._inbox.empty():
+                try:
+                    message = self._inbox.get(timeout=core.plan_delay if core.has_work else None)
+                except queue.Empty:
+                    break
                 if message is None:
                     return
                 core.handle(message)

@@ -122,9 +122,7 @@ class EngineProcess:
         core = self._core
         has_work = core.has_work
         self._page.heartbeat(self._stats.num_steps, has_work=has_work)
-        for client, messages in self._socket.receive(0.0 if has_work else timeout):
-            for message in messages:
-                self._handle(client, message)
+        self._receive(0.0 if has_work else timeout)
         while not self._control.empty():
             self._handle_control(self._control.get())
         if core.has_work:
@@ -134,6 +132,15 @@ class EngineProcess:
             if step.view is not None:
                 self._clients.put_view(step.view)
         self._send_outputs()
+
+    def _receive(self, timeout: float) -> None:
+        """Handle all messages that come before a plan. timeout: seconds to wait for the first."""
+        while True:
+            for client, messages in self._socket.receive(timeout):
+                for message in messages:
+                    self._handle(client, message)
+            if not (timeout := self._core.plan_delay):
+                return
 
     def _with_epoch(self, stats: EngineStats) -> EngineStats:
         """Add what is of the process: its number, as each of a model counts from zero; its log."""
