@@ -35,7 +35,10 @@ from quire.compress.recipe import Recipe
 from quire.compress.text_samples import TextSamples, Windows
 from quire.compress.verify_model import compare_models
 
-RANDOM = {"8b": Shape(4096, 32, 32, 8, 14336, 128256, 4096, is_tied=False)}
+RANDOM = {
+    "tiny": Shape(128, 2, 4, 2, 384, 512, 1024, is_tied=False),  # to try it
+    "8b": Shape(4096, 32, 32, 8, 14336, 128256, 4096, is_tied=False),
+}
 
 
 def main() -> None:

@@ -22,12 +22,14 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from optimizer import Optimizer
 
 ROOT = Path(__file__).parents[1]
 END = "<|end|>"
+_ATTENTION = "plain_causal"
 _HELD_OUT = 40  # one file of so many
 _PIECE = 60_000  # characters that are encoded as one
 _TOKENIZER_CHARACTERS = 20_000_000
@@ -49,8 +51,6 @@ class Shape:
 
     def config(self) -> Any:
         """As transformers has it."""
-        from transformers import LlamaConfig
-
         return LlamaConfig(
             vocab_size=self.vocab,
             hidden_size=self.dim,
@@ -63,6 +63,8 @@ class Shape:
             bos_token_id=None,
             eos_token_id=0,
             pad_token_id=None,
+            attn_implementation=_ATTENTION,
+            architectures=["LlamaForCausalLM"],
         )
 
 
@@ -133,8 +135,6 @@ def train(
     shape: Shape, text: Text, seconds: float, batch_tokens: int, *, compiled: bool
 ) -> tuple[Any, dict[str, Any]]:
     """A model trained for so many seconds, and what it took. On a GPU if there is one."""
-    from transformers import LlamaForCausalLM
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model: Any = LlamaForCausalLM(shape.config()).to(device)
@@ -171,6 +171,27 @@ def train(
         "tflops": round(6 * parameters * seen / spent / 1e12, 1),
         "loss": curve,
     }
+
+
+def _causal_attention(
+    _module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """[B, heads, T, D] in, [B, T, heads, D] out; transformers' own makes a mask while compiling."""
+    if query.is_cuda:
+        query, key, value = (each.to(torch.bfloat16) for each in (query, key, value))
+    out = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(_ATTENTION, _causal_attention)
 
 
 def _loss(model: Any, ids: Tensor) -> Tensor:
