@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +24,13 @@ from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError, ConfigError
 from quire.hub import BUNDLED_FOLDER
 from quire.models.config.quality_gate import pass_gate
-from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, read_report
+from quire.models.config.quality_report import (
+    QUALITY_FILE,
+    QualityLimits,
+    read_report,
+    write_report,
+)
+from quire.models.config.weight_files import weight_files
 
 LOOSE = QualityLimits(perplexity=10.0, cosine=0.1, same_top_1=0.0)
 STRICT = QualityLimits(perplexity=-1.0, cosine=1.0, same_top_1=1.0)
@@ -107,6 +116,44 @@ def test_a_limit_that_is_named_needs_its_figure() -> None:
     assert len(limits.failures({"perplexity": {"change": 0.02}})) == 1
     assert QualityLimits().failures({}) == []
     assert limits.record() == QualityLimits(perplexity=0.01).record()
+
+
+@pytest.mark.parametrize("gate", ["report", "perplexity=0.5"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"perplexity": 5},
+        {"perplexity": {"change": "0.1"}},
+        {"perplexity": {"change": True}},
+        {"hidden_cosine": {"mean": math.nan}},
+        {"same_top_1": {"share": 10**400}},
+        {"kl_divergence": []},
+        {"failures": {}},
+        {"passed": "yes"},
+        {"base": 1},
+    ],
+    ids=[f"hostile{number}" for number in range(9)],
+)
+def test_a_hostile_report_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], gate: str
+) -> None:
+    sound = {"base": "x", "failures": [], "passed": True, "perplexity": {"change": 0.01}}
+    write_report(tmp_path, sound)
+    assert pass_gate(tmp_path, gate, is_quantized=True) is not None
+    write_report(tmp_path, sound | change)
+    with pytest.raises(CheckpointError, match=f"{QUALITY_FILE}: {next(iter(change))}"):
+        pass_gate(tmp_path, gate, is_quantized=True)
+
+
+def test_what_a_weight_file_is_known_by_takes_little_memory(tmp_path: Path) -> None:
+    """Also where the length of its header is that of the file."""
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        file.write((1 << 30).to_bytes(8, "little"))
+        file.truncate(1 << 30)
+    tracemalloc.start()
+    assert weight_files(tmp_path)["a.safetensors"].startswith(f"{1 << 30} bytes")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    tracemalloc.stop()
 
 
 def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path]) -> None:

@@ -20,7 +20,7 @@ from quire.model_folder import check_regular
 
 STEP_BYTES = "product_bytes"  # in the metadata of prepared files: bytes that each step reads
 
-_LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
+LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 _MOST_TENSORS = 100_000  # of a file; checkpoints with many experts have some thousand
 _TENSOR = b'"data_offsets"'
 
@@ -57,7 +57,7 @@ def read_header(path: Path) -> list[TensorEntry]:
         size = check_regular(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            if size < 8 or length > min(size - 8, LARGEST_HEADER):
                 raise _damaged(
                     path, 0, f"it says that the header has {length} bytes, of {size} in all"
                 )

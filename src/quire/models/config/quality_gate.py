@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError
-from quire.models.config.quality_report import QualityLimits, read_report
+from quire.models.config.quality_report import QualityLimits, figures_of, read_report
 
 # figures of a report by name, and whether it says that the weights passed
 Quality = dict[str, bool | float | str]
 
 REPORT, REQUIRE, OFF = "report", "require", "off"
-_FIGURES = {
-    "perplexity_change": ("perplexity", "change"),
-    "kl_divergence": ("kl_divergence", "mean"),
-    "same_top_1": ("same_top_1", "share"),
-    "hidden_cosine": ("hidden_cosine", "mean"),
-}
+_MOST_CHARS = 200  # of a name, which is shown
 
 
 def pass_gate(folder: Path, gate: str, *, is_quantized: bool) -> Quality | None:
@@ -49,9 +44,5 @@ def pass_gate(folder: Path, gate: str, *, is_quantized: bool) -> Quality | None:
 
 
 def _summary(report: Mapping[str, Any]) -> Quality:
-    found: Quality = {"passed": report["passed"], "base": str(report.get("base", ""))}
-    for name, (section, key) in _FIGURES.items():
-        value = report.get(section, {}).get(key)
-        if value is not None:
-            found[name] = float(value)
-    return found
+    base = (report.get("base") or "")[:_MOST_CHARS]
+    return {"passed": report["passed"], "base": base, **figures_of(report)}

@@ -18,6 +18,14 @@ from quire.models.config.weight_files import weight_files
 
 QUALITY_FILE = "quire_quality.json"
 VERSION = 2
+# name of a figure → where a report has it
+FIGURES = {
+    "perplexity_change": ("perplexity", "change"),
+    "kl_divergence": ("kl_divergence", "mean"),
+    "same_top_1": ("same_top_1", "share"),
+    "hidden_cosine": ("hidden_cosine", "mean"),
+}
+_MOST = 1e30  # of a figure, or less its negative
 
 
 class QualityLimits(msgspec.Struct, frozen=True):
@@ -52,9 +60,9 @@ class QualityLimits(msgspec.Struct, frozen=True):
 
     def failures(self, report: Mapping[str, Any]) -> list[str]:
         """In which figures of a report the model loses more, and which it lacks of those named."""
-        change = report.get("perplexity", {}).get("change")
-        cosine = report.get("hidden_cosine", {}).get("mean")
-        same = report.get("same_top_1", {}).get("share")
+        known = figures_of(report)
+        change, cosine = known.get("perplexity_change"), known.get("hidden_cosine")
+        same = known.get("same_top_1")
         figures = {"perplexity": change, "cosine": cosine, "same_top_1": same}
         found = [f"the report has no {name}" for name in self.named if figures[name] is None]
         if change is not None and not change <= self.perplexity:
@@ -74,6 +82,12 @@ class QualityLimits(msgspec.Struct, frozen=True):
             "cosine": self.cosine,
             "same_top_1": self.same_top_1,
         }
+
+
+def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """The figures that a report has, by name."""
+    found = {name: (report.get(part) or {}).get(key) for name, (part, key) in FIGURES.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
@@ -100,4 +114,15 @@ def read_report(folder: Path) -> dict[str, Any] | None:
             f"{path} is not of these weights, whose files have other sizes or contents; run "
             "quire verify again, or remove it"
         )
+    for part, key in FIGURES.values():
+        _check_figure(report.section(part), key)
+    report.text("base", "")
     return report.values
+
+
+def _check_figure(part: ConfigFile | None, key: str) -> None:
+    value = None if part is None else part.get(key)
+    if part is None or value is None:
+        return
+    if type(value) not in (int, float) or not -_MOST < value < _MOST:  # also refuses NaN
+        raise part.wrong(key, "must be a finite number; run quire verify again")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quire.model_folder import check_regular
+from quire.models.checkpoints.safetensors_header import LARGEST_HEADER
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096  # of each file, at even distances
 
@@ -20,7 +21,7 @@ def _fingerprint(path: Path) -> str:
     """The size in bytes, and a SHA-256 of the header and of samples from start to end."""
     size, digest = check_regular(path), hashlib.sha256()
     with path.open("rb") as file:
-        length = min(int.from_bytes(file.read(8), "little"), size)
+        length = min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER)
         digest.update(_part(file, 8, length))
         last = max(0, size - _SAMPLE_BYTES)
         for index in range(_SAMPLES):
