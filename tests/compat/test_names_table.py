@@ -142,7 +142,7 @@ def test_messages_name_what_exists() -> None:
     known = ENGINE | SERVER | SAMPLING | {
         "stream_options", "chat_template_kwargs", "enable_thinking", "tool_choice", "top_logprobs",
         "include_usage", "cache_salt", "merge_and_unload", "peft", "xtc_probability",
-        "tokenizer_info",
+        "tokenizer_info", "beam_search",
     }  # fmt: skip
     for _, row in ROWS:
         for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):
