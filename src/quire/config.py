@@ -165,7 +165,7 @@ class CacheConfig:
         "auto",
         "data type of keys and values in the KV cache; auto: the checkpoint's, if its KV cache is "
         "quantized, else the model's; fp8 (or fp8_e4m3): 8 bits, so that twice as many tokens fit, "
-        "with the checkpoint's scales, if any; int8: 8 bits and a scale for each head, on a CPU",
+        "with the checkpoint's scales, if any; int8: 8 bits and a scale for each token and head",
     )
     enable_prefix_caching: bool = setting(True, "share the KV blocks of equal prefixes")
 
@@ -312,10 +312,6 @@ class EngineConfig:
         require(
             not self.device.batch_invariant or device_type == "cuda",
             f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out",
-        )
-        require(
-            self.cache.kv_cache_dtype != "int8" or device_type == "cpu",
-            "kv_cache_dtype 'int8' is for CPUs, but device is 'cuda'; use 'fp8', or device='cpu'",
         )
         device = dataclasses.replace(self.device, device="cuda" if device_type == "cuda" else "cpu")
         scheduler = self.scheduler.resolved(device_type)

@@ -30,6 +30,7 @@ from quire.engine.startup import torch_start
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.kernels.dispatch import kernels_for
+from quire.kvcache import kv_storage
 from quire.layers.forward_context import Heartbeat
 from quire.models.runtimes.torch_model import CausalLM
 from quire.sampling.logit_blocks import Rows
@@ -164,6 +165,27 @@ def test_together_equals_alone(
     assert together.ends == solo.ends
     assert together.tokens == solo.tokens
     core._scheduler._kv.pool.check()
+
+
+def test_scales_in_int8_move_with_their_blocks(
+    odd_model: Path,
+    requests: list[AddRequest],
+    overlap: Callable[[Record | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prefixes shared, requests preempted: as alone, with scales in tensors as a GPU has them."""
+    overlap(None)
+    monkeypatch.setattr(kv_storage, "_WITH_SCALES_IN_ROWS", frozenset())
+    greedy, alone = requests[1:36:2], dict[str, list[int]]()
+    core = start(odd_model, kv_cache_dtype="int8", enable_prefix_caching=False, num_blocks=256)
+    for request in greedy:
+        alone |= serve(core, [request]).tokens
+    core = start(odd_model, kv_cache_dtype="int8", block_size=2, num_blocks=80, max_num_seqs=50)
+    assert [len(layer) for layer in core._executor._runner._graphs._work._kv_caches] == [4] * 2
+    together = serve(core, greedy)
+    assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
+    assert core.stats.prefix_cache_hits > 0
+    assert together.tokens == alone
 
 
 def test_grammars_penalties_and_scores_are_as_with_single_steps(

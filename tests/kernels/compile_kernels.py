@@ -251,7 +251,10 @@ SHARED = ["shared_index_ptr", "lens_ptr", "shared_sums_ptr", "shared_stats_ptr",
 NOTHING_SHARED = dict.fromkeys(SHARED) | {"HAS_SHARED": False, "MEMBERS": 16}
 FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
 SHAPE: dict[str, Any] = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0}
-SHAPE |= {"SOFT_CAP": 0.0, "sinks_ptr": None}
+SHAPE |= {"SOFT_CAP": 0.0, "sinks_ptr": None, "k_scale_ptr": None, "v_scale_ptr": None}
+SHAPE |= {"NUM_KV_HEADS": 8}
+INT8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*i8")
+INT8_CACHE |= dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16)
 CAPPED: dict[str, Any] = {"SOFT_CAP": 72.0}
 SINKS = {"sinks_ptr": BF16}
 
@@ -259,7 +262,7 @@ SINKS = {"sinks_ptr": BF16}
 def decode(
     capability: int,
     changes: dict[str, str] = NO_CHANGE,
-    fp8_path: str = "plain",
+    codes_path: str = "plain",
     stages: int = 3,
     options: dict[str, Any] = NO_OPTIONS,
 ) -> Compiled:
@@ -276,11 +279,10 @@ def decode(
         },
         {
             **{name: value for name, value in constants.items() if name not in changes},
-            "NUM_KV_HEADS": 8,
             "STAGES": stages,
             "BLOCK_B": 64,
             "BLOCK_D": 128,
-            "FP8_PATH": fp8_path,
+            "CODES_PATH": codes_path,
         }
         | {"PRECISION": "tf32", "PDL": False}
         | NOTHING_SHARED,
@@ -292,6 +294,11 @@ def decode(
 def decode_fp8(capability: int) -> Compiled:
     """Decode attention over a cache in FP8."""
     return decode(capability, FP8_CACHE, "instruction", stages=4)
+
+
+def decode_int8(capability: int) -> Compiled:
+    """Decode attention over a cache in INT8."""
+    return decode(capability, INT8_CACHE, "instruction", stages=4)
 
 
 def decode_capped(capability: int) -> Compiled:
@@ -316,7 +323,7 @@ def pieces(capability: int) -> Compiled:
     types |= dict.fromkeys(["num_tokens", "most_splits"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
-    constants |= {"SPLIT": 256, "NUM_KV_HEADS": 8, "PDL": capability >= 90}
+    constants |= {"SPLIT": 256, "PDL": capability >= 90}
     return compile_kernel(
         invariant_attention_kernel,
         types,
@@ -429,7 +436,12 @@ def rope_fp8(capability: int) -> Compiled:
     return rope_write_kv(capability, "*fp8e4nv")
 
 
-def rope_write_kv(capability: int, cache: str = BF16) -> Compiled:
+def rope_int8(capability: int) -> Compiled:
+    """RoPE and KV writes to a cache in INT8."""
+    return rope_write_kv(capability, "*i8", scales=BF16)
+
+
+def rope_write_kv(capability: int, cache: str = BF16, scales: str | None = None) -> Compiled:
     """RopeWriteKV and writing with norms and a rest that is not turned."""
     pointers = ["heads_ptr", "out_ptr", "query_norm_ptr", "key_norm_ptr", "cos_ptr", "sin_ptr"]
     strides = ["token", "head", "angles", "block", "slot", "kv_head"]
@@ -440,8 +452,10 @@ def rope_write_kv(capability: int, cache: str = BF16) -> Compiled:
         "slots_ptr": "*i64",
         "eps": "fp32",
     }
-    constants = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48, "BLOCK_SIZE": 16}
-    constants |= {"HAS_NORMS": True, "PDL": capability >= 90}
+    constants: dict[str, Any] = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48}
+    constants |= {"HAS_NORMS": True, "PDL": capability >= 90, "BLOCK_SIZE": 16}
+    pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], scales)
+    (types if scales else constants).update(pair)
     return compile_kernel(
         rope_write_kv_kernel,
         types,
@@ -500,6 +514,9 @@ KERNELS = {
     "rope_write_kv": rope_write_kv,
     "rope_write_kv_fp8": rope_fp8,
     "decode_fp8": decode_fp8,
+    "decode_int8": decode_int8,
+    "prefill_int8": functools.partial(prefill, changes=INT8_CACHE),
+    "rope_int8": rope_int8,
     "decode_capped": decode_capped,
     "prefill_capped": prefill_capped,
     "prefill_fp8": prefill_fp8,

@@ -15,7 +15,7 @@ _NO_ADAPTER = "the weights are those of the model's folder"
 _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 _MAPPED = "prepared weights are mapped, and the system may drop and read their pages"
 _CACHE_TYPES = {"f16": "auto", "bf16": "auto", "f32": "auto", "q8_0": "int8"}
-_CACHE_FIX = "use kv_cache_dtype 'fp8', or 'int8' on a CPU"
+_CACHE_FIX = "use kv_cache_dtype 'fp8' or 'int8'"
 
 LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     alias("ctx_size", "max_model_len", _L, "-c", values={0: DEFAULT}),

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference, reference_step
-from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import native
 from quire.kernels.cpu import torch_attention as cpu_attention
 from quire.kernels.cpu import torch_matmul as cpu_matmul
 from quire.kernels.operands import (
-    AttentionParams,
-    HeadNorms,
     LinearWeight,
     QuantSpec,
     ResidualState,
@@ -39,10 +36,9 @@ class Kernels:
     silu_and_mul: Callable[[Tensor], Tensor]
     gelu_and_mul: Callable[[Tensor], Tensor]
     rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
-    rope_write_kv: Callable[
-        [Tensor, HeadNorms | None, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
-    ]
-    attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, AttentionParams], Tensor]
+    # both are given `KVScales` as well, where keys and values in int8 have scales of their own
+    rope_write_kv: Callable[..., Tensor]
+    attention: Callable[..., Tensor]
     quantize: Callable[[Tensor, QuantSpec], LinearWeight]
     pack: Callable[[LinearWeight], LinearWeight]
     linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]

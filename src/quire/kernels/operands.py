@@ -69,6 +69,17 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class KVScales:
+    """Scales of a layer's keys and values in int8, where these are not in the codes' rows.
+
+    A number is its code times the scale of its token and head.
+    """
+
+    keys: Tensor  # bfloat16 [blocks, size, Hkv]
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class RopeWriteKV:
     """How a step's heads are processed: RoPE of queries and keys, keys and values to the cache."""
 
@@ -79,12 +90,13 @@ class RopeWriteKV:
     k_cache: Tensor  # [blocks, size, Hkv, D], as `write_kv` takes it
     v_cache: Tensor
     slots: Tensor  # int64 [T], of the cache; negative: not written
+    scales: KVScales | None = None
 
     def operands(self, fused: Tensor) -> tuple[Any, ...]:
         """The arguments of `rope_write_kv`. fused: [T, (Hq + 2 Hkv) · D], all heads of a token."""
         heads = fused.view(len(fused), -1, self.head_dim)
-        caches = self.k_cache, self.v_cache, self.slots
-        return heads, self.norms, self.cos, self.sin, *caches
+        found = heads, self.norms, self.cos, self.sin, self.k_cache, self.v_cache, self.slots
+        return found if self.scales is None else (*found, self.scales)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from quire.kernels.formats.table import format_of
 from quire.kernels.operands import (
     AttentionParams,
     HeadNorms,
+    KVScales,
     LinearWeight,
     QuantizedWeight,
     QuantSpec,
@@ -77,26 +78,36 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def write_kv(
-    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: KVScales | None = None,
 ) -> None:
     """Write keys and values [T, Hkv, D] to slots [T] of the caches [blocks, size, Hkv, D].
 
     Tokens with a negative slot are not written. Rounding to FP8 or int8: see `write_cache`.
     """
     written = slot_mapping >= 0
-    write_cache(key[written], k_cache, slot_mapping[written])
-    write_cache(value[written], v_cache, slot_mapping[written])
+    both = (None, None) if scales is None else (scales.keys, scales.values)
+    for x, cache, own in zip((key, value), (k_cache, v_cache), both, strict=True):
+        write_cache(x[written], cache, slot_mapping[written], own)
 
 
-def write_cache(x: Tensor, cache: Tensor, slots: Tensor) -> None:
+def write_cache(x: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
     """Write x [T, Hkv, D] to slots [T] of a cache [blocks, size, Hkv, D].
 
     A cache in FP8 saturates: values beyond ±448 become ±448, NaN stays NaN. One in int8 has rows as
-    `quantize_heads` makes them.
+    `quantize_heads` makes them, or codes alone, whose scales go to a tensor [blocks, size, Hkv].
     """
     flat = cache.flatten(0, 1)
     if cache.dtype == torch.int8:
         x = quantize_heads(x)
+    if scales is not None:
+        own = x[..., -2:].contiguous().view(torch.bfloat16)
+        scales.flatten(0, 1).index_copy_(0, slots, own.squeeze(-1))
+        x = x[..., :-2]
     if cache.dtype == FP8:  # PyTorch has index_copy_ for FP8 as bytes only
         x = x.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
         flat = flat.view(torch.uint8)
@@ -115,10 +126,15 @@ def quantize_heads(x: Tensor) -> Tensor:
     return torch.cat([codes.to(torch.int8), scale.view(torch.int8)], dim=-1)
 
 
-def widened(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a cache, [..., D] or in int8 [..., D + 2], as numbers of a dtype [..., D]."""
+def widened(rows: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> Tensor:
+    """Rows of a cache, [..., D] or in int8 [..., D + 2], as numbers of a dtype [..., D].
+
+    scales: of codes in int8 without scales [..., D], bfloat16 [...].
+    """
     if rows.dtype != torch.int8:
         return rows.to(dtype)
+    if scales is not None:
+        return (rows.float() * scales.float()[..., None]).to(dtype)
     scale = rows[..., -2:].contiguous().view(torch.bfloat16)
     return (rows[..., :-2].float() * scale.float()).to(dtype)
 
@@ -143,6 +159,7 @@ def rope_write_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """RoPE of queries and keys, after their norms if given; then write keys and values.
 
@@ -154,7 +171,7 @@ def rope_write_kv(
     if norms is not None:
         query = rms_norm(query, norms.query, norms.eps)
         key = rms_norm(key, norms.key, norms.eps)
-    write_kv(rotary(key, cos, sin), value, k_cache, v_cache, slot_mapping)
+    write_kv(rotary(key, cos, sin), value, k_cache, v_cache, slot_mapping, scales)
     return rotary(query, cos, sin)
 
 
@@ -169,11 +186,13 @@ def attention(
     v_cache: Tensor,
     layout: BatchLayout,
     params: AttentionParams,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Causal attention of each request's queries over its own blocks, softmax in float32.
 
     query [T, Hq, D]; caches [blocks, size, Hkv, D], in the query's type or in FP8, or in int8 with
-    rows as `quantize_heads` makes them, Hq a multiple of Hkv; the result is [T, Hq, D].
+    rows as `quantize_heads` makes them or with scales of their own; Hq a multiple of Hkv. The
+    result is [T, Hq, D].
     The query at position p sees keys (p - window, p], or [0, p] without a window. Rows of
     padding tokens become zeros.
     """
@@ -187,11 +206,10 @@ def attention(
         if len(q) == 0:
             continue
         blocks = layout.block_table[row, : -(-seq_len // block_size)].long()
+        both = (None, None) if scales is None else (scales.keys, scales.values)
         k, v = (
-            widened(cache[blocks].flatten(0, 1)[:seq_len], torch.float32).repeat_interleave(
-                group, dim=1
-            )
-            for cache in (k_cache, v_cache)
+            _numbers(cache, own, blocks)[:seq_len].repeat_interleave(group, dim=1)
+            for cache, own in zip((k_cache, v_cache), both, strict=True)
         )
         scores = torch.einsum("qhd,khd->hqk", q.float(), k) * params.scale
         if params.soft_cap is not None:
@@ -200,6 +218,12 @@ def attention(
         probs = _softmax(scores.masked_fill_(hidden, float("-inf")), params.sinks)
         parts.append(torch.einsum("hqk,khd->qhd", probs, v).to(query.dtype))
     return torch.cat([*parts, torch.zeros_like(padding)])
+
+
+def _numbers(cache: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
+    """The keys or values of some blocks, one after the other: float32 [slots, Hkv, D]."""
+    own = None if scales is None else scales[blocks].flatten(0, 1)
+    return widened(cache[blocks].flatten(0, 1), torch.float32, own)
 
 
 def soft_capped(scores: Tensor, cap: float) -> Tensor:

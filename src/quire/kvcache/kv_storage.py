@@ -13,15 +13,13 @@ from quire.kernels.torch_dtypes import dtype_name, torch_dtype
 from quire.kvcache.host_kv_cache import zero_pages
 from quire.kvcache.kv_sizes import kv_name, row_bytes
 
+# types of devices whose kernels read a row in int8 and its scale from one piece of memory
+_WITH_SCALES_IN_ROWS = frozenset({"cpu"})
+
 
 def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
     """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
     return torch_dtype(kv_name(setting, dtype_name(dtype)))
-
-
-def row_size(dim: int, dtype: torch.dtype) -> int:
-    """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
-    return row_bytes(dim, dtype_name(dtype)) // dtype.itemsize
 
 
 def allocate_kv(
@@ -30,17 +28,30 @@ def allocate_kv(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device | str,
-) -> list[tuple[Tensor, Tensor]]:
-    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_heads, row_size].
+) -> list[tuple[Tensor, ...]]:
+    """Keys and values of each layer, each zeros [num_blocks, block_size, num_heads, head_dim].
+
+    In int8 each row of a head has a scale: on a CPU its last two bytes, elsewhere in a tensor of
+    its own, bfloat16 [num_blocks, block_size, num_heads], for keys and for values after both.
 
     Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
     """
+    beside = dtype == torch.int8 and torch.device(device).type not in _WITH_SCALES_IN_ROWS
 
     def zeros(layer: KVLayerSpec, dim: int) -> Tensor:
-        shape = (num_blocks, block_size, layer.num_heads, row_size(dim, dtype))
-        return _zeros(shape, dtype, device)
+        row = dim if beside else row_bytes(dim, dtype_name(dtype)) // dtype.itemsize
+        return _zeros((num_blocks, block_size, layer.num_heads, row), dtype, device)
 
-    return [(zeros(layer, layer.key_dim), zeros(layer, layer.value_dim)) for layer in layers]
+    def scales(layer: KVLayerSpec) -> Tensor:
+        return _zeros((num_blocks, block_size, layer.num_heads), torch.bfloat16, device)
+
+    return [
+        (
+            *(zeros(layer, dim) for dim in (layer.key_dim, layer.value_dim)),
+            *(scales(layer) for _ in range(2 * beside)),
+        )
+        for layer in layers
+    ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

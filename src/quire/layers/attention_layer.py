@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.core.layer_spec import AttentionSpec
-from quire.kernels.operands import AttentionParams, HeadNorms, RopeWriteKV
+from quire.kernels.operands import AttentionParams, HeadNorms, KVScales, RopeWriteKV
 from quire.layers.forward_context import ForwardContext
 from quire.layers.parameter import LayerOptions
 
@@ -33,11 +33,15 @@ class Attention(nn.Module):
 
         norms: of queries and keys before RoPE, in families that have them.
         """
+        k_cache, v_cache, *scales = ctx.kv[self.layer_id]
         return RopeWriteKV(
-            self.head_dim, norms, *rope, *ctx.kv[self.layer_id], ctx.layout.slot_mapping
-        )
+            self.head_dim, norms, *rope, k_cache, v_cache, ctx.layout.slot_mapping,
+            KVScales(*scales) if scales else None,
+        )  # fmt: skip
 
     def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
         """Queries [T, Hq, D] after RoPE, whose keys and values are written → [T, Hq · D]."""
-        k_cache, v_cache = ctx.kv[self.layer_id]
-        return self.kernels.attention(query, k_cache, v_cache, ctx.layout, self.params).flatten(1)
+        k_cache, v_cache, *scales = ctx.kv[self.layer_id]
+        own = (KVScales(*scales),) if scales else ()
+        found = self.kernels.attention(query, k_cache, v_cache, ctx.layout, self.params, *own)
+        return found.flatten(1)

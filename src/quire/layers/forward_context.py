@@ -23,10 +23,10 @@ def no_heartbeat() -> None:
 class ForwardContext(msgspec.Struct, frozen=True):
     """One step: how its batch lies, and the KV cache of each layer.
 
-    kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. heartbeat:
+    kv: see `kv_storage.allocate_kv`. heartbeat:
     the model calls it once for each layer, so that a long step is not taken for one that is stuck.
     """
 
     layout: BatchLayout
-    kv: list[tuple[Tensor, Tensor]]
+    kv: list[tuple[Tensor, ...]]
     heartbeat: Heartbeat = no_heartbeat

@@ -136,7 +136,6 @@ def test_without_a_model_there_is_nothing_to_plan() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype 'int8' is for CPUs"),
         ({"quantization": "nf4"}, "quantization is 'nf4'"),
     ],
 )

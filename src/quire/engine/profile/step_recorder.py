@@ -49,9 +49,9 @@ class Recorder:
         wrapped = {name: partial(self._call, name, getattr(kernels, name)) for name in names}
         self.kernels = replace(kernels, **wrapped)
 
-    def ignore(self, kv_caches: list[tuple[Tensor, Tensor]]) -> None:
+    def ignore(self, kv_caches: list[tuple[Tensor, ...]]) -> None:
         """Have the bytes of these counted only as far as an operation reads or writes them."""
-        self._caches = {cache.data_ptr() for pair in kv_caches for cache in pair}
+        self._caches = {cache.data_ptr() for layer in kv_caches for cache in layer}
 
     def record(self, step: Call) -> None:
         """Run a step twice and record the second: a first call may initialise something."""
@@ -111,7 +111,7 @@ def _shape(tensor: Tensor) -> str:
 def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
     """Bytes of the KV cache that attention reads, or that a step's tokens write."""
     if name == "attention":
-        _, cache, _, layout, params = arguments
+        _, cache, _, layout, params, *_ = arguments
         num_slots = sum(num_keys(q, s, params.window) for q, s in _lens(layout))
     elif name == "rope_write_kv":
         cache, num_slots = arguments[4], len(arguments[0])

@@ -25,7 +25,7 @@ from quire.models.config.model_config import ModelConfig
 from quire.sampling.device_logprobs import score
 from quire.sampling.token_logprobs import prompt_logprobs
 
-KVCaches = list[tuple[Tensor, Tensor]]
+KVCaches = list[tuple[Tensor, ...]]  # of each layer, see `kv_storage.allocate_kv`
 
 
 class CausalLM(Protocol):

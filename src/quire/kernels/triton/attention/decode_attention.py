@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.triton.attention.fp8_kv import LIFT, narrowed, widened
+from quire.kernels.triton.attention.kv_codes import (
+    LIFT,
+    head_scales,
+    load_scales,
+    narrowed,
+    widened,
+)
 from quire.kernels.triton.attention.shared_prefix_attention import with_shared_part
 from quire.kernels.triton.attention.softmax_options import soft_capped, with_sinks
 from quire.kernels.triton.launch.work_partition import arrive, owner, slot
@@ -25,14 +31,14 @@ _NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_e
 
 @triton.jit(do_not_specialize=["stride_table", *_NUMBERS])
 def decode_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
-    runs_ptr, partial_ptr, counter_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, block_table_ptr, query_start_ptr,
+    seq_lens_ptr, tiles_ptr, runs_ptr, partial_ptr, counter_ptr,
     shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, sinks_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
     stride_kv_head, stride_table, stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FP8_PATH: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, CODES_PATH: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, HAS_SHARED: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
@@ -41,8 +47,9 @@ def decode_attention_kernel(
     [programs, 10]: each program's run, as `plan_kernel` stores it. Rows of out behind the last
     request's token are set to zeros. scale: of the scores, times log2(e). WINDOW: keys that a query
     sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
-    [Hkv · GROUP] or None. min_units: the least units of a program. FP8_PATH: "plain", or how
-    `widened` converts keys and values in FP8.
+    [Hkv · GROUP] or None. min_units: the least units of a program. CODES_PATH: "plain", or how
+    `widened` converts keys and values in 8 bits. k_scale, v_scale [blocks, BLOCK_SIZE, Hkv]: of
+    those in INT8, else None.
 
     With PDL a program loads its plan while the previous kernel, which writes queries and the newest
     keys, still runs; unless plan_is_fresh, as that kernel then made the plan. opens_early: the next
@@ -69,10 +76,11 @@ def decode_attention_kernel(
         result, weight = _attend(
             q_ptr + token * stride_q_token + head * GROUP * stride_q_head,
             k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
-            block_table_ptr + request * stride_table, seq_len, num_shared,
+            head_scales(k_scale_ptr, v_scale_ptr, head), block_table_ptr + request * stride_table,
+            seq_len, num_shared,
             begin - row_unit, stop - row_unit, scale, stride_q_head, stride_block, stride_slot,
-            GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_G, BLOCK_D, FP8_PATH,
-            PRECISION, PDL, opens_early,
+            NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_G,
+            BLOCK_D, CODES_PATH, PRECISION, PDL, opens_early,
         )  # fmt: skip
         if HAS_SHARED:
             if (begin == row_unit) & (member >= 0):
@@ -146,19 +154,21 @@ def _load_query(
 
 @triton.jit
 def _attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, seq_len, num_shared, tile_begin, tile_end, scale,
+    q_ptr, k_ptr, v_ptr, scales, table_ptr, seq_len, num_shared, tile_begin, tile_end, scale,
     stride_q_head, stride_block, stride_slot,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr, FP8_PATH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
-    opens_early,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, CODES_PATH: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, opens_early,
 ):  # fmt: skip
     """Online softmax over some of a request's key tiles: (weighted mean of v, log2 of its weight).
 
     float32 [BLOCK_G, BLOCK_D] and [BLOCK_G]. Every tile holds at least one visible key, so the
     maximum is finite. num_shared: leading keys that shared prefix attention handles.
     """
-    PAIRS: tl.constexpr = FP8_PATH != "plain"
+    PAIRS: tl.constexpr = CODES_PATH != "plain"
+    k_scale_ptr, v_scale_ptr = scales
+    INT8: tl.constexpr = k_scale_ptr is not None
     WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D  # of a stored row
     if PAIRS:
         k_ptr, v_ptr = k_ptr.to(tl.pointer_type(tl.int16)), v_ptr.to(tl.pointer_type(tl.int16))
@@ -190,6 +200,11 @@ def _attend(
         positions = tile * TILE + keys
         seen = (positions < seq_len) & (positions >= oldest)
         offset = (block.to(tl.int64) * stride_block + positions % BLOCK_SIZE * stride_slot)[:, None]
+        if INT8:
+            slots = block.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+            key_scale, value_scale = load_scales(
+                k_scale_ptr, v_scale_ptr, slots, NUM_KV_HEADS, seen
+            )
         ahead = positions + TILE
         block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)
         inside = seen[:, None]
@@ -198,20 +213,24 @@ def _attend(
         k = tl.load(k_ptr + offset + d, mask=inside, other=0)
         v = tl.load(v_ptr + offset + d, mask=inside, other=0)
         if PAIRS:
-            k, k_odd = widened(k, FP8_PATH)
+            k, k_odd = widened(k, CODES_PATH, INT8)
             scores = tl.dot(q_odd, tl.trans(k_odd), tl.dot(q, tl.trans(k)))
         else:
             scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
         scores *= scale
+        if INT8:
+            scores *= key_scale[None, :]
         if SOFT_CAP > 0.0:
             scores = soft_capped(scores, SOFT_CAP)
+        if INT8:
+            scores += tl.log2(value_scale)[None, :]
         scores = tl.where(seen[None, :], scores, float("-inf"))  # [BLOCK_G, TILE]
         new_m = tl.maximum(m, tl.max(scores, axis=1))
         p = tl.exp2(scores - (new_m - LIFT)[:, None])
         shrink = tl.exp2(m - new_m)[:, None]
-        s = s * shrink + p
+        s = s * shrink + (p / value_scale[None, :] if INT8 else p)
         if PAIRS:
-            v, v_odd = widened(v, FP8_PATH)
+            v, v_odd = widened(v, CODES_PATH, INT8)
             acc_odd = tl.dot(p.to(q.dtype), v_odd, acc_odd * shrink)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink, input_precision=PRECISION)
         m = new_m

@@ -11,24 +11,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.fp8_kv import LIFT, narrowed
+from quire.kernels.triton.attention.kv_codes import LIFT, head_scales, load_scales, narrowed
 from quire.kernels.triton.attention.softmax_options import soft_capped, softmax_of_sinks
 
 
 @triton.jit(do_not_specialize=["stride_table"])
 def prefill_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, sinks_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, block_table_ptr, work_ptr,
+    num_tiles_ptr, sinks_ptr,
     scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
     stride_table, stride_out_token,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr,
-    FIELDS: tl.constexpr, PRECISION: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
     One program for each key head and tile of ROWS // GROUP tokens; work int32 [most, FIELDS] lists
     the tiles (see `prefill_tiles.py`). scale: of the scores, times log2(e). SOFT_CAP: of scores
-    times log2(e), 0 for none. sinks [Hkv · GROUP] or None.
+    times log2(e), 0 for none. sinks [Hkv · GROUP] or None. k_scale, v_scale
+    [blocks, BLOCK_SIZE, Hkv]: of keys and values in INT8, else None.
     """
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     head, tile = tl.program_id(0), tl.program_id(1)
@@ -56,21 +58,25 @@ def prefill_attention_kernel(
         m, s = softmax_of_sinks(sinks_ptr + head * GROUP + tl.arange(0, ROWS) % GROUP)
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
+    scales = head_scales(k_scale_ptr, v_scale_ptr, head)
     if WINDOW > 0:
         acc, m, s = attend_tiles(
-            acc, m, s, q, position, k_base, v_base, table, oldest // TILE, full_begin, seq_len,
-            row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
+            acc, m, s, q, position, k_base, v_base, scales, table, oldest // TILE, full_begin,
+            seq_len, row_scale, stride_block, stride_slot,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
+        PRECISION,
         )  # fmt: skip
     acc, m, s = attend_tiles(
-        acc, m, s, q, position, k_base, v_base, table, full_begin, full_end, seq_len,
+        acc, m, s, q, position, k_base, v_base, scales, table, full_begin, full_end, seq_len,
         row_scale, stride_block, stride_slot,
-        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False, PRECISION,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False,
+        PRECISION,
     )  # fmt: skip
     acc, m, s = attend_tiles(
-        acc, m, s, q, position, k_base, v_base, table, full_end, tl.cdiv(highest, TILE), seq_len,
-        row_scale, stride_block, stride_slot,
-        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
+        acc, m, s, q, position, k_base, v_base, scales, table, full_end, tl.cdiv(highest, TILE),
+        seq_len, row_scale, stride_block, stride_slot,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
+        PRECISION,
     )  # fmt: skip
     s = tl.maximum(s, 1e-30)  # rows without a query may have seen no key
     out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
@@ -125,13 +131,18 @@ def rows_of_tile(
 
 @triton.jit
 def attend_tiles(
-    acc, m, s, q, position, k_ptr, v_ptr, table_ptr, begin, end, seq_len,
+    acc, m, s, q, position, k_ptr, v_ptr, scales, table_ptr, begin, end, seq_len,
     scale, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Continue the online softmax over key tiles [begin, end): (acc, maximum m, sum s)."""
+    """Continue the online softmax over key tiles [begin, end): (acc, maximum m, sum s).
+
+    scales: see `head_scales`.
+    """
+    k_scale_ptr, v_scale_ptr = scales
+    INT8: tl.constexpr = k_scale_ptr is not None
     d = tl.arange(0, BLOCK_D)[None, :]
     for tile in tl.range(begin, end, num_stages=STAGES):
         keys = tile * TILE + tl.arange(0, TILE)
@@ -149,9 +160,19 @@ def attend_tiles(
             k = tl.load(k_ptr + offset)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)  # [ROWS, TILE]
         rest = scale  # what is left to multiply scores by
-        if SOFT_CAP > 0.0:
-            scores = soft_capped(scores * scale[:, None], SOFT_CAP)
+        if INT8 or SOFT_CAP > 0.0:
+            scores *= scale[:, None]
             rest = tl.full(scale.shape, 1.0, tl.float32)
+        if INT8:
+            slots = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+            key_scale, value_scale = load_scales(
+                k_scale_ptr, v_scale_ptr, slots, NUM_KV_HEADS, written
+            )
+            scores *= key_scale[None, :]
+        if SOFT_CAP > 0.0:
+            scores = soft_capped(scores, SOFT_CAP)
+        if INT8:
+            scores += tl.log2(value_scale)[None, :]
         if MASKED:
             seen = keys[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -160,7 +181,7 @@ def attend_tiles(
         new_m = tl.maximum(m, tl.max(scores, axis=1) * rest)
         p = tl.exp2(scores * rest[:, None] - (new_m - LIFT)[:, None])
         shrink = tl.exp2(m - new_m)
-        s = s * shrink + tl.sum(p, axis=1)
+        s = s * shrink + tl.sum(p / value_scale[None, :] if INT8 else p, axis=1)
         if HEAD_DIM != BLOCK_D:
             v = tl.load(v_ptr + offset, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
         elif MASKED:

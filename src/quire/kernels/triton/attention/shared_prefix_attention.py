@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.triton.attention.fp8_kv import narrowed
+from quire.kernels.triton.attention.kv_codes import head_scales, narrowed
 from quire.kernels.triton.attention.prefill_attention import attend_tiles
+from quire.kernels.triton.launch.attention_config import padded_head_dim
 from quire.kernels.triton.launch.workspace import workspace
 
 MOST_SPLITS = 8
@@ -45,10 +46,12 @@ def shared_attention(
     log2_scale: float,
     log2_soft_cap: float,
     precision: str,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> SharedParts:
     """Attend to the layout's shared prefixes.
 
-    log2_scale, log2_soft_cap: of the scores, times log2(e); a cap of 0 for none.
+    log2_scale, log2_soft_cap: of the scores, times log2(e); a cap of 0 for none. scales: of keys
+    and values in INT8.
     """
     assert layout.shared is not None
     _, block_size, num_kv_heads, head_dim = k_cache.shape
@@ -60,18 +63,18 @@ def shared_attention(
         ("shared plan", num_kv_heads), lambda: _plan(layout, num_kv_heads, num_programs)
     )
     most_members = max(len(layout.shared.lens), num_programs // num_kv_heads) * SHARED_MEMBERS
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = padded_head_dim(k_cache)  # as decode attention reads the sums
     sums = torch.empty(most_members, num_heads, block_d, device=query.device)
     stats = torch.empty(most_members, num_heads, 2, device=query.device)
     rows = SHARED_MEMBERS * triton.next_power_of_2(group)
     shared_attention_kernel[(num_programs,)](
-        query, k_cache, v_cache, layout.block_table, layout.query_start_loc,
+        query, k_cache, v_cache, *scales, layout.block_table, layout.query_start_loc,
         layout.shared.rows, layout.shared.lens, plan, sums, stats,
         log2_scale, query.stride(0), query.stride(1), *k_cache.stride()[:3],
         layout.block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        MEMBERS=SHARED_MEMBERS, TILE=32 if rows * block_d > 2**14 else 64, SOFT_CAP=log2_soft_cap,
-        STAGES=2, PRECISION=precision, num_warps=4 if rows <= 64 else 8,
+        BLOCK_D=block_d, MEMBERS=SHARED_MEMBERS, TILE=32 if rows * block_d > 2**14 else 64,
+        SOFT_CAP=log2_soft_cap, STAGES=2, PRECISION=precision, num_warps=4 if rows <= 64 else 8,
     )  # fmt: skip
     return SharedParts(sums, stats, plan)
 
@@ -97,12 +100,12 @@ def shared_plan_kernel(num_tiles_ptr, plan_ptr, num_items, MOST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["stride_table"])
 def shared_attention_kernel(
-    q_ptr, k_ptr, v_ptr, block_table_ptr, query_start_ptr, rows_ptr, lens_ptr, plan_ptr,
-    sums_ptr, stats_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block_table_ptr, query_start_ptr, rows_ptr,
+    lens_ptr, plan_ptr, sums_ptr, stats_ptr,
     scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head, stride_table,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
+    SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hq, D], caches [blocks, BLOCK_SIZE, Hkv, D] → `SharedParts`.
 
@@ -110,7 +113,6 @@ def shared_attention_kernel(
     int32 [tiles · MEMBERS]: the requests, -1 for none; lens int32 [tiles]: shared keys.
     """
     GROUP_2: tl.constexpr = triton.next_power_of_2(GROUP)
-    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     ROWS: tl.constexpr = MEMBERS * GROUP_2
     num_tiles, num_splits = tl.load(plan_ptr), tl.load(plan_ptr + 1)
     d = tl.arange(0, BLOCK_D)[None, :]
@@ -137,10 +139,11 @@ def shared_attention_kernel(
         s = tl.zeros([ROWS], tl.float32)
         acc, m, s = attend_tiles(
             acc, m, s, q, row, k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
-            block_table_ptr + leader * stride_table,
+            head_scales(k_scale_ptr, v_scale_ptr, head), block_table_ptr + leader * stride_table,
             key_tiles * split // num_splits, key_tiles * (split + 1) // num_splits, num_keys,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, 0, SOFT_CAP, STAGES, BLOCK_D, False, PRECISION,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, 0, SOFT_CAP, STAGES, BLOCK_D, False,
+            PRECISION,
         )  # fmt: skip
         part = (split * num_tiles + tile) * MEMBERS + member
         slot = (part * NUM_KV_HEADS + head) * GROUP + g

@@ -1,6 +1,7 @@
 """Soft caps of attention scores, and sinks: logits that join only a softmax's denominator.
 
-All scores here are multiplied by log2(e), and the weights of a softmax by 2^LIFT (see `fp8_kv.py`).
+All scores here are multiplied by log2(e), and the weights of a softmax by 2^LIFT (see
+`kv_codes.py`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.fp8_kv import LIFT
+from quire.kernels.triton.attention.kv_codes import LIFT
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -23,7 +23,7 @@ from quire.kernels.triton.hopper.hopper_queries import (
 )
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
-LIFT = gl.constexpr(14.0)  # as in fp8_kv.py
+LIFT = gl.constexpr(14.0)  # as in kv_codes.py
 
 
 @gluon.jit

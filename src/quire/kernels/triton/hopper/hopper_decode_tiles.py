@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from quire.kernels.triton.attention.fp8_kv import WIDENING
+from quire.kernels.triton.attention.kv_codes import WIDENING
 from quire.kernels.triton.hopper.hopper_attend import LIFT, exp2
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile
 from quire.kernels.triton.hopper.hopper_queries import halved

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import AttentionParams
+from quire.kernels.operands import AttentionParams, KVScales
+from quire.kernels.triton.attention.kv_codes import head_scales
 from quire.kernels.triton.attention.prefill_attention import (
     attend_tiles,
     load_queries,
@@ -36,6 +37,7 @@ from quire.kernels.triton.ops.paged_attention import (
     hopper_serves,
     log2_soft_cap,
     make_plan,
+    scale_operands,
 )
 
 SPLIT = 256  # keys of a split; results depend on it
@@ -47,6 +49,7 @@ def attention(
     v_cache: Tensor,
     layout: BatchLayout,
     params: AttentionParams,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Twin of `reference.attention`."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
@@ -73,8 +76,8 @@ def attention(
         )  # fmt: skip
         return out
     invariant_attention_kernel[(num_kv_heads, most_tiles, sharers)](
-        query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
-        layout.query_start_loc, space.partials, space.counters, params.sinks,
+        query, k_cache, v_cache, *scale_operands(scales), out, layout.block_table, plan.work,
+        plan.num_query_tiles, layout.query_start_loc, space.partials, space.counters, params.sinks,
         len(query), len(layout.seq_lens), most_splits,
         params.scale * LOG2_E, query.stride(0), query.stride(1), *k_cache.stride()[:3],
         layout.block_table.stride(0), out.stride(0),
@@ -94,10 +97,10 @@ def _hopper_serves(query: Tensor, k_cache: Tensor, params: AttentionParams) -> b
 
 @triton.jit(do_not_specialize=["num_tokens", "num_requests", "most_splits", "stride_table"])
 def invariant_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, query_start_ptr,
-    part_ptr, counter_ptr, sinks_ptr, num_tokens, num_requests, most_splits,
-    scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
-    stride_table, stride_out_token,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, block_table_ptr, work_ptr,
+    num_tiles_ptr, query_start_ptr, part_ptr, counter_ptr, sinks_ptr,
+    num_tokens, num_requests, most_splits, scale, stride_q_token, stride_q_head, stride_block,
+    stride_slot, stride_kv_head, stride_table, stride_out_token,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
@@ -150,6 +153,7 @@ def invariant_attention_kernel(
         return
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
+    scales = head_scales(k_scale_ptr, v_scale_ptr, head)
     PART: tl.constexpr = GROUP * (BLOCK_D + 2)
     part_ptr += (before * NUM_KV_HEADS + head) * PART
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -165,22 +169,25 @@ def invariant_attention_kernel(
         s = tl.zeros([ROWS], tl.float32)
         if WINDOW > 0:
             acc, m, s = attend_tiles(
-                acc, m, s, q, position, k_base, v_base, table,
+                acc, m, s, q, position, k_base, v_base, scales, table,
                 tl.maximum(first, begin), tl.minimum(first + TILES, full_begin), seq_len,
                 row_scale, stride_block, stride_slot,
-                HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
+                PRECISION,
             )  # fmt: skip
         acc, m, s = attend_tiles(
-            acc, m, s, q, position, k_base, v_base, table,
+            acc, m, s, q, position, k_base, v_base, scales, table,
             tl.maximum(first, full_begin), tl.minimum(first + TILES, full_end), seq_len,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False, PRECISION,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False,
+            PRECISION,
         )  # fmt: skip
         acc, m, s = attend_tiles(
-            acc, m, s, q, position, k_base, v_base, table,
+            acc, m, s, q, position, k_base, v_base, scales, table,
             tl.maximum(first, full_end), tl.minimum(first + TILES, end), seq_len,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
+            PRECISION,
         )  # fmt: skip
         if sharers > 1:
             row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)

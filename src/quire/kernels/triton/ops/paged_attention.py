@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.operands import AttentionParams
+from quire.kernels.operands import AttentionParams, KVScales
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS, prefill_work_kernel
@@ -62,6 +62,7 @@ def attention(
     v_cache: Tensor,
     layout: BatchLayout,
     params: AttentionParams,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """PagedAttention: twin of `reference.attention`, for any block size."""
     group = query.shape[1] // k_cache.shape[2]
@@ -77,16 +78,16 @@ def attention(
         if layout.shared is not None and not window:
             shared = shared_attention(
                 query, k_cache, v_cache, layout, params.scale * LOG2_E, log2_soft_cap(params),
-                dot_precision(query),
+                dot_precision(query), scale_operands(scales),
             )  # fmt: skip
         pdl = launches_early(query.device)
         decode_attention(
-            query, k_cache, v_cache, layout, plan, params, out, decode, shared,
+            query, k_cache, v_cache, layout, plan, params, out, decode, shared, scales,
             pdl=pdl, plan_is_fresh=is_fresh,
             opens_early=pdl and has_hopper_gpu(query.device) and opens_early(k_cache, len(query)),
         )  # fmt: skip
     if layout.has_prefills:
-        prefill_attention(query, k_cache, v_cache, layout, plan, params, out, prefill)
+        prefill_attention(query, k_cache, v_cache, layout, plan, params, out, prefill, scales)
     return out
 
 
@@ -100,6 +101,7 @@ def decode_attention(
     out: Tensor,
     config: DecodeConfig | HopperDecodeConfig,
     shared: SharedParts | None = None,
+    scales: KVScales | None = None,
     *,
     pdl: bool = False,
     plan_is_fresh: bool = True,
@@ -136,7 +138,8 @@ def decode_attention(
         )  # fmt: skip
         return
     decode_attention_kernel[(num_programs,)](
-        query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
+        query, k_cache, v_cache, *scale_operands(scales), out,
+        layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
         *_shared_operands(layout, shared), params.sinks,
         num_requests, len(query), params.scale * LOG2_E, query.stride(0), query.stride(1),
@@ -145,7 +148,7 @@ def decode_attention(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
         BLOCK_B=_padded_count(num_requests), BLOCK_D=padded_head_dim(k_cache),
-        FP8_PATH=_fp8_path(query, k_cache), PRECISION=dot_precision(query), PDL=pdl,
+        CODES_PATH=_codes_path(query, k_cache), PRECISION=dot_precision(query), PDL=pdl,
         HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -167,6 +170,7 @@ def prefill_attention(
     params: AttentionParams,
     out: Tensor,
     config: PrefillConfig | HopperConfig,
+    scales: KVScales | None = None,
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
 
@@ -185,12 +189,13 @@ def prefill_attention(
         )  # fmt: skip
         return
     prefill_attention_kernel[(num_kv_heads, len(plan.work))](
-        query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
-        params.sinks, params.scale * LOG2_E, query.stride(0), query.stride(1),
+        query, k_cache, v_cache, *scale_operands(scales), out, layout.block_table, plan.work,
+        plan.num_query_tiles, params.sinks, params.scale * LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
-        TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
-        FIELDS=WORK_FIELDS, PRECISION=dot_precision(query), num_warps=config.warps,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        ROWS=config.rows, TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params),
+        STAGES=config.stages, FIELDS=WORK_FIELDS, PRECISION=dot_precision(query),
+        num_warps=config.warps,
     )  # fmt: skip
 
 
@@ -276,12 +281,21 @@ def dot_precision(query: Tensor) -> str:
     return "ieee" if query.dtype == torch.float32 else "tf32"
 
 
-def _fp8_path(query: Tensor, k_cache: Tensor) -> str:
-    """FP8_PATH of decode attention. "plain": keys and values are converted to the query's dtype.
+def scale_operands(scales: KVScales | None) -> tuple[Tensor | None, Tensor | None]:
+    """The kernels' arguments for the scales of keys and values."""
+    if scales is None:
+        return None, None
+    assert scales.keys.is_contiguous()
+    assert scales.values.is_contiguous()
+    return scales.keys, scales.values
+
+
+def _codes_path(query: Tensor, k_cache: Tensor) -> str:
+    """CODES_PATH of decode attention. "plain": they are converted to the query's dtype.
 
     Also for float32 queries, as the other paths multiply in float16.
     """
-    if k_cache.dtype != reference.FP8 or query.dtype == torch.float32:
+    if k_cache.dtype.itemsize > 1 or query.dtype == torch.float32:
         return "plain"
     return "instruction" if query.is_cuda else "numbers"
 

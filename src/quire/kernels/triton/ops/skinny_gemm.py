@@ -217,7 +217,7 @@ def choose_rope_gemm_config(
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
         return None
-    if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
+    if rope.cos.shape[1] != rope.head_dim or rope.scales is not None:  # not served
         return None
     w = _operand(weight)[0]
     if isinstance(weight, Int4Words):

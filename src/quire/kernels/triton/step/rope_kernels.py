@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.operands import HeadNorms
+from quire.kernels.operands import HeadNorms, KVScales
 from quire.kernels.triton.launch.workspace import follow, launches_early
 
 
@@ -37,6 +37,7 @@ def rope_write_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Twin of `reference.rope_write_kv`."""
     tokens, num_heads, head_dim = heads.shape
@@ -46,7 +47,7 @@ def rope_write_kv(
     pdl = launches_early(heads.device)
     rope_write_kv_kernel[(tokens, 3)](
         heads, out, norms and norms.query, norms and norms.key, cos, sin,
-        k_cache, v_cache, slot_mapping,
+        k_cache, v_cache, scales and scales.keys, scales and scales.values, slot_mapping,
         norms.eps if norms else 0.0, heads.stride(0), heads.stride(1), cos.stride(0),
         *k_cache.stride()[:3],
         HEADS=out.shape[1], KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[1] // 2,
@@ -78,7 +79,7 @@ def angles_kernel(
 @triton.jit
 def rope_write_kv_kernel(
     heads_ptr, out_ptr, query_norm_ptr, key_norm_ptr, cos_ptr, sin_ptr,
-    k_cache_ptr, v_cache_ptr, slots_ptr,
+    k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, slots_ptr,
     eps, stride_token, stride_head, stride_angles, stride_block, stride_slot, stride_kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HAS_NORMS: tl.constexpr, PDL: tl.constexpr,
@@ -93,8 +94,8 @@ def rope_write_kv_kernel(
     sin_ptr += token * stride_angles
     if part == 0:
         _rope_heads(
-            heads_ptr, out_ptr + token * HEADS * HEAD_DIM, query_norm_ptr, cos_ptr, sin_ptr, eps,
-            stride_head, HEAD_DIM, HEADS, HEAD_DIM, HALF, HAS_NORMS,
+            heads_ptr, out_ptr + token * HEADS * HEAD_DIM, None, query_norm_ptr, cos_ptr, sin_ptr,
+            eps, stride_head, HEAD_DIM, HEADS, HEAD_DIM, HALF, HAS_NORMS,
         )  # fmt: skip
     else:
         slot = tl.load(slots_ptr + token)
@@ -102,25 +103,28 @@ def rope_write_kv_kernel(
             offset = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
             if part == 1:
                 _rope_heads(
-                    heads_ptr + HEADS * stride_head, k_cache_ptr + offset, key_norm_ptr,
-                    cos_ptr, sin_ptr, eps,
+                    heads_ptr + HEADS * stride_head, k_cache_ptr + offset,
+                    None if k_scale_ptr is None else k_scale_ptr + slot * KV_HEADS,
+                    key_norm_ptr, cos_ptr, sin_ptr, eps,
                     stride_head, stride_kv_head, KV_HEADS, HEAD_DIM, HALF, HAS_NORMS,
                 )  # fmt: skip
             else:
                 _copy(
                     heads_ptr + (HEADS + KV_HEADS) * stride_head, v_cache_ptr + offset,
+                    None if v_scale_ptr is None else v_scale_ptr + slot * KV_HEADS,
                     stride_head, stride_kv_head, KV_HEADS, HEAD_DIM,
                 )  # fmt: skip
 
 
 @triton.jit
 def _rope_heads(
-    x_ptr, out_ptr, norm_ptr, cos_ptr, sin_ptr, eps, stride_x, stride_out,
+    x_ptr, out_ptr, scale_ptr, norm_ptr, cos_ptr, sin_ptr, eps, stride_x, stride_out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     """RoPE of all heads of one token, after their norm if HAS_NORMS.
 
-    Pairs (i, i + HALF) are rotated; dimensions from 2 · HALF on are copied.
+    Pairs (i, i + HALF) are rotated; dimensions from 2 · HALF on are copied. With scale_ptr the
+    heads are stored in INT8, and their scales there.
     """
     i = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
@@ -146,13 +150,25 @@ def _rope_heads(
         if HEAD_DIM > 2 * HALF:
             rest = _scaled(rest, scale, norm_ptr + j, j < HEAD_DIM)
     first, second = first.to(tl.float32), second.to(tl.float32)
+    rotated = first * cos_first + second * sin_first
+    second = second * cos_second + first * sin_second
+    first = rotated
     dtype = out_ptr.dtype.element_ty
-    tl.store(target + i, stored_as(first * cos_first + second * sin_first, dtype), mask=inside)
-    tl.store(
-        target + HALF + i, stored_as(second * cos_second + first * sin_second, dtype), mask=inside
-    )
-    if HEAD_DIM > 2 * HALF:
-        tl.store(target + j, stored_as(rest, dtype), mask=there)
+    if scale_ptr is not None:
+        largest = tl.maximum(_largest(first), _largest(second), propagate_nan=tl.PropagateNan.ALL)
+        if HEAD_DIM > 2 * HALF:
+            largest = tl.maximum(largest, _largest(rest), propagate_nan=tl.PropagateNan.ALL)
+        scale = int8_scale(largest)
+        tl.store(scale_ptr + head, scale, mask=head < HEADS)
+        tl.store(target + i, int8_codes(first, scale), mask=inside)
+        tl.store(target + HALF + i, int8_codes(second, scale), mask=inside)
+        if HEAD_DIM > 2 * HALF:
+            tl.store(target + j, int8_codes(rest, scale), mask=there)
+    else:
+        tl.store(target + i, stored_as(first, dtype), mask=inside)
+        tl.store(target + HALF + i, stored_as(second, dtype), mask=inside)
+        if HEAD_DIM > 2 * HALF:
+            tl.store(target + j, stored_as(rest, dtype), mask=there)
 
 
 @triton.jit
@@ -161,6 +177,29 @@ def stored_as(x, dtype: tl.constexpr):
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
+
+
+@triton.jit
+def _largest(x):
+    """The largest magnitude of each row, float32 [HEADS, 1]; NaN if one is NaN or infinite."""
+    x = tl.abs(x.to(tl.float32))
+    largest = tl.max(tl.where(x == x, x, float("inf")), axis=1)[:, None]
+    return tl.where(largest < float("inf"), largest, float("nan"))
+
+
+@triton.jit
+def int8_scale(largest):
+    """The scale of heads whose largest magnitude is given, bfloat16; as `quantize_heads`."""
+    return (largest / 127.0).to(tl.bfloat16)
+
+
+@triton.jit
+def int8_codes(x, scale):
+    """Heads in INT8 by their scale: the nearest codes, halves to even."""
+    wide = scale.to(tl.float32)
+    scaled = tl.where(wide > 0.0, x.to(tl.float32) / tl.where(wide > 0.0, wide, 1.0), 0.0)
+    rounded = (scaled + 12582912.0) - 12582912.0  # 1.5 · 2^23, where the last bit is 1
+    return tl.minimum(tl.maximum(rounded, -127.0), 127.0).to(tl.int8)
 
 
 @triton.jit
@@ -176,12 +215,18 @@ def _scaled(x, scale, weight_ptr, there):
 
 
 @triton.jit
-def _copy(x_ptr, out_ptr, stride_x, stride_out, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Copy all heads of one token, converted to the cache's dtype."""
+def _copy(
+    x_ptr, out_ptr, scale_ptr, stride_x, stride_out, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Copy all heads of one token, converted to the cache's dtype. scale_ptr: as `_rope_heads`."""
     i = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
     head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
     inside = (head < HEADS) & (i < HEAD_DIM)
     values = tl.load(x_ptr + head * stride_x + i, mask=inside, other=0.0)
-    tl.store(
-        out_ptr + head * stride_out + i, stored_as(values, out_ptr.dtype.element_ty), mask=inside
-    )
+    target = out_ptr + head * stride_out + i
+    if scale_ptr is not None:
+        scale = int8_scale(_largest(values))
+        tl.store(scale_ptr + head, scale, mask=head < HEADS)
+        tl.store(target, int8_codes(values, scale), mask=inside)
+    else:
+        tl.store(target, stored_as(values, out_ptr.dtype.element_ty), mask=inside)
