@@ -379,7 +379,7 @@ def prefill_capped(capability: int) -> Compiled:
 
 def boxes_of(kind: str, head_dim: int) -> dict[str, str]:
     """Types of a cache's boxes of 16 slots, of keys and of values."""
-    bits = 8 if kind == "fp8e4nv" else 16
+    bits = 8 if kind in ("fp8e4nv", "i8") else 16
     layout = gl.NVMMASharedLayout(min(128, head_dim * bits // 8), bits, 2)
     return dict.fromkeys(["k_desc", "v_desc"], f"tensordesc<{kind}[16, {head_dim}],{layout!r}>")
 
@@ -410,7 +410,10 @@ def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
     types |= {"shared_sums_ptr": "*fp32", "shared_stats_ptr": "*fp32", "shared_plan_ptr": INTS}
     types |= dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
-    shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0}
+    shape: dict[str, Any] = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16}
+    shape |= {"WINDOW": 0}
+    pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
+    (types if kind == "i8" else shape).update(pair)
     cut = {"TILE": 64, "SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
     return compile_kernel(
         hopper_decode_kernel,
@@ -561,6 +564,7 @@ KERNELS = {
     "hopper_halves": hopper_halves,
     "hopper_fp8": functools.partial(hopper, kind="fp8e4nv"),
     "hopper_decode": hopper_decode,
+    "hopper_decode_int8": functools.partial(hopper_decode, kind="i8"),
     "hopper_decode_bf16": functools.partial(hopper_decode, kind="bf16"),
     "small": small,
 }

@@ -54,10 +54,12 @@ def compare(version: Any, query: Tensor, caches: tuple[Any, ...], layout: Any, p
     assert error < (1e-5 if query.dtype == torch.float32 else 0.01)
 
 
+HEADS = [(4, 2, 16)] + [(32, 8, 128), (32, 8, 64), (7, 1, 128)] * ON_GPU
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("batch", BATCHES, ids=["decodes", "mixed"])
 @pytest.mark.parametrize(
     ("version", "window", "soft_cap"),
@@ -65,18 +67,22 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
     ids=["plain", "window", "invariant"],
 )
 def test_attention_reads_codes_and_scales(
-    version: Any, window: int | None, soft_cap: float | None, batch: Any, dtype: torch.dtype
+    version: Any,
+    window: int | None,
+    soft_cap: float | None,
+    batch: Any,
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
 ) -> None:
-    query, k_cache, v_cache, layout, params = attention_case(
-        *batch, (4, 2, 16), window, True, dtype
-    )
-    sinks = normal(4, dtype=torch.float32) if soft_cap else None
+    query, k_cache, v_cache, layout, params = attention_case(*batch, heads, window, True, dtype)
+    sinks = normal(heads[0], dtype=torch.float32) if soft_cap else None
     params = dataclasses.replace(params, soft_cap=soft_cap, sinks=sinks)
     compare(version, query, in_int8(k_cache, v_cache), layout, params)
 
 
-def test_shared_prefixes_are_read_with_their_scales() -> None:
-    query, k_cache, v_cache, layout, params = shared_case((4, 1, 16), torch.float16)
+@pytest.mark.parametrize("heads", [(4, 1, 16)] + [(32, 8, 128)] * ON_GPU, ids=str)
+def test_shared_prefixes_are_read_with_their_scales(heads: tuple[int, int, int]) -> None:
+    query, k_cache, v_cache, layout, params = shared_case(heads, torch.float16)
     caches = in_int8(k_cache, v_cache)
     twin = reference.attention(query, *caches[:2], layout, params, caches[2])
     ours = TRITON.attention(

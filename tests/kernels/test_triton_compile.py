@@ -64,6 +64,7 @@ KERNELS = {
     "hopper_fp8": ["90"],
     "hopper_decode": ["90"],
     "hopper_decode_bf16": ["90"],
+    "hopper_decode_int8": ["90"],
     "small": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],

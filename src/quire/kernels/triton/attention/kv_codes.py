@@ -59,7 +59,7 @@ INT8_WIDENING = tl.constexpr("""
         sub.rn.f16x2 $1, second, flipped;
     }
 """)
-_LEAST_SCALE = tl.constexpr(2.0**-60)  # in place of 0, of heads whose values are all zero
+LEAST_SCALE = tl.constexpr(2.0**-60)  # in place of 0, of heads whose values are all zero
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def load_scales(k_scale_ptr, v_scale_ptr, slots, stride, there):
     """Scales of the keys and values in slots [N] of one head: float32 [N] each."""
     key_scale = tl.load(k_scale_ptr + slots * stride, mask=there, other=1.0).to(tl.float32)
     value_scale = tl.load(v_scale_ptr + slots * stride, mask=there, other=1.0).to(tl.float32)
-    return key_scale, tl.where(value_scale == 0.0, _LEAST_SCALE, value_scale)  # NaN stays NaN
+    return key_scale, tl.where(value_scale == 0.0, LEAST_SCALE, value_scale)  # NaN stays NaN
 
 
 @triton.jit

@@ -1,9 +1,10 @@
-"""Decode attention for Hopper, over keys and values in 16 bits or in FP8.
+"""Decode attention for Hopper, over keys and values in 16 bits, FP8 or INT8.
 
 Twin of `decode_attention.py` for 64 or 128 dimensions a head, with the same plan and layout of
 partial results. One warp keeps a ring of tiles filled by TMA, across requests and key heads, so
-that loads do not wait for a softmax. FP8 keys are multiplied as they are; FP8 values are converted
-to float16. (The ring: warp specialisation as in FlashAttention 3, Shah et al., 2024.)
+that loads do not wait for a softmax. FP8 keys are multiplied as they are; INT8 keys, and values in
+8 bits, are converted to float16. (The ring: warp specialisation as in FlashAttention 3, Shah et
+al., 2024.)
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def launch_decode(
     window: int,
     out: Tensor,
     config: HopperDecodeConfig,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
     *,
     pdl: bool,
     plan_is_fresh: bool,
@@ -46,13 +48,14 @@ def launch_decode(
     """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
 
     tiles, runs: of a `Plan` made for config. shared: the kernel's arguments for shared prefixes.
-    scale: of the scores, times log2(e). The others as in `paged_attention.decode_attention`.
+    scale: of the scores, times log2(e). scales: of keys and values in INT8. The others as
+    in `paged_attention.decode_attention`.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     space = workspace(query.device)
     group = query.shape[1] // num_kv_heads
     hopper_decode_kernel[(num_kv_heads * len(runs),)](
-        query, cache_boxes(k_cache, config.tile), cache_boxes(v_cache, config.tile), out,
+        query, cache_boxes(k_cache, config.tile), cache_boxes(v_cache, config.tile), *scales, out,
         layout.block_table, layout.query_start_loc, layout.seq_lens, tiles, runs,
         space.partials, space.counters, *shared,
         len(layout.seq_lens), len(query), scale, query.stride(0), query.stride(1),
@@ -68,8 +71,8 @@ def launch_decode(
 
 @gluon.jit(do_not_specialize=["stride_table", *_NUMBERS])
 def hopper_decode_kernel(
-    q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
-    runs_ptr, partial_ptr, counter_ptr,
+    q_ptr, k_desc, v_desc, k_scale_ptr, v_scale_ptr, out_ptr, block_table_ptr, query_start_ptr,
+    seq_lens_ptr, tiles_ptr, runs_ptr, partial_ptr, counter_ptr,
     shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_table,
     stride_out_token, min_units, plan_is_fresh, opens_early,
@@ -78,14 +81,18 @@ def hopper_decode_kernel(
     PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """As `decode_attention_kernel`; caches as boxes of [slots, Hkv · D]."""
-    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
+    WIDE: gl.constexpr = k_desc.dtype.primitive_bitwidth == 16
+    # of queries and of softmax weights
+    q_dtype: gl.constexpr = gl.float16 if k_desc.dtype == gl.int8 else k_desc.dtype
+    p_dtype: gl.constexpr = k_desc.dtype if WIDE else gl.float16
+    ROWS_OF_16: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else 16)
     smem = gl.allocate_shared_memory(k_desc.dtype, [2 * SLOTS, TILE, HEAD_DIM], k_desc.layout)
     ring = (smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
-    q_smem = gl.allocate_shared_memory(k_desc.dtype, [2 * GROUPS, HEAD_DIM], k_desc.layout)
-    p_smem = gl.allocate_shared_memory(
-        gl.float16 if FP8 else k_desc.dtype, [2 * GROUPS, TILE], gl.NVMMASharedLayout(128, 16, 2)
+    q_smem = gl.allocate_shared_memory(
+        q_dtype, [2 * GROUPS, HEAD_DIM], ROWS_OF_16 if k_desc.dtype == gl.int8 else k_desc.layout
     )
+    p_smem = gl.allocate_shared_memory(p_dtype, [2 * GROUPS, TILE], ROWS_OF_16)
     fence_async_shared()
     shared = (shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr)
     requests = (seq_lens_ptr, tiles_ptr, runs_ptr, shared_index_ptr, lens_ptr)
@@ -93,9 +100,11 @@ def hopper_decode_kernel(
         [
             (_attend, (
                 q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests,
+                (k_scale_ptr, v_scale_ptr), block_table_ptr, stride_table,
                 shared, partial_ptr, counter_ptr, num_requests, num_tokens, scale, stride_q_token,
                 stride_q_head, stride_out_token, min_units, plan_is_fresh, opens_early,
-                NUM_KV_HEADS, GROUP, GROUPS, HEAD_DIM, WINDOW, PDL, HAS_SHARED, MEMBERS)),
+                NUM_KV_HEADS, GROUP, GROUPS, HEAD_DIM, BLOCK_SIZE, WINDOW, PDL, HAS_SHARED,
+                MEMBERS)),
             (fetch, (
                 k_desc, v_desc, ring, block_table_ptr, requests, stride_table, plan_is_fresh,
                 NUM_KV_HEADS, BLOCK_SIZE, WINDOW, PDL, HAS_SHARED, MEMBERS)),
@@ -109,12 +118,13 @@ def hopper_decode_kernel(
 
 @gluon.jit
 def _attend(
-    q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests, shared, partial_ptr,
-    counter_ptr,
+    q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests, scale_ptrs, block_table_ptr,
+    stride_table, shared, partial_ptr, counter_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_out_token, min_units,
     plan_is_fresh, opens_early,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WINDOW: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr,
+    MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """Compute the crew's run of tiles for one key head, request by request."""
     seq_lens_ptr, tiles_ptr, runs_ptr, shared_index_ptr, lens_ptr = requests
@@ -148,7 +158,7 @@ def _attend(
         oldest = oldest_key(
             shared_index_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS
         )
-        factor = leave_query(q, q_smem)
+        factor = leave_query(q, q_smem, scale_ptrs[0] is not None)
         next_token, next_len = token, seq_len
         if stop < end:  # loaded early, so that it is there when it is needed
             row = row_behind(row, tiles_ptr)
@@ -160,7 +170,8 @@ def _attend(
         )  # fmt: skip
         result, weight = attend_to_keys(
             ring, at, q_smem, p_smem, factor * scale, begin - first_tile, stop - first_tile,
-            oldest, seq_len, HEAD_DIM, GROUPS,
+            oldest, seq_len, scale_ptrs, head, block_table_ptr + request * stride_table,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, GROUPS,
         )  # fmt: skip
         at += stop - begin
         if HAS_SHARED:

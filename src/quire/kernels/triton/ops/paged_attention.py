@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Set
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import triton
@@ -43,7 +45,15 @@ from quire.kernels.triton.launch.workspace import (
 )
 
 LOG2_E = 1.4426950408889634
-_PLAIN = [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
+Types: TypeAlias = "tuple[torch.dtype, torch.dtype]"
+_FOR_PROMPTS = frozenset(
+    {
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, reference.FP8),
+    }
+)
+_FOR_DECODES = _FOR_PROMPTS | {(torch.bfloat16, torch.int8), (torch.float16, torch.int8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ def decode_attention(
         launch_decode(
             query, k_cache, v_cache, layout, plan.decode_tiles, plan.decode_runs,
             _shared_operands(layout, shared), params.scale * LOG2_E, window, out, config,
-            pdl=pdl, plan_is_fresh=plan_is_fresh, opens_early=opens_early,
+            scale_operands(scales), pdl=pdl, plan_is_fresh=plan_is_fresh, opens_early=opens_early,
         )  # fmt: skip
         return
     decode_attention_kernel[(num_programs,)](
@@ -204,7 +214,7 @@ def choose_decode_config(
 ) -> DecodeConfig | HopperDecodeConfig:
     """The config of decode attention: for Hopper's kernel where that serves the operands."""
     group = query.shape[1] // k_cache.shape[2]
-    if group <= 16 and hopper_serves(query, k_cache, params):
+    if group <= 16 and hopper_serves(query, k_cache, params, _FOR_DECODES):
         return hopper_decode_config(k_cache, group, len(query))
     return decode_config(k_cache, len(query))
 
@@ -226,14 +236,18 @@ def choose_prefill_config(
     return prefill_config(k_cache, group)
 
 
-def hopper_serves(query: Tensor, k_cache: Tensor, params: AttentionParams) -> bool:
-    """Whether Hopper's kernels serve these dtypes, shapes and params."""
+def hopper_serves(
+    query: Tensor, k_cache: Tensor, params: AttentionParams, types: Set[Types] = _FOR_PROMPTS
+) -> bool:
+    """Whether Hopper's kernels serve these dtypes, shapes and params.
+
+    types: pairs of a query's and a key's that they serve.
+    """
     _, block_size, _, head_dim = k_cache.shape
-    types = query.dtype, k_cache.dtype
     return (
         has_hopper_gpu(query.device)
         and params.is_plain
-        and (types == (torch.bfloat16, reference.FP8) or types in _PLAIN)
+        and (query.dtype, k_cache.dtype) in types
         and head_dim in (64, 128)
         and block_size in (8, 16, 32, 64, 128)
         and k_cache.is_contiguous()
