@@ -167,6 +167,12 @@ class CacheConfig:
         "quantized, else the model's; fp8 (or fp8_e4m3): 8 bits, so that twice as many tokens fit, "
         "with the checkpoint's scales, if any; int8: 8 bits and a scale for each token and head",
     )
+    kv_cache_dtype_skip_layers: str | None = setting(
+        None,
+        "layers whose keys and values stay in the model's data type, by their numbers, with commas "
+        "between; sliding_window: all layers with a window",
+        is_list=True,
+    )
     enable_prefix_caching: bool = setting(True, "share the KV blocks of equal prefixes")
 
     def __post_init__(self) -> None:

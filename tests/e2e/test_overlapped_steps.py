@@ -97,7 +97,7 @@ class Overlapped(GpuBackend):
         runner = DeviceRunner(
             self._model, self._kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
             config.scheduler.max_num_batched_tokens, self._on,
-            num_warmed_up=layers_of_all_kinds(self.resolved.model_config.spec.layers),
+            num_warmed_up=layers_of_all_kinds(self.resolved.kinds_of_layers),
             record=self.record,
         )  # fmt: skip
         runner.warm_up()

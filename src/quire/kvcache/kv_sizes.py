@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.core.layer_spec import KVLayerSpec
 from quire.dtypes import DTYPES
 from quire.options import require
 
+_WINDOWED = "sliding_window"  # of the setting: all layers that have one
 _SCALE_BYTES = 2  # at the end of each row in int8
 
 
@@ -33,9 +35,33 @@ def row_bytes(dim: int, dtype: str) -> int:
     return dim * DTYPES[dtype].num_bytes + (_SCALE_BYTES if dtype == "int8" else 0)
 
 
+def layers_with_types(
+    layers: Sequence[KVLayerSpec], skipped: str | None, dtype: str
+) -> tuple[KVLayerSpec, ...]:
+    """The layers of a model, those to be left out of a quantized KV cache in the model's dtype.
+
+    skipped: the setting `kv_cache_dtype_skip_layers`. Raises ConfigError.
+    """
+    words = [word.strip() for word in (skipped or "").split(",") if word.strip()]
+    for word in words:
+        require(
+            word == _WINDOWED or (word.isdecimal() and int(word) < len(layers)),
+            f"kv_cache_dtype_skip_layers must hold {_WINDOWED} or numbers of layers up to "
+            f"{len(layers) - 1}, not {word!r}",
+        )
+    return tuple(
+        replace(layer, dtype=dtype)
+        if str(index) in words or (layer.window is not None and _WINDOWED in words)
+        else layer
+        for index, layer in enumerate(layers)
+    )
+
+
 def layer_bytes(layer: KVLayerSpec, dtype: str) -> tuple[int, int]:
-    """Bytes of one token's keys, and of its values, in one layer."""
-    keys, values = (row_bytes(dim, dtype) for dim in (layer.key_dim, layer.value_dim))
+    """Bytes of one token's keys, and of its values, in one layer. dtype: the cache's."""
+    keys, values = (
+        row_bytes(dim, layer.dtype or dtype) for dim in (layer.key_dim, layer.value_dim)
+    )
     return layer.num_heads * keys, layer.num_heads * values
 
 

@@ -31,27 +31,30 @@ def allocate_kv(
 ) -> list[tuple[Tensor, ...]]:
     """Keys and values of each layer, each zeros [num_blocks, block_size, num_heads, head_dim].
 
+    dtype: of layers that have none of their own.
+
     In int8 each row of a head has a scale: on a CPU its last two bytes, elsewhere in a tensor of
     its own, bfloat16 [num_blocks, block_size, num_heads], for keys and for values after both.
 
     Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
     """
-    beside = dtype == torch.int8 and torch.device(device).type not in _WITH_SCALES_IN_ROWS
+    return [_layer_cache(layer, num_blocks, block_size, dtype, device) for layer in layers]
 
-    def zeros(layer: KVLayerSpec, dim: int) -> Tensor:
-        row = dim if beside else row_bytes(dim, dtype_name(dtype)) // dtype.itemsize
-        return _zeros((num_blocks, block_size, layer.num_heads, row), dtype, device)
 
-    def scales(layer: KVLayerSpec) -> Tensor:
-        return _zeros((num_blocks, block_size, layer.num_heads), torch.bfloat16, device)
-
-    return [
-        (
-            *(zeros(layer, dim) for dim in (layer.key_dim, layer.value_dim)),
-            *(scales(layer) for _ in range(2 * beside)),
-        )
-        for layer in layers
-    ]
+def _layer_cache(
+    layer: KVLayerSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[Tensor, ...]:
+    own = dtype if layer.dtype is None else torch_dtype(layer.dtype)
+    beside = own == torch.int8 and torch.device(device).type not in _WITH_SCALES_IN_ROWS
+    slots, rows = (num_blocks, block_size, layer.num_heads), list[int]()
+    for dim in (layer.key_dim, layer.value_dim):
+        rows.append(dim if beside else row_bytes(dim, dtype_name(own)) // own.itemsize)
+    found = [_zeros((*slots, row), own, device) for row in rows]
+    return (*found, *(_zeros(slots, torch.bfloat16, device) for _ in range(2 * beside)))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

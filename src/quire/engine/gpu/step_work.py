@@ -11,7 +11,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.core.layer_spec import LayerSpec
 from quire.engine.core.step_sizes import StepSize
 from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepTensors
@@ -80,7 +79,7 @@ class ModelWork:
         return StepTensors(hidden, logits, outcome)
 
 
-def layers_of_all_kinds(layers: Sequence[LayerSpec]) -> int:
+def layers_of_all_kinds(layers: Sequence[object]) -> int:
     """The number of a model's first layers that together launch every kernel of all its layers.
 
     Layers with equal records launch the same ones. The first layer has a norm of its own before it,

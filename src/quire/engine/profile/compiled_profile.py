@@ -79,7 +79,7 @@ def profile_compiled(resolved: ResolvedConfig, stored: StoredArrays, step: StepS
             states.logits(last)
 
     seconds = median_seconds(run)
-    kv_layer = model_config.spec.kv_layers[0]  # the decoder takes one size for all layers
+    kv_layer = resolved.kv_layers[0]  # the decoder takes one size for all layers
     calls = TimedCalls(stored, step, sum(layer_bytes(kv_layer, resolved.kv_dtype)))
 
     def run_timed() -> dict[tuple[str, str], Work]:

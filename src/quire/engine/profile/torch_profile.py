@@ -35,7 +35,6 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
-from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model, load_unsaved
 from quire.models.runtimes.torch_model import with_cache
 
@@ -76,10 +75,10 @@ def _profile_modules(resolved: ResolvedConfig, device: torch.device, step: StepS
     model = load_model(config.model, model_config, resolved.folder, device, dtype, recorder.kernels)
     table, block_size = None, config.cache.block_size
     if device.type == "cpu" and not is_tiny(model_config):
-        ready = partial(with_cache, model, model_config, block_size, kv_dtype)
+        ready = partial(with_cache, model, resolved.kv_layers, block_size, kv_dtype)
         table = measure_steps(ready, model_config, block_size, threads)
     with torch.inference_mode():
-        run = _step(model, model_config, step, block_size, kv_dtype, device, recorder)
+        run = _step(model, resolved, step, device, recorder)
         recorder.record(run)
         in_fp8 = any(kind.in_fp8 for kind in recorder.kinds.values())
         roofline = measure_roofline(device, dtype, in_fp8=in_fp8)
@@ -100,18 +99,17 @@ def _profile_modules(resolved: ResolvedConfig, device: torch.device, step: StepS
 
 def _step(
     model: Any,
-    model_config: ModelConfig,
+    resolved: ResolvedConfig,
     step: StepShape,
-    block_size: int,
-    dtype: torch.dtype,
     device: torch.device,
     recorder: Recorder,
 ) -> Call:
     """A pass over such a batch, to be called again and again."""
+    model_config, block_size = resolved.model_config, resolved.config.cache.block_size
+    dtype = torch_dtype(resolved.kv_dtype)
     blocks_each = -(-step.context // block_size)
     num_blocks = step.num_requests * blocks_each
-    kv_layers = model_config.spec.kv_layers
-    kv_caches = allocate_kv(kv_layers, num_blocks, block_size, dtype, device)
+    kv_caches = allocate_kv(resolved.kv_layers, num_blocks, block_size, dtype, device)
     recorder.ignore(kv_caches)
     table = np.arange(num_blocks, dtype=np.int32).reshape(step.num_requests, blocks_each)
     lens, contexts = [step.num_new] * step.num_requests, [step.context] * step.num_requests

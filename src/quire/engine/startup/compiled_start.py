@@ -60,6 +60,8 @@ def open_stored(resolved: ResolvedConfig) -> StoredArrays:
 
 def make_decoder(resolved: ResolvedConfig, stored: StoredArrays) -> CompiledDecoder:
     """The decoder over these weights. Raises UnsupportedModelError."""
+    if {layer.dtype for layer in resolved.kv_layers} - {None, resolved.kv_dtype}:
+        raise UnsupportedModelError("layers with keys and values of different data types")
     return CompiledDecoder(resolved.model_config.spec, stored, resolved.config.cache.block_size)
 
 
@@ -81,6 +83,6 @@ def with_cache(
     resolved: ResolvedConfig, decoder: CompiledDecoder, num_layers: int, num_blocks: int
 ) -> CompiledModel:
     """The decoder with a KV cache for its first layers; see `WithCache`."""
-    layers, block_size = resolved.model_config.spec.kv_layers, resolved.config.cache.block_size
-    cache = HostCache.allocate(layers[:num_layers], num_blocks, block_size, resolved.kv_dtype)
+    layers, block_size = resolved.kv_layers[:num_layers], resolved.config.cache.block_size
+    cache = HostCache.allocate(layers, num_blocks, block_size, resolved.kv_dtype)
     return CompiledModel(decoder, cache)

@@ -16,7 +16,7 @@ from quire.dtypes import DTYPES
 from quire.engine.startup.device_policy import choose_dtype, device_type
 from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
-from quire.kvcache.kv_sizes import block_bytes, kv_name
+from quire.kvcache.kv_sizes import block_bytes, kv_name, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
@@ -94,7 +94,9 @@ def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
     dtype, stored = choose_dtype(config, model_config), model_config.kv_cache_dtype
     name = kv_name(config.cache.kv_cache_dtype, dtype, stored)
-    return block_bytes(model_config.spec.kv_layers, config.cache.block_size, name)
+    skipped = config.cache.kv_cache_dtype_skip_layers
+    layers = layers_with_types(model_config.spec.kv_layers, skipped, dtype)
+    return block_bytes(layers, config.cache.block_size, name)
 
 
 def blocks_within(

@@ -60,8 +60,7 @@ class GpuBackend:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV cache of all layers."""
-        layers = self.resolved.model_config.spec.kv_layers
-        self._kv_caches = _allocate(self.resolved, layers, num_blocks, self._on)
+        self._kv_caches = _allocate(self.resolved, self.resolved.kv_layers, num_blocks, self._on)
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
@@ -84,7 +83,7 @@ class GpuBackend:
             kernels_for(self._on.type),
             config.scheduler.max_num_batched_tokens,
             self._on,
-            num_warmed_up=layers_of_all_kinds(self.resolved.model_config.spec.layers),
+            num_warmed_up=layers_of_all_kinds(self.resolved.kinds_of_layers),
             record=None if config.device.enforce_eager else cuda_graphs(),
             shares_prefixes=config.shares_prefixes,
         )
@@ -132,8 +131,7 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    spec = model_config.spec
-    layers = spec.kv_layers[: layers_of_all_kinds(spec.layers)]
+    layers = resolved.kv_layers[: layers_of_all_kinds(resolved.kinds_of_layers)]
     context = ForwardContext(layout, _allocate(resolved, layers, 1, device))
     positions = torch.cat([torch.arange(count, device=device) for count in lens])
     hidden = model.forward(torch.zeros_like(positions), positions, context)

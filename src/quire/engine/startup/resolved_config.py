@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import KVLayerSpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.engine.startup.device_policy import DeviceType, choose_dtype
 from quire.errors import ConfigError
 from quire.hub import resolve_model
-from quire.kvcache.kv_sizes import kv_name
+from quire.kvcache.kv_sizes import kv_name, layers_with_types
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, pass_gate
@@ -28,7 +29,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     requested: the settings as given. folder: the model's files. length_limit: tokens that a
     request may have, prompt and answer. dtype, kv_dtype: of activations, of the KV cache, by
-    PyTorch's names. quality: figures of the weights' quality report, where there is one.
+    PyTorch's names. kv_layers: what each layer stores, with types of those that differ. quality:
+    figures of the weights' quality report, where there is one.
     """
 
     requested: EngineConfig
@@ -39,7 +41,13 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     length_limit: int
     dtype: str
     kv_dtype: str
+    kv_layers: tuple[KVLayerSpec, ...]
     quality: Quality | None
+
+    @property
+    def kinds_of_layers(self) -> list[object]:
+        """A record of each layer, equal for those that launch the same kernels."""
+        return list(zip(self.model_config.spec.layers, self.kv_layers, strict=True))
 
 
 def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
@@ -62,6 +70,9 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         length_limit=_length_limit(config, model_config),
         dtype=dtype,
         kv_dtype=kv_name(config.cache.kv_cache_dtype, dtype, model_config.kv_cache_dtype),
+        kv_layers=layers_with_types(
+            model_config.spec.kv_layers, config.cache.kv_cache_dtype_skip_layers, dtype
+        ),
         quality=_quality(config, folder, model_config),
     )
 

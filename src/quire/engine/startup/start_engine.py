@@ -55,7 +55,7 @@ def start_engine(
     resolved = backend.resolved
     config, model_config = resolved.config, resolved.model_config
     block_size = config.cache.block_size
-    bytes_each = block_bytes(model_config.spec.kv_layers, block_size, resolved.kv_dtype)
+    bytes_each = block_bytes(resolved.kv_layers, block_size, resolved.kv_dtype)
     grammars = GrammarMatchers(_grammar_compiler(config, model_config))
     with phases.timed("kernels"), fitting_step(config), backend.compiling():
         num_blocks = choose_num_blocks(config, model_config, bytes_each, backend.kv_budget)

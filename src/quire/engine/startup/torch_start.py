@@ -149,7 +149,7 @@ def _host_backend(
         return compiled_backend(resolved, decoder, phases, on_started)
     config, model_config = resolved.config, resolved.model_config
     dtype, kv_dtype = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype)
-    ready = partial(with_cache, model, model_config, config.cache.block_size, kv_dtype)
+    ready = partial(with_cache, model, resolved.kv_layers, config.cache.block_size, kv_dtype)
     backend = HostBackend(resolved, ready, on_started)
     if not is_tiny(model_config):
         capability = torch.backends.cpu.get_cpu_capability()

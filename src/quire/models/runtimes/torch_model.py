@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.array_types import Flags, Ints, Logits, Singles
+from quire.core.layer_spec import KVLayerSpec
 from quire.core.messages import TokenLogprobs
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.row_ops import finite_rows, in_float32
@@ -21,7 +22,6 @@ from quire.kernels.cpu.tensor_ops import as_array
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
-from quire.models.config.model_config import ModelConfig
 from quire.sampling.device_logprobs import score
 from quire.sampling.token_logprobs import prompt_logprobs
 
@@ -105,7 +105,7 @@ class TorchStates:
 
 def with_cache(
     model: CausalLM,
-    model_config: ModelConfig,
+    layers: Sequence[KVLayerSpec],
     block_size: int,
     kv_dtype: torch.dtype,
     num_layers: int,
@@ -113,5 +113,5 @@ def with_cache(
 ) -> TorchModel:
     """So many layers of a model on the host, with a cache for them. See `WithCache`."""
     host = torch.device("cpu")
-    layers = model_config.spec.kv_layers[:num_layers]
-    return TorchModel(model, allocate_kv(layers, num_blocks, block_size, kv_dtype, host), host)
+    caches = allocate_kv(layers[:num_layers], num_blocks, block_size, kv_dtype, host)
+    return TorchModel(model, caches, host)
