@@ -50,7 +50,12 @@ def plan(capability: int) -> Compiled:
 
 
 def skinny(
-    capability: int, weight_format: str = "plain", *, codes: str = "fp8e4nv", heads: bool = False
+    capability: int,
+    weight_format: str = "plain",
+    *,
+    codes: str = "fp8e4nv",
+    heads: bool = False,
+    cache: str = BF16,
 ) -> Compiled:
     """The product before a norm, as an 8B model's layers have it."""
     itemsize = 2 if weight_format == "plain" else 1
@@ -77,7 +82,10 @@ def skinny(
         pointers |= {"w_desc": f"tensordesc<{kind}[64,{constants['BLOCK_K']}]>"}
         del constants["w_desc"]
     types, constants = with_rope(
-        {**pointers, "counter_ptr": INTS, "eps": "fp32", **sizes}, constants | {"PDL": pdl}, heads
+        {**pointers, "counter_ptr": INTS, "eps": "fp32", **sizes},
+        constants | {"PDL": pdl},
+        heads,
+        cache,
     )
     return compile_kernel(
         skinny_gemm_kernel,
@@ -93,6 +101,7 @@ WITH_ROPE = {
     **dict.fromkeys(["cos_ptr", "sin_ptr", "query_norm_ptr", "key_norm_ptr"], BF16),
     **dict.fromkeys(["k_cache_ptr", "v_cache_ptr"], BF16),
     **dict.fromkeys(["stride_angles", "stride_block", "stride_slot", "stride_kv_head"], "i32"),
+    **dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16),
     "slots_ptr": "*i64",
     "head_eps": "fp32",
 }
@@ -106,11 +115,18 @@ ALONE = {"HAS_RESIDUAL": False, "HAS_NORM": False, "HAS_SQUARES": True} | dict.f
 )
 
 
-def with_rope(types: dict[str, str], constants: dict[str, Any], wanted: bool) -> tuple[Any, Any]:
+def with_rope(
+    types: dict[str, str], constants: dict[str, Any], wanted: bool, cache: str = BF16
+) -> tuple[Any, Any]:
     """A GEMM's arguments with RoPE and KV writes fused into it, or unchanged."""
     if not wanted:
         return types, constants | WITHOUT_ROPE
     types = types | WITH_ROPE | {"squares_ptr": "*fp32"}
+    if cache == BF16:
+        scales = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"])
+        constants = constants | scales
+        types = {name: kind for name, kind in types.items() if name not in scales}
+    types |= dict.fromkeys(["k_cache_ptr", "v_cache_ptr"], cache)
     constants = {name: value for name, value in constants.items() if name != "squares_ptr"}
     return {name: kind for name, kind in types.items() if name not in ALONE}, (
         constants | ALONE | HEADS
@@ -122,7 +138,9 @@ def skinny_fp8(capability: int) -> Compiled:
     return skinny(capability, "codes" if capability >= 89 else "bytes")
 
 
-def ring(capability: int, kind: str = "bf16", *, heads: bool = False) -> Compiled:
+def ring(
+    capability: int, kind: str = "bf16", *, heads: bool = False, cache: str = BF16
+) -> Compiled:
     """The product before a norm with W in a ring; x is rounded, or else it comes in W's type."""
     pointers = dict.fromkeys(
         ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"], BF16
@@ -147,7 +165,7 @@ def ring(capability: int, kind: str = "bf16", *, heads: bool = False) -> Compile
         types |= {"w_scale_ptr": "*fp32"}
         del types["x_desc"]
     absent = {"w_scale_ptr", "x_desc"} - set(types)
-    types, constants = with_rope(types, constants | dict.fromkeys(absent), heads)
+    types, constants = with_rope(types, constants | dict.fromkeys(absent), heads, cache)
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
@@ -553,6 +571,8 @@ KERNELS = {
     ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
+    "skinny_turned_int8": functools.partial(skinny, heads=True, cache="*i8"),
+    "ring_turned_int8": functools.partial(ring, heads=True, cache="*i8"),
     "ring_turned": functools.partial(ring, kind="fp8e4nv", heads=True),
     "decode": decode,
     "plan": plan,

@@ -27,9 +27,9 @@ def in_int8(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, KVScales]
     """Caches as codes and scales; heads differ in size by up to 2^20, and some are zero."""
     found = []
     for cache in (k_cache, v_cache):
-        spread = torch.randint(-10, 10, cache.shape[:3], generator=torch.Generator().manual_seed(3))
-        spread = spread.float().exp2() if cache is v_cache else 1.0 + spread.float() / 20.0
-        rows = reference.quantize_heads(cache.float() * spread[..., None])
+        powers = torch.randint(-10, 10, cache.shape[:3], generator=torch.Generator().manual_seed(3))
+        powers = powers.float().exp2() if cache is v_cache else 1.0 + powers.float() / 20.0
+        rows = reference.quantize_heads(cache.float() * powers[..., None])
         rows[:, 3] = 0
         scales = rows[..., -2:].contiguous().view(torch.bfloat16).squeeze(-1)
         found.append((rows[..., :-2].contiguous(), scales))

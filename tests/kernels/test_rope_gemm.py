@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from twins import normal, rope_case
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, HeadNorms, ResidualState, RopeWriteKV
+from quire.kernels.operands import Fp8Weight, HeadNorms, KVScales, ResidualState, RopeWriteKV
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
@@ -71,6 +72,47 @@ def test_heads_are_those_of_two_kernels(
         same(mine.k_cache, theirs.k_cache)
         assert torch.equal(mine.v_cache.float(), theirs.v_cache.float())
     assert not workspace(DEVICE).counters.any()
+
+
+@pytest.mark.parametrize("case", [(3, (4, 2, 64), True), (17, (6, 2, 32), False)], ids=str)
+def test_heads_in_int8_are_those_of_two_kernels(
+    case: tuple[int, tuple[int, int, int], bool],
+) -> None:
+    """Codes and scales; one head has a NaN, one only zeros."""
+    m, heads, norms = case
+    n, k = (heads[0] + 2 * heads[1]) * heads[2], 192
+    stream, weight = a_stream(m, k), (normal(n, k, dtype=DTYPE, seed=3) / k**0.5).to(DEVICE)
+    bias = normal(n, dtype=DTYPE, seed=4).to(DEVICE)
+    bias[-heads[2]], weight[-2 * heads[2] : -heads[2]] = float("nan"), 0.0
+    bias[-2 * heads[2] : -heads[2]] = 0.0
+    plain = on_device(rope_case(m, heads, heads[2], norms, DTYPE), 2)
+    configs = [config for config in SKINNY if whole(config, heads)]
+    if ON_GPU and has_hopper_gpu(DEVICE) and heads[2] >= 64:
+        configs += [config for config in RINGS if whole(config, heads)]
+    assert configs
+    for config in configs:
+        mine, theirs = in_int8(plain), in_int8(plain)
+        query = skinny_gemm_rope(stream, weight, mine, bias=bias, config=config)
+        fused = skinny_gemm(stream, weight, bias=bias, config=config)
+        same(query, rope_write_kv(*theirs.operands(fused)))
+        assert mine.scales is not None
+        assert theirs.scales is not None
+        for ours, twin in ((mine.k_cache, theirs.k_cache), (mine.v_cache, theirs.v_cache)):
+            assert (ours.int() - twin.int()).abs().max() <= 1
+            assert (ours != twin).float().mean() < 0.02
+        same(mine.scales.keys, theirs.scales.keys)
+        assert torch.equal(mine.scales.values.isnan(), theirs.scales.values.isnan())
+        same(mine.scales.values.nan_to_num(1.0), theirs.scales.values.nan_to_num(1.0))
+        assert mine.scales.values.isnan().any()
+        assert (mine.scales.values == 0.0).any()
+
+
+def in_int8(rope: RopeWriteKV) -> RopeWriteKV:
+    """The operands with empty caches in INT8."""
+    caches = [torch.zeros_like(c, dtype=torch.int8) for c in (rope.k_cache, rope.v_cache)]
+    shape = rope.k_cache.shape[:3]
+    scales = [torch.ones(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
+    return replace(rope, k_cache=caches[0], v_cache=caches[1], scales=KVScales(*scales))
 
 
 def a_stream(m: int, k: int) -> ResidualState:

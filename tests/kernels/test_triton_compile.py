@@ -65,6 +65,8 @@ KERNELS = {
     "hopper_decode": ["90"],
     "hopper_decode_bf16": ["90"],
     "hopper_decode_int8": ["90"],
+    "skinny_turned_int8": ["90"],
+    "ring_turned_int8": ["90"],
     "small": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.step.rope_kernels import stored_as
+from quire.kernels.triton.step.rope_kernels import int8_codes, int8_scale, largest_of, stored_as
 
 
 @triton.jit
@@ -31,13 +31,13 @@ def load_angles(
 @triton.jit
 def store_rope_heads(
     x, tile, angles, out_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
-    M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
+    k_scale_ptr, v_scale_ptr, M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
     HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store a tile's results x [BLOCK_M, BLOCK_N] float32.
 
-    Queries go to out, keys and values to the caches. out and the norms' weights, if any, have the
-    type that x is rounded to.
+    Queries go to out, keys and values to the caches, in INT8 with their scales. out and the norms'
+    weights, if any, have the type that x is rounded to.
     """
     BLOCK_M: tl.constexpr = x.shape[0]
     BLOCK_N: tl.constexpr = x.shape[1]
@@ -51,21 +51,38 @@ def store_rope_heads(
         target = tokens[:, None] * stride_out + (columns + tile * BLOCK_N)[None, :]
         tl.store(out_ptr + target, rotated.to(out_ptr.dtype.element_ty), mask=(tokens < M)[:, None])
     else:
-        head = (first - num_queries) % KV_HEADS + columns // HEAD_DIM
+        first_head = (first - num_queries) % KV_HEADS
+        head = first_head + columns // HEAD_DIM
         slot = slots // CACHE_BLOCK * stride_block + slots % CACHE_BLOCK * stride_slot
         offsets = slot[:, None] + (head * stride_kv_head + columns % HEAD_DIM)[None, :]
-        has_slot = (slots >= 0)[:, None]  # else it is padding
+        scales = slots * KV_HEADS + first_head
         if first < num_queries + KV_HEADS:
             rotated = _rotate(x, cos, sin, key_norm_ptr, eps, HEAD_DIM)
-            tl.store(
-                k_cache_ptr + offsets,
-                stored_as(rotated, k_cache_ptr.dtype.element_ty),
-                mask=has_slot,
-            )
+            _write(rotated, k_cache_ptr, offsets, k_scale_ptr, scales, slots, HEAD_DIM)
         else:
-            tl.store(
-                v_cache_ptr + offsets, stored_as(x, v_cache_ptr.dtype.element_ty), mask=has_slot
-            )
+            _write(x, v_cache_ptr, offsets, v_scale_ptr, scales, slots, HEAD_DIM)
+
+
+@triton.jit
+def _write(x, cache_ptr, offsets, scale_ptr, scale_offsets, slots, HEAD_DIM: tl.constexpr):
+    """Write heads x [tokens, columns] to offsets of a cache.
+
+    In INT8 the scale of each token's first head goes to scale_offsets [tokens], the next ones
+    behind it. Tokens with a negative slot are padding.
+    """
+    BLOCK_M: tl.constexpr = x.shape[0]
+    BLOCK_N: tl.constexpr = x.shape[1]
+    COUNT: tl.constexpr = BLOCK_N // HEAD_DIM
+    has_slot = (slots >= 0)[:, None]
+    if scale_ptr is not None:
+        heads = tl.reshape(x.to(tl.float32), [BLOCK_M, COUNT, HEAD_DIM])
+        scale = int8_scale(largest_of(heads, 2))
+        codes = tl.reshape(int8_codes(heads, scale[:, :, None]), [BLOCK_M, BLOCK_N])
+        tl.store(cache_ptr + offsets, codes, mask=has_slot)
+        target = scale_ptr + scale_offsets[:, None] + tl.arange(0, COUNT)[None, :]
+        tl.store(target, scale, mask=has_slot)
+    else:
+        tl.store(cache_ptr + offsets, stored_as(x, cache_ptr.dtype.element_ty), mask=has_slot)
 
 
 @triton.jit

@@ -26,8 +26,8 @@ from quire.kernels.triton.step.row_rounding import to_codes
 def skinny_gemm_kernel(
     x_ptr, w_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
-    cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
-    partial_ptr, counter_ptr,
+    cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
+    k_scale_ptr, v_scale_ptr, slots_ptr, partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
     head_eps, stride_angles, stride_block, stride_slot, stride_kv_head,
     stride_x, stride_w, stride_out,
@@ -112,8 +112,9 @@ def skinny_gemm_kernel(
             if HEAD_DIM > 0:
                 store_rope_heads(
                     tl.trans(acc), tile, angles, out_ptr, query_norm_ptr, key_norm_ptr,
-                    k_cache_ptr, v_cache_ptr, M, N, head_eps, stride_out, stride_block,
-                    stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
+                    k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, M, N, head_eps,
+                    stride_out, stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS,
+                    CACHE_BLOCK,
                 )  # fmt: skip
             else:
                 _finish(

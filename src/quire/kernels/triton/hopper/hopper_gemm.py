@@ -54,8 +54,8 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 def hopper_gemm_kernel(
     x_ptr, x_desc, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
-    cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
-    partial_ptr, counter_ptr,
+    cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
+    k_scale_ptr, v_scale_ptr, slots_ptr, partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
     head_eps, stride_angles, stride_block, stride_slot, stride_kv_head,
     stride_x, stride_out,
@@ -172,8 +172,8 @@ def hopper_gemm_kernel(
                 )  # fmt: skip
             store_rope_heads(
                 acc, tile, rows, tokens, angles, out_ptr, query_norm_ptr, key_norm_ptr,
-                k_cache_ptr, v_cache_ptr, M, N, head_eps, stride_out, stride_block, stride_slot,
-                stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
+                k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, M, N, head_eps, stride_out,
+                stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
             _store_silu(acc, tile, first, out_ptr, M, N, stride_out)

@@ -36,7 +36,7 @@ def load_angles(
 @gluon.jit
 def store_rope_heads(
     x, tile, rows, tokens, angles, out_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
-    M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
+    k_scale_ptr, v_scale_ptr, M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """Store a tile's results x float32 [BLOCK_N, BLOCK_M]: queries to out, the rest to caches."""
@@ -55,15 +55,45 @@ def store_rope_heads(
         slot = slots // CACHE_BLOCK * stride_block + slots % CACHE_BLOCK * stride_slot
         offset = slot[None, :] + (head * stride_kv_head + rows % HEAD_DIM)[:, None]
         mask = (rows < N)[:, None] & (slots >= 0)[None, :]  # else it is padding
+        scales = slots * KV_HEADS + (first - num_queries) % KV_HEADS
         if first < num_queries + KV_HEADS:
             rotated = _rope(x, rows, cos, sin, key_norm_ptr, eps, HEAD_DIM)
-            gl.store(
-                k_cache_ptr + offset,
-                _stored_as(rotated, k_cache_ptr.dtype.element_ty),
-                mask=mask,
-            )
+            _write(rotated, k_cache_ptr + offset, mask, k_scale_ptr, scales, slots, HEAD_DIM)
         else:
-            gl.store(v_cache_ptr + offset, _stored_as(x, v_cache_ptr.dtype.element_ty), mask=mask)
+            _write(x, v_cache_ptr + offset, mask, v_scale_ptr, scales, slots, HEAD_DIM)
+
+
+@gluon.jit
+def _write(x, targets, mask, scale_ptr, scale_offsets, slots, HEAD_DIM: gl.constexpr):
+    """Twin of `rope_epilogue._write`: x, targets and mask [rows, tokens]."""
+    BLOCK_N: gl.constexpr = x.shape[0]
+    BLOCK_M: gl.constexpr = x.shape[1]
+    COUNT: gl.constexpr = BLOCK_N // HEAD_DIM
+    layout: gl.constexpr = x.type.layout
+    if scale_ptr is not None:
+        heads = x.to(gl.float32).reshape([COUNT, HEAD_DIM, BLOCK_M])
+        sizes = gl.abs(heads)
+        largest = gl.max(gl.where(sizes == sizes, sizes, float("inf")), axis=1)
+        largest = gl.where(largest < float("inf"), largest, float("nan"))
+        scale = (largest / 127.0).to(gl.bfloat16)
+        codes = _int8_codes(heads, scale.to(gl.float32).expand_dims(1))
+        gl.store(targets, gl.convert_layout(codes.reshape([BLOCK_N, BLOCK_M]), layout), mask=mask)
+        OWN: gl.constexpr = scale.type.layout
+        TOKENS: gl.constexpr = gl.SliceLayout(0, OWN)
+        head = gl.arange(0, COUNT, gl.SliceLayout(1, OWN))[:, None]
+        target = scale_ptr + gl.convert_layout(scale_offsets, TOKENS)[None, :] + head
+        there = gl.convert_layout(slots, TOKENS)[None, :] >= 0
+        gl.store(target, scale, mask=there & (head >= 0))
+    else:
+        gl.store(targets, _stored_as(x, targets.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
+def _int8_codes(x, scale):
+    """Twin of `rope_kernels.int8_codes`, for scales in float32."""
+    scaled = gl.where(scale > 0.0, x / gl.where(scale > 0.0, scale, 1.0), 0.0)
+    rounded = (scaled + 12582912.0) - 12582912.0
+    return gl.minimum(gl.maximum(rounded, -127.0), 127.0).to(gl.int8)
 
 
 @gluon.jit

@@ -170,9 +170,9 @@ def _launch(
     incoming = x.squares if isinstance(x, ResidualState) else None
     assert incoming is not None or not isinstance(x, ResidualState)
     behind = (
-        out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:7],
+        out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:9],
         space.partials, space.counters, num_rows, n, k, 0 if incoming is None else len(incoming),
-        x.eps if isinstance(x, ResidualState) else eps, *operands[7:], rows.stride(0),
+        x.eps if isinstance(x, ResidualState) else eps, *operands[9:], rows.stride(0),
     )  # fmt: skip
     flags = {
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
@@ -217,7 +217,7 @@ def choose_rope_gemm_config(
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
         return None
-    if rope.cos.shape[1] != rope.head_dim or rope.scales is not None:  # not served
+    if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
         return None
     w = _operand(weight)[0]
     if isinstance(weight, Int4Words):
@@ -233,11 +233,12 @@ def choose_rope_gemm_config(
 def _rope_operands(rope: RopeWriteKV | None) -> tuple[tuple[Any, ...], dict[str, int]]:
     """The kernels' arguments for RoPE and KV write: (tensors and numbers, constants)."""
     if rope is None:
-        return (None,) * 7 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}
+        return (None,) * 9 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}
     norms, cache = rope.norms, rope.k_cache
     operands = (
         rope.cos, rope.sin, norms and norms.query, norms and norms.key, cache,
-        rope.v_cache, rope.slots, norms.eps if norms else 0.0, rope.cos.stride(0),
+        rope.v_cache, rope.scales and rope.scales.keys, rope.scales and rope.scales.values,
+        rope.slots, norms.eps if norms else 0.0, rope.cos.stride(0),
         *cache.stride()[:3],
     )  # fmt: skip
     constants = {"HEAD_DIM": rope.head_dim, "KV_HEADS": cache.shape[2]}

@@ -180,11 +180,17 @@ def stored_as(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _largest(x):
-    """The largest magnitude of each row, float32 [HEADS, 1]; NaN if one is NaN or infinite."""
+def largest_of(x, axis: tl.constexpr):
+    """The largest magnitudes along an axis, float32; NaN where one is NaN or infinite."""
     x = tl.abs(x.to(tl.float32))
-    largest = tl.max(tl.where(x == x, x, float("inf")), axis=1)[:, None]
+    largest = tl.max(tl.where(x == x, x, float("inf")), axis=axis)
     return tl.where(largest < float("inf"), largest, float("nan"))
+
+
+@triton.jit
+def _largest(x):
+    """`largest_of` each row, [HEADS, 1]."""
+    return largest_of(x, 1)[:, None]
 
 
 @triton.jit
