@@ -152,25 +152,33 @@ def _look_up_asm(block, codebook, is_scaled):
     """Four codes of one of two words as two times two bfloat16, times their scales.
 
     s: the codes as nibbles, their last three bits as PRMT takes them. k: a byte of ones for each
-    code of 8 or more, by the signs of the word's bytes and of those four bits to the left.
+    code of 8 or more, by the signs of the word's bytes and of those four bits to the left. Where
+    the last eight numbers are the first ones with a sign (MXFP4), k gives the sign.
     """
     tables = codebook.split()
     low, high = tables[:4], tables[4:]
     word = "$2" if block < 2 else "$3"
     select, mask = ("0x4420", "0xAE8C") if block % 2 == 0 else ("0x4431", "0xBF9D")
+    either = """
+        prmt.b32 b, {}, {}, s;
+        lop3.b32 {}, {}, b, k, 0xD8;"""
+    signs = {int(high[i], 16) ^ int(high[i + 2], 16) for i in (0, 1)}
+    if low[:2] == low[2:] and signs == {0x80808080}:
+        of_low, of_high = "", "lop3.b32 c, c, 0x80808080, k, 0xF8;"
+    else:
+        of_low = either.format(*low[2:], "a", "a")
+        of_high = either.format(*high[2:], "c", "c")
     multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
     return f"""{{
-        .reg .b32 s, k, a, b, c, d;
+        .reg .b32 s, k, a, b, c;
         shl.b32 k, {word}, 4;
         prmt.b32 k, {word}, k, {mask};
         prmt.b32 s, {word}, 0, {select};
         and.b32 s, s, 0x7777;
         prmt.b32 a, {low[0]}, {low[1]}, s;
-        prmt.b32 b, {low[2]}, {low[3]}, s;
-        lop3.b32 a, a, b, k, 0xD8;
+        {of_low}
         prmt.b32 c, {high[0]}, {high[1]}, s;
-        prmt.b32 d, {high[2]}, {high[3]}, s;
-        lop3.b32 c, c, d, k, 0xD8;
+        {of_high}
         prmt.b32 $0, a, c, 0x6240;
         prmt.b32 $1, a, c, 0x7351;
         {multiply}
