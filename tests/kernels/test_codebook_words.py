@@ -68,7 +68,7 @@ def test_words_are_the_rows_again(found: CodebookFormat) -> None:
 def test_every_power_of_two_is_a_scale() -> None:
     codes = torch.full((8, 32), 0x22, dtype=torch.uint8)
     exponents = torch.tensor([1, 2, 90, 126, 127, 128, 250, 254], dtype=torch.uint8)
-    rows = CodebookWeight(codes, exponents[:, None].repeat(1, 2), "mxfp4", 32)
+    rows = moved(CodebookWeight(codes, exponents[:, None].repeat(1, 2), "mxfp4", 32))
     assert torch.equal(widened(packed(rows), torch.float32), MXFP4.dequantize(rows))
 
 
