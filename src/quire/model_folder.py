@@ -6,8 +6,11 @@ read.
 
 from __future__ import annotations
 
+import json
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 from quire.errors import CheckpointError
 
@@ -18,6 +21,8 @@ _POINTER_BYTES = 1024  # a pointer is shorter
 _LOOKED_AT = 64  # files of a folder
 _LISTED = 8  # names in a message
 _PROJECTOR = "mmproj"  # begins the names of files for images, which are no language models
+_LARGEST_FILE = 64 * 1024 * 1024  # bytes of a text; real ones have a few thousand
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in JSON, where others may be escaped
 
 
 def check_model_folder(folder: Path) -> None:
@@ -77,6 +82,48 @@ def check_regular(file: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file} must be a regular file, not a folder, pipe or device")
     return status.st_size
+
+
+def read_text(file: Path) -> str:
+    """The text of a model's file. Raises CheckpointError."""
+    try:
+        return _small_content(file).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}); download it again") from error
+
+
+def read_json(file: Path) -> Any:
+    """The value that a model's JSON file holds. Raises CheckpointError."""
+    try:
+        return parse_json(_small_content(file))
+    except OSError as error:
+        raise CheckpointError(
+            f"{file} cannot be read ({error.strerror}); name a folder with a complete checkpoint"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} must be valid JSON ({error}); download it again") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """The value of JSON that came with a model. Raises ValueError for all that is wrong with it."""
+    try:
+        found = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if _SURROGATE.search(content):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text in it has half of a surrogate pair") from error
+    return found
+
+
+def _small_content(file: Path) -> bytes:
+    if check_regular(file) > _LARGEST_FILE:
+        raise CheckpointError(
+            f"{file} is larger than 64 MiB, too large for a config file; download it again"
+        )
+    return file.read_bytes()
 
 
 def _check_pointer(file: Path) -> None:

@@ -37,14 +37,21 @@ def test_damaged_tokenizer(tmp_path: Path, content: bytes) -> None:
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"{", b"[1]", b"\xff", b"[" * 99_999, b'{"a": ' + b"9" * 5000 + b"}"),
+        b'{"eos_token": "\\ud800"}',
+    ],
+    ids=["open", "list", "bytes", "nested", "number", "surrogate"],
+)
 @pytest.mark.parametrize(
     "name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json"]
 )
 def test_damaged_settings(write: WriteFolder, name: str, content: bytes) -> None:
     folder = write()
     (folder / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{name}: .*download it again"):
+    with pytest.raises(CheckpointError, match=f"{name} must be .*download it again"):
         Tokenizer.from_folder(folder)
 
 

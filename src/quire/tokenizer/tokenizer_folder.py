@@ -6,12 +6,11 @@ older folders) names the special tokens, and the chat template is in one of four
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, is_failure
-from quire.model_folder import NO_TOKENIZER
+from quire.model_folder import NO_TOKENIZER, read_json, read_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -32,7 +31,7 @@ def check_folder(folder: Path) -> Path:
     """The folder itself, if it has a tokenizer, which is not read. Raises CheckpointError."""
     path, reason = folder / "tokenizer.json", folder / NO_TOKENIZER
     if reason.is_file():
-        raise CheckpointError(_read_text(reason))
+        raise CheckpointError(read_text(reason))
     if not path.is_file():
         raise CheckpointError(f"{path}: it does not exist; {_how_to_get_one(folder)}")
     return folder
@@ -77,20 +76,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
+    content = read_json(path)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not a JSON object; download it again")
+        raise CheckpointError(f"{path} must be a JSON object; download it again")
     return content
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); download it again") from error
 
 
 def named_tokens(settings: dict[str, Any]) -> dict[str, str]:
@@ -158,7 +147,7 @@ def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[st
     """
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
-    found = {n: (str(p), _read_text(p)) for n, p in sorted(files.items()) if p.is_file()}
+    found = {n: (str(p), read_text(p)) for n, p in sorted(files.items()) if p.is_file()}
     if found:
         return found
     legacy = folder / "chat_template.json"

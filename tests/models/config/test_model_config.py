@@ -219,7 +219,13 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], words: str)
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "must be valid JSON"), ("[1]", "must be a JSON object"), ("[" * 99999, "must be valid")],
+    [
+        ("", "must be valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ("[" * 99999, "must be valid"),
+        ('{"model_type": "\\udfff"}', "half of a surrogate"),
+    ],
+    ids=["empty", "list", "nested", "surrogate"],
 )
 def test_config_is_not_an_object(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)

@@ -11,12 +11,12 @@ Eight bits: `weight` int8 [N, K] and `SCB`, the largest magnitude of each output
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.kernels.operands import QuantSpec
+from quire.model_folder import parse_json
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
 from quire.models.checkpoint_formats.module_rules import ModuleRules
 from quire.models.checkpoints.config_file import ConfigFile
@@ -121,7 +121,7 @@ class FourBitLinear(StoredLinear):
 
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
-        found = json.loads(bytes(tensors[self._state_name].tolist()))
+        found = parse_json(bytes(tensors[self._state_name].tolist()))
         if not isinstance(found, dict) or not isinstance(found.get("nested_offset", 0.0), float):
             raise ValueError(f"its {self._state_name} is damaged; download the file again")
         return found

@@ -5,14 +5,11 @@ Owns the words of the errors: the file, the key, what is wrong and what would be
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError
-from quire.model_folder import check_regular
-
-_LARGEST_FILE = 64 * 1024 * 1024  # bytes; real ones have a few thousand
+from quire.model_folder import read_json
 
 
 class ConfigFile:
@@ -26,7 +23,7 @@ class ConfigFile:
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
         """Parse a file. Raises CheckpointError where it is missing or is not a JSON object."""
-        values = _parse(path)
+        values = read_json(path)
         if not isinstance(values, dict):
             raise CheckpointError(f"{path} must be a JSON object; download it again")
         return cls(path, values)
@@ -34,7 +31,7 @@ class ConfigFile:
     @classmethod
     def read_list(cls, path: Path) -> list[ConfigFile]:
         """The objects of a file that lists them. Raises CheckpointError."""
-        values = _parse(path)
+        values = read_json(path)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             raise CheckpointError(f"{path} must be a JSON list of objects; download it again")
         return [cls(path, value, f"[{index}].") for index, value in enumerate(values)]
@@ -122,19 +119,3 @@ class ConfigFile:
         if value is None and (value := default) is None:
             raise self.wrong(key, "is missing; use the config file of the original checkpoint")
         return value
-
-
-def _parse(path: Path) -> Any:
-    """The value that a JSON file holds. Raises CheckpointError."""
-    try:
-        if check_regular(path) > _LARGEST_FILE:
-            raise CheckpointError(
-                f"{path} is larger than 64 MiB, too large for a config file; download it again"
-            )
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}); name a folder with a complete checkpoint"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} must be valid JSON ({error}); download it again") from error
