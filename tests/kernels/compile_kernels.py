@@ -417,7 +417,9 @@ def hopper_halves(capability: int) -> Compiled:
     return hopper(capability, split=False)
 
 
-def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
+def hopper_decode(
+    capability: int, kind: str = "fp8e4nv", tile: int = 64, registers: int = 80
+) -> Compiled:
     """Decode attention for Hopper of an 8B model with prefixes that several share.
 
     With as many registers of a thread as `decode_registers` gives it, or fewer.
@@ -432,7 +434,7 @@ def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
     shape |= {"WINDOW": 0}
     pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
     (types if kind == "i8" else shape).update(pair)
-    cut = {"TILE": 64, "SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
+    cut = {"TILE": tile, "SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
     return compile_kernel(
         hopper_decode_kernel,
         types,
@@ -440,7 +442,7 @@ def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
         capability,
         num_warps=4,
         launch_pdl=True,
-        maxnreg=80,
+        maxnreg=registers,
     )
 
 
@@ -585,6 +587,7 @@ KERNELS = {
     "hopper_fp8": functools.partial(hopper, kind="fp8e4nv"),
     "hopper_decode": hopper_decode,
     "hopper_decode_int8": functools.partial(hopper_decode, kind="i8"),
+    "hopper_decode_int8_few": functools.partial(hopper_decode, kind="i8", tile=128, registers=136),
     "hopper_decode_bf16": functools.partial(hopper_decode, kind="bf16"),
     "small": small,
 }

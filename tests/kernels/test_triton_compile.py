@@ -65,6 +65,7 @@ KERNELS = {
     "hopper_decode": ["90"],
     "hopper_decode_bf16": ["90"],
     "hopper_decode_int8": ["90"],
+    "hopper_decode_int8_few": ["90"],  # tiles for few requests
     "skinny_turned_int8": ["90"],
     "ring_turned_int8": ["90"],
     "small": ["90"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -107,7 +108,7 @@ def hopper_decode_config(k_cache: Tensor, group: int, num_tokens: int) -> Hopper
     few = num_tokens <= (16 if itemsize == 2 else 4)
     if few or row_bytes == 512:
         return HopperDecodeConfig(per_sm=1, slots=3, tile=min(128, 2**15 // row_bytes))
-    per_sm = 3 if group <= 8 else 2
+    per_sm = 3 if _takes_few_registers(k_cache, group) else 2
     if num_tokens >= 256 and row_bytes == 128:
         return HopperDecodeConfig(per_sm, slots=3, tile=64)
     return HopperDecodeConfig(per_sm, slots=2, tile=2**14 // row_bytes)
@@ -121,11 +122,18 @@ def decode_registers(
     With 136, two programs do not fit on a multiprocessor. Where one is meant for each, they would
     otherwise crowd on those that the previous kernel leaves first: with 38 key heads and 32
     requests that cost a third of a layer's time. With one or two requests, or in FP8, nothing was
-    gained.
+    gained. Tiles of 128 keys in INT8 need as many.
     """
+    if config.per_sm == 1 and k_cache.dtype == torch.int8:
+        return 136
     if config.per_sm == 1 and k_cache.dtype.itemsize == 2 and num_tokens > 2:
         return 136
-    return 80 if group <= 8 else 128
+    return 80 if _takes_few_registers(k_cache, group) else 128
+
+
+def _takes_few_registers(k_cache: Tensor, group: int) -> bool:
+    """Whether 80 registers of a thread are enough; INT8 keys pass through registers, too."""
+    return group <= (4 if k_cache.dtype == torch.int8 else 8)
 
 
 def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
