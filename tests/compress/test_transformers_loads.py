@@ -1,0 +1,74 @@
+"""What `quire quantize` writes, read by transformers with the libraries that own the formats.
+
+Skipped where a library is not installed: `pip install compressed-tensors bitsandbytes gptqmodel`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny_models import SAMPLES, SIZES, quantize, write_model
+
+from quire.compress.layer_stream import LayerRunner
+from quire.compress.model_parts import ModelParts
+from quire.compress.recipe import Recipe
+
+CPU = torch.device("cpu")
+COMPRESSED, GPTQ, BNB = "compressed_tensors", "gptqmodel", "bitsandbytes"
+# library, method, settings, data type; the largest difference of logits, which are up to 9
+CASES = [
+    (COMPRESSED, "rtn", {}, torch.float32, 1e-3),
+    (COMPRESSED, "rtn", {"symmetric": False}, torch.float32, 1e-3),
+    (COMPRESSED, "gptq", {"format": "compressed-tensors"}, torch.float32, 1e-3),
+    (COMPRESSED, "int8", {}, torch.float32, 1e-3),
+    (COMPRESSED, "fp8", {}, torch.float32, 1e-3),
+    (COMPRESSED, "mxfp4", {}, torch.bfloat16, 0.6),
+    (BNB, "nf4", {}, torch.float32, 0.6),  # computes in bfloat16
+    (GPTQ, "gptq", {}, torch.float32, 0.02),
+    (GPTQ, "gptq", {"symmetric": False}, torch.float32, 0.02),
+    (GPTQ, "gptq", {"act_order": "group"}, torch.float32, 0.02),
+    (GPTQ, "awq", {}, torch.float32, 0.02),
+]
+
+
+@pytest.mark.parametrize(("library", "method", "settings", "dtype", "most"), CASES)
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@torch.no_grad()
+def test_transformers_computes_the_same_logits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    library: str,
+    method: str,
+    settings: dict[str, Any],
+    dtype: torch.dtype,
+    most: float,
+) -> None:
+    """Without rounding of activations, which transformers leaves out on a CPU."""
+    pytest.importorskip(library)
+    torch.set_num_threads(1)
+    monkeypatch.setattr(ModelParts, "activation_rounding", lambda *_: None)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    for name, size in sizes.items():  # of which NF4 and kernels of GPTQModel need multiples
+        monkeypatch.setitem(SIZES, name, size)
+    write_model(tmp_path / "base")
+    quantize(tmp_path / "base", tmp_path / "out", Recipe(method=method, group_size=32, **settings))
+    ids = SAMPLES.verification[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    theirs = model(torch.tensor([ids])).logits[0].float()
+    own, base = (logits(tmp_path / name, ids) for name in ("out", "base"))
+    torch.testing.assert_close(own, theirs, atol=most, rtol=0.0)
+    assert (own - theirs).abs().mean() < 0.3 * (base - theirs).abs().mean()
+
+
+def logits(folder: Path, ids: list[int]) -> torch.Tensor:
+    """A folder's model by its parts: float32 [T, V]."""
+    parts = ModelParts(folder, CPU)
+    hidden, head = parts.embed([ids]), parts.head()
+    for index in range(len(parts.spec.layers)):
+        hidden = LayerRunner(parts, index, len(ids)).each(parts.layer(index), hidden)
+    assert head is not None
+    return head(parts.final_norm()(hidden[0]))
