@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
@@ -98,9 +99,9 @@ def read_text(characters: int, vocab: int, seed: int) -> Text:
 
 
 def _files() -> Iterator[Path]:
-    known = sysconfig.get_paths()
-    for root in (known["stdlib"], known["purelib"], known["platlib"]):
-        yield from Path(root).rglob("*.py")
+    packages = {Path(str(module.__file__)).parents[1] for module in (torch, transformers)}
+    for root in {Path(sysconfig.get_paths()["stdlib"]), *packages}:
+        yield from root.rglob("*.py")
     for kind in ("*.md", "*.py"):
         yield from ROOT.rglob(kind)
 
