@@ -267,7 +267,8 @@ class LLM:
         from quire.server.parsing.reasoning_parser import with_reasoning_marks
 
         reasoning = choose_parsers(self.tokenizer.chat_template_text, ()).reasoning
-        return [with_reasoning_marks(params, reasoning, self.tokenizer) for params in found]
+        with_marks = partial(with_reasoning_marks, fix="set reasoning_marks in SamplingParams")
+        return [with_marks(params, reasoning, self.tokenizer) for params in found]
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:

@@ -38,6 +38,7 @@ SAMPLING = """
 SERVE = """
     --host --port --uds --root-path --api-key --api-key-file
     --share-prefix-cache --no-share-prefix-cache
+    --return-tokens-as-token-ids --no-return-tokens-as-token-ids
     --allowed-hosts
     --allowed-origins
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
@@ -112,7 +113,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--port", "1.5"], "must be an integer"),
         (["serve", "--port", "70000"], "error: --port must be between 0 and 65535, not 70000"),
         (["serve", "--port"], "expected one argument"),
-        (["serve", "--dtype", "int3"], "'auto', 'float32'"),
+        (["serve", "--dtype", "int3"], "auto, float32"),
         (["serve", "--block-size", "17"], "power of two"),
         (
             ["serve", "--max-num-seqs", "9" * 18],

@@ -83,7 +83,7 @@ def test_reasoning_ends_with_its_budget(llm: LLM) -> None:
 
 def test_log_probabilities_have_a_limit(llm: LLM) -> None:
     few = LLM(num_blocks=64)
-    with pytest.raises(InvalidRequestError, match=r"^logprobs: \d+ is above max_logprobs \(20\)"):
+    with pytest.raises(InvalidRequestError, match=r"^logprobs: -1 \(all \d+\) is above max_log"):
         few.generate("A list is", SamplingParams(logprobs=-1), use_tqdm=False)
     with pytest.raises(InvalidRequestError, match=r"^prompt_logprobs: 9999 is above max_logprobs"):
         llm.generate("A list is", SamplingParams(prompt_logprobs=9999), use_tqdm=False)

@@ -63,18 +63,20 @@ async def request(
     pause: float = 0.0,
     leave_after: int | None = None,
     query: str = "",
+    into: Reply | None = None,
 ) -> Reply:
     """Send one request. body: bytes, or something to be sent as JSON. chunks: the body in parts.
 
     pause: seconds before the last part of the body.
     leave_after: parts of the answer after which the client leaves (0: right after the body).
+    into: the reply to fill, for who looks before the application is done.
     """
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
     waiting = [body or b""] if chunks is None else list(chunks)
     sent = {"host": "test"} | (JSON if headers is None else headers)
     gone = asyncio.Event()
-    reply = Reply(0, {}, b"")
+    reply = Reply(0, {}, b"") if into is None else into
     if leave_after == 0:
         gone.set()
 

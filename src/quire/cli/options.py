@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from quire.cli.foreign_options import own_argv
 from quire.cli.served_names import with_joined_names
 from quire.compat.foreign_name import DEFAULT
-from quire.compat.own_values import own_value
+from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
 from quire.options import Option, nearest_name
@@ -114,6 +114,8 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) 
     """Add one setting as `--its-name`. It is absent from the namespace unless it was given."""
     flag = "--" + option.name.replace("_", "-")
     help_text = option.help.replace("%", "%%")
+    if aliases := _aliases(option):
+        help_text += f"; of other engines: {', '.join(aliases)}"
     if option.default is not None and "default" not in option.help:
         help_text += f" (default: {_shown(option.default)})"
     if option.kind is bool:
@@ -144,7 +146,17 @@ def _read(option: Option, text: str) -> Any:
     if isinstance(value, str) and option.kind is not str:
         number = human_int(value) if option.kind is int else _number(value)
         value = own_value(option.name, number)
+    if option.choices and value is not DEFAULT and value not in option.choices:
+        known = ", ".join([*option.choices, *_aliases(option)])
+        raise argparse.ArgumentTypeError(f"must be one of {known}, not {text[:64]!r}")
     return option.default if value is DEFAULT and option.choices else value
+
+
+def _aliases(option: Option) -> list[str]:
+    """Values of an option in other engines' spellings."""
+    own = option.choices or ()
+    values = OWN_VALUES.get(option.name, {}) if own else {}
+    return [value for value in values if isinstance(value, str) and value not in own]
 
 
 def _number(text: str) -> float:

@@ -45,7 +45,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("include_obfuscation", _AI, "streams are sent without padding"),
     no_effect("max_tool_calls", _AI, _TOOLS),
     only("background", _AI, (False,), "a request is answered while its client waits",
-         "leave it out, or use quire run-batch"),
+         "leave it out, or use /v1/responses"),
     only("previous_response_id", _AI, (), _STORED, _RESEND),
     only("conversation", _AI, (), _STORED, _RESEND),
     only("prompt_template", _AI, (), _STORED, "send the prompt itself"),

@@ -82,10 +82,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         Raises InvalidRequestError.
         """
         most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
-        wanted = self.vocab_size if wanted == -1 else wanted
-        if wanted > most:
+        if (self.vocab_size if wanted == -1 else wanted) > most:
+            shown = f"-1 (all {self.vocab_size})" if wanted == -1 else wanted
             raise invalid_value(
-                field, f"{wanted} is above max_logprobs ({most}); lower it, or raise that setting"
+                field, f"{shown} is above max_logprobs ({most}); lower it, or raise that setting"
             )
 
     def _check_fit(self, prompt: int, sampling: SamplingParams) -> None:

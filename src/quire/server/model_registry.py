@@ -7,7 +7,7 @@ models are loaded and unloaded is in model_loading.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.engine.frontend.async_engine import AsyncEngine
@@ -21,12 +21,24 @@ from quire.server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredModel:
-    """A loaded model. parsers: for its tool calls and reasoning."""
+    """A loaded model. parsers: for its tool calls and reasoning.
+
+    spells_token_ids: whether tokens of log-probabilities are "token_id:5" by default.
+    """
 
     name: str
     engine: AsyncEngine
     parsers: ModelParsers
     admission: Admission
+    spells_token_ids: bool = False
+
+    @property
+    def request_defaults(self) -> Mapping[str, float]:
+        """The fields that a generation request has where it leaves them out, by name."""
+        defaults = self.engine.info.sampling_defaults
+        return (
+            defaults | {"return_tokens_as_token_ids": True} if self.spells_token_ids else defaults
+        )
 
 
 class ModelEntry:
@@ -159,7 +171,9 @@ class ModelRegistry:
             tools=self._settings.tool_call_parser,
             reasoning=self._settings.reasoning_parser,
         )
-        entry.model = RegisteredModel(name, engine, parsers, entry.admission)
+        entry.model = RegisteredModel(
+            *(name, engine, parsers, entry.admission), self._settings.return_tokens_as_token_ids
+        )
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
         for on_engine in self._on_engine:
             on_engine(engine)

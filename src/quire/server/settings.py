@@ -107,6 +107,10 @@ class ServerSettings:
         "auto",
         "format in which the model marks its reasoning; auto: detected from its chat template",
     )
+    return_tokens_as_token_ids: bool = setting(
+        False,
+        "spell tokens of log-probabilities as token_id:5 where a request does not say otherwise",
+    )
     model_load: Literal["at_start", "on_demand"] = setting(
         "at_start", "when models are loaded; on_demand: by the first request that names one"
     )

@@ -85,6 +85,15 @@ def test_control_tokens_count_in_a_text(tokenizer: Tokenizer) -> None:
     assert ids[-1] == tokenizer.control_token_id("<|end|>")
 
 
+@pytest.mark.parametrize("most", [1, 7, 90])
+def test_the_side_that_is_cut(tokenizer: Tokenizer, most: int) -> None:
+    text = " ".join(f"word{i}," for i in range(400))
+    whole = token_ids_of(text, tokenizer, _limits(4000))
+    first = token_ids_of(text, tokenizer, _limits(4000), Encoding(most, keeps_first=True))
+    last = token_ids_of(text, tokenizer, _limits(4000), Encoding(most))
+    assert (first, last) == (whole[:most], whole[-most:])
+
+
 @pytest.mark.parametrize("is_rendered", [False, True])
 @pytest.mark.parametrize("special", [None, False, True])
 def test_special_tokens_are_added_as_asked_or_as_usual(
@@ -98,12 +107,14 @@ def test_special_tokens_are_added_as_asked_or_as_usual(
 
 
 @pytest.mark.parametrize("prompt", ["a" * 60_000, [0] * 60_000])
-@pytest.mark.parametrize(("keep_last", "length"), [(5, 5), (1000, 1000), (-1, 993)])
-def test_a_prompt_is_cut_to_its_last_tokens(
-    prompt: str | list[int], keep_last: int, length: int
+@pytest.mark.parametrize(("keep", "length"), [(5, 5), (1000, 1000), (-1, 993)])
+@pytest.mark.parametrize("keeps_first", [False, True])
+def test_a_prompt_is_cut_to_its_last_or_first_tokens(
+    prompt: str | list[int], keep: int, length: int, keeps_first: bool
 ) -> None:
     tokenizer, limits = _Encoder(1), _limits(1000)
-    ids = token_ids_of(prompt, tokenizer, limits, Encoding(keep_last), reserved=7)
+    encoding = Encoding(keep, special=False, keeps_first=keeps_first)
+    ids = token_ids_of(prompt, tokenizer, limits, encoding, reserved=7)
     assert ids == [0] * length
     assert tokenizer.num_chars <= USUAL_CHARS_PER_TOKEN * (
         length + CUT_TOKENS

@@ -229,7 +229,7 @@ class InputProcessor:
         answers = [_answer(sampling, seed, index) for index in range(sampling.n)]
         if -1 in (sampling.logprobs, sampling.prompt_logprobs):
             for answer in answers:
-                _ask_for_all(answer, self._limits.vocab_size)
+                _ask_for_all(answer, self._limits)
         return answers
 
     def _check_options(self, priority: int, cache_salt: str) -> None:
@@ -247,7 +247,7 @@ class InputProcessor:
 
 def _text_of(prompt: Prompt, encoding: Encoding) -> str | None:
     """The text of all token ids of a prompt; None if it is not known."""
-    return prompt if isinstance(prompt, str) and encoding.keep_last is None else None
+    return prompt if isinstance(prompt, str) and encoding.keep is None else None
 
 
 @contextmanager
@@ -281,8 +281,9 @@ def _answer(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
     return answer
 
 
-def _ask_for_all(sampling: SamplingParams, vocab_size: int) -> None:
-    """Replace -1 in the numbers of log-probabilities."""
+def _ask_for_all(sampling: SamplingParams, limits: RequestLimits) -> None:
+    """Replace -1 in the numbers of log-probabilities. Raises InvalidRequestError."""
     for name in ("logprobs", "prompt_logprobs"):
-        if getattr(sampling, name) == -1:
-            force_setattr(sampling, name, vocab_size)
+        if (wanted := getattr(sampling, name)) == -1:
+            limits.check_logprobs(name, wanted)
+            force_setattr(sampling, name, limits.vocab_size)

@@ -42,13 +42,15 @@ class PromptTokenizer(Protocol):
 class Encoding(NamedTuple):
     """How a caller wants a prompt to be encoded.
 
-    keep_last: the number of last tokens to keep; -1: as many as fit beside the answer; None: all.
+    keep: the number of tokens to keep; -1: as many as fit beside the answer; None: all.
     special: whether to add the tokenizer's special tokens, such as a BOS; None: to a text, but not
-    to a rendered conversation, where the chat template writes them.
+    to a rendered conversation, where the chat template writes them. keeps_first: keep the first
+    tokens, not the last ones.
     """
 
-    keep_last: int | None = None
+    keep: int | None = None
     special: bool | None = None
+    keeps_first: bool = False
 
 
 USUAL_ENCODING = Encoding()
@@ -77,8 +79,10 @@ def token_ids_of(
     else:
         special = encoding.special is not False
         encode = partial(tokenizer.encode, parse_special=True, add_special_tokens=special)
-    if encoding.keep_last is not None:
-        return _last_tokens(limits, encode, prompt, encoding.keep_last, reserved)
+    if encoding.keep is not None:
+        most = _most_tokens(limits, encoding.keep, reserved)
+        cut = _first_tokens if encoding.keeps_first else _last_tokens
+        return cut(encode, prompt, most)
     if not isinstance(prompt, str):
         return prompt
     return _all_tokens(limits, encode, prompt, "messages" if is_rendered else "prompt")
@@ -115,25 +119,29 @@ def _check_pieces(encode: Callable[[str], list[int]], text: str, most: int, para
             )
 
 
-def _last_tokens(
-    limits: RequestLimits,
-    encode: Callable[[str], list[int]],
-    prompt: Prompt,
-    most: int,
-    reserved: int,
-) -> list[int]:
-    """The last `most` token ids of a prompt; -1: as many as fit beside `reserved` others.
+def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:
+    """How many tokens are kept; of -1, as many as fit beside `reserved` others.
 
-    Of a text no more is encoded than can be kept. Raises InvalidRequestError.
+    Raises InvalidRequestError.
     """
-    if most > limits.max_model_len:
-        problem = f"{most} is more than the limit here, {limits.max_model_len}; lower it"
+    if keep > limits.max_model_len:
+        problem = f"{keep} is more than the limit here, {limits.max_model_len}; lower it"
         raise invalid_value("truncate_prompt_tokens", problem)
-    if most < 0:
-        most = max(1, limits.max_model_len - reserved)
+    return keep if keep >= 0 else max(1, limits.max_model_len - reserved)
+
+
+def _last_tokens(encode: Callable[[str], list[int]], prompt: Prompt, most: int) -> list[int]:
+    """The last `most` token ids of a prompt; of a text no more is encoded than can be kept."""
     if isinstance(prompt, str):
         prompt = _encode_end(encode, prompt, most + CUT_TOKENS)
     return prompt[-most:]
+
+
+def _first_tokens(encode: Callable[[str], list[int]], prompt: Prompt, most: int) -> list[int]:
+    """The first `most` token ids of a prompt; of a text no more is encoded than can be kept."""
+    if isinstance(prompt, str):
+        prompt = _encode_begin(encode, prompt, most + CUT_TOKENS)
+    return prompt[:most]
 
 
 def _encode_end(encode: Callable[[str], list[int]], text: str, num_tokens: int) -> list[int]:
@@ -143,4 +151,14 @@ def _encode_end(encode: Callable[[str], list[int]], text: str, num_tokens: int) 
     while len(ids) < num_tokens and size < len(text):
         size *= 2
         ids = encode(text[-size:])
+    return ids
+
+
+def _encode_begin(encode: Callable[[str], list[int]], text: str, num_tokens: int) -> list[int]:
+    """The ids of the begin of a text: at least this many tokens, if it has them."""
+    size = USUAL_CHARS_PER_TOKEN * num_tokens
+    ids = encode(text[:size])
+    while len(ids) < num_tokens and size < len(text):
+        size *= 2
+        ids = encode(text[:size])
     return ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.engine.frontend.prompt_encoding import Encoding
@@ -32,13 +32,15 @@ def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EncodingOptions(TypedDict, total=False):
-    """truncate_prompt_tokens: the number of last tokens to keep; -1: as many as fit.
+    """truncate_prompt_tokens: the number of tokens to keep; -1: as many as fit.
 
+    truncation_side: "left" cuts tokens at the begin (the default), "right" those at the end.
     add_special_tokens: such as a BOS in front; by default as the tokenizer says.
-    tokenization_kwargs: a map with these two.
+    tokenization_kwargs: a map with these.
     """
 
     truncate_prompt_tokens: int | None
+    truncation_side: Literal["left", "right"] | None
     add_special_tokens: bool
     tokenization_kwargs: Mapping[str, Any] | None
 
@@ -49,6 +51,9 @@ def read_encoding(options: EncodingOptions) -> Encoding:
     given.pop("tokenization_kwargs", None)
     truncate = given.pop("truncate_prompt_tokens", None)
     special = given.pop("add_special_tokens", True)
+    side = given.pop("truncation_side", None)
+    if side not in (None, "left", "right"):
+        raise invalid_value("truncation_side", f"must be 'left' or 'right', not {side!r}")
     for name in without_foreign(given):
         raise invalid_value(name, "unknown option; remove it")
     if truncate is not None and (type(truncate) is not int or truncate == 0 or truncate < -1):
@@ -56,4 +61,4 @@ def read_encoding(options: EncodingOptions) -> Encoding:
         raise invalid_value("truncate_prompt_tokens", problem)
     if not isinstance(special, bool):
         raise invalid_value("add_special_tokens", f"must be true or false, not {special!r}")
-    return Encoding(truncate, special)
+    return Encoding(truncate, special, side == "right")

@@ -31,6 +31,10 @@ class DisconnectWatch:
         if self._task is not None:
             self._task.cancel()
 
+    def outlive(self) -> None:
+        """Let the work that runs go on when the client disconnects."""
+        self._task = None
+
     async def run(
         self, work: Coroutine[None, None, None], task: asyncio.Task[Any] | None = None
     ) -> None:
@@ -60,12 +64,20 @@ def unless_disconnected(
     state = scope["state"]
     watch: DisconnectWatch | None = state.get(STATE_KEY)
     if watch is None:
-        return _run_watched(receive, work)
+        state[STATE_KEY] = watch = DisconnectWatch()
+        return _run_watched(receive, watch, work)
     return watch.run(work, state.get(TASK_KEY))
 
 
-async def _run_watched(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    watch = DisconnectWatch()
+def outlive_client(scope: Scope) -> None:
+    """Let the work that `unless_disconnected` runs go on when the client disconnects."""
+    watch: DisconnectWatch = scope["state"][STATE_KEY]
+    watch.outlive()
+
+
+async def _run_watched(
+    receive: Receive, watch: DisconnectWatch, work: Coroutine[None, None, None]
+) -> None:
     receiver = asyncio.ensure_future(_wait_for_disconnect(receive, watch))
     try:
         await watch.run(work)

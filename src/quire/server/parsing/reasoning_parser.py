@@ -50,17 +50,18 @@ def with_reasoning_marks(
     tokenizer: MarkTokenizer,
     *,
     is_open: bool | None = None,
+    fix: str = "start the server with --reasoning-parser",
 ) -> SamplingParams:
     """The sampling params with the marks that a thinking budget needs.
 
-    is_open: whether the prompt has begun the reasoning; None: as the prompt's tokens say. Raises
-    InvalidRequestError for a budget where the marks are not known.
+    is_open: whether the prompt has begun the reasoning; None: as the prompt's tokens say. fix: what
+    the caller may do. Raises InvalidRequestError for a budget where the marks are not known.
     """
     if sampling.thinking_token_budget is None or sampling.reasoning_marks is not None:
         return sampling
     if reasoning is None:
-        problem = "how this model marks its reasoning is not known; leave it out, or start the "
-        raise invalid_value("thinking_token_budget", f"{problem}server with --reasoning-parser")
+        problem = "how this model marks its reasoning is not known; leave it out"
+        raise invalid_value("thinking_token_budget", f"{problem}, or {fix}")
     begin, end = (
         tokenizer.encode(mark, add_special_tokens=False, parse_special=True)
         for mark in (reasoning.begin, reasoning.end)

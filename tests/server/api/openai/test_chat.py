@@ -148,7 +148,8 @@ def test_all_log_probabilities_are_bounded(chat: Post, engine: FakeEngine) -> No
         return chat(logprobs=True, **fields)
 
     size = LIMITS.vocab_size
-    assert ask(top_logprobs=-1).error["message"].startswith(f"top_logprobs: {size} is above max_")
+    message = ask(top_logprobs=-1).error["message"]
+    assert message.startswith(f"top_logprobs: -1 (all {size}) is above max")
     engine.info.limits = msgspec.structs.replace(LIMITS, max_logprobs=-1, vocab_size=1 << 17)
     error = ask(top_logprobs=-1, max_tokens=3, n=3).error
     assert (error["param"], "above 1048576 in all" in error["message"]) == ("top_logprobs", True)

@@ -122,7 +122,7 @@ def test_responses_belong_to_their_key(engine: FakeEngine) -> None:
 def test_api_processes_share_what_they_store(tmp_path: Path) -> None:
     first, second = (ResponseStore(tmp_path, 1000) for _ in range(2))
     assert first.put("a", "t", StoredResponse(b"reply", b"items"))
-    assert second.get("a", "t") == (b"reply", b"items")
+    assert second.get("a", "t") == (b"reply", b"items", 0)
     assert second.delete("a", "t")
     assert first.get("a", "t") is None
 

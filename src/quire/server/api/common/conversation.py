@@ -104,7 +104,7 @@ def prepare(
     engine, parsers = model.engine, model.parsers
     with names:
         use = _checked_use(request, model)
-        cut = take_defaults(request, engine.info.sampling_defaults)
+        cut = take_defaults(request, model.request_defaults)
         sampling = chat_request.sampling(request)
         yield
         prompt = _rendered(request, use, model)

@@ -21,7 +21,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     sampling: of all prompts, unless samplings has one for each, which then agree in `n`.
     reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
-    probabilities are returned, without sampled tokens. stop_when: see GenerateOptions.
+    probabilities are returned, without sampled tokens. spells_token_ids: tokens of
+    log-probabilities are "token_id:5". stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
     end with the context where max_tokens would not. is_stored: the end of the answer is made in a
     thread, as that also stores it. no_effect: a sentence for each field of the
@@ -37,6 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    spells_token_ids: bool = False
     priority: int
     cache_salt: str
     timeout: float | None  # seconds; the request's own limit
@@ -98,6 +100,7 @@ def make_job(
         continuous_usage=options is not None
         and bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        spells_token_ids=bool(request.return_tokens_as_token_ids),
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,

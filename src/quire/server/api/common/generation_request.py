@@ -15,16 +15,15 @@ from typing import Any
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.prompt_encoding import Encoding
 from quire.errors import invalid_value
 from quire.server.api.common.response_format import (
+    FORMAT_FIELDS,
     ResponseFormatFields,
     check_format_names,
     structured_outputs_of,
 )
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenCount
-from quire.server.http.request_body import RequestBody
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
@@ -39,15 +38,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=True):
+class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     """The fields that /v1/completions and /v1/chat/completions share.
 
     user: accepted without any effect. priority: lower runs first, where the
     server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
     the same salt. return_token_ids: also return the token ids of prompt and answer.
     return_tokens_as_token_ids: tokens of log-probabilities are spelled "token_id:5". timeout:
-    seconds after which the request is aborted. truncate_prompt_tokens: keep this many of the
-    prompt's last tokens; -1: as many as fit. add_special_tokens: those of tokenizer.json.
+    seconds after which the request is aborted.
     logprob_token_ids: report the log-probabilities of these tokens in place of the most probable.
     thinking_token_budget: tokens of reasoning after which its end is forced; -1: no limit.
     """
@@ -82,14 +80,7 @@ class GenerationRequest(ResponseFormatFields, RequestBody, kw_only=True, dict=Tr
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: field_bounds.PromptLength | None = None
-    add_special_tokens: bool | None = None
     timeout: field_bounds.Seconds | None = None
-
-    @property
-    def encoding(self) -> Encoding:
-        """How the prompt becomes token ids."""
-        return Encoding(self.truncate_prompt_tokens, self.add_special_tokens)
 
     def has_left_out(self, name: str) -> bool:
         """Whether the request gives no value for a field, under any name."""
@@ -122,8 +113,7 @@ def check_request_names(found: dict[str, Any], request: GenerationRequest) -> No
             raise invalid_value("stream_options", "it needs a stream; set stream to true")
         if options.get("include_obfuscation"):
             request.note_no_effect(NO_PADDING)
-    if request.truncate_prompt_tokens == 0:
-        raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
+    request.check_encoding()
     if request.logprob_token_ids is not None and found.get("logprobs") in (None, False):
         raise invalid_value("logprob_token_ids", "it needs logprobs; ask for them")
     if request.stream and request.prompt_logprobs is not None:
@@ -150,7 +140,7 @@ _SAME = tuple(
 )
 
 
-_SAMPLING_FIELDS = (*_SAME, "stop", *ResponseFormatFields.__struct_fields__)
+_SAMPLING_FIELDS = (*_SAME, "stop", *FORMAT_FIELDS)
 _fields_of = attrgetter(*_SAMPLING_FIELDS)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from starlette.types import Scope
 
@@ -24,6 +25,7 @@ from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
 from quire.server.http.deadline import Deadline
+from quire.server.http.disconnect import outlive_client
 from quire.server.http.request_reader import first_headers
 from quire.server.http.request_record import RequestRecord
 from quire.server.model_loading import ModelLoader
@@ -43,7 +45,8 @@ class RequestContext:
 
     record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
     deadline: when the request must have ended. tenant: of its API key. caller: see `caller_of`.
-    usage: its token counts, once it has started.
+    usage: its token counts, once it has started. outlive_client: lets it run on when its client
+    disconnects.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RequestContext:
         self.deadline = Deadline(settings.request_timeout)
         self.usage: UsageCounter
         self.caller: str
+        self.outlive_client: Callable[[], None]
         self._loader = loader
         self.tenant = tenant
         self._queue_timeout = settings.queue_timeout
@@ -162,6 +166,7 @@ class RequestGate:
             state["record"], self._loader, tenant, self._settings, ticket, BodySpace(self.bodies)
         )
         context.caller = caller_of(scope)
+        context.outlive_client = partial(outlive_client, scope)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
 

@@ -12,6 +12,7 @@ import msgspec
 
 from quire.core.structured_outputs import KINDS, StructuredOutputs
 from quire.errors import invalid_value
+from quire.server.api.common.encoding_fields import EncodingFields
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.openapi_entry import StructRules
 
@@ -83,8 +84,8 @@ FIELD_VARIANTS = (
 )
 
 
-class ResponseFormatFields(msgspec.Struct, kw_only=True):
-    """The fields of a request that ask for structured output."""
+class ResponseFormatFields(EncodingFields, kw_only=True, dict=True):
+    """The fields of a request that ask for structured output, besides those of its prompt."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputFields | None = None
@@ -96,6 +97,12 @@ class ResponseFormatFields(msgspec.Struct, kw_only=True):
     json_schema: Schema | None = None
     grammar: field_bounds.Grammar | None = None
 
+
+FORMAT_FIELDS = tuple(
+    name
+    for name in ResponseFormatFields.__struct_fields__
+    if name not in EncodingFields.__struct_fields__
+)
 
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
 

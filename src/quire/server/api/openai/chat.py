@@ -60,7 +60,7 @@ class ChatFormatter(OpenAIReplyFormatter):
         self.job = conversation.job
         self._conversation = conversation
         self._num_logprobs = num_shown(self.job.sampling)
-        self._spells_ids = bool(request.return_tokens_as_token_ids)
+        self._spells_ids = self.job.spells_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
         self._echoed = _text_of(request.messages[-1]) if request.echo else ""
         self._metadata = request.metadata

@@ -76,7 +76,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     model = models.find(request.model)
     yield
     has_no_limit = request.max_tokens is None
-    take_defaults(request, model.engine.info.sampling_defaults)
+    take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
     sampling = with_reasoning_marks(sampling, model.parsers.reasoning, model.engine.tokenizer)
     prompts = completions_request.prompts(request)
@@ -101,7 +101,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
         self.job = job
         self._echo = bool(request.echo)
         self._num_logprobs = num_shown(job.sampling)
-        self._spells_ids = bool(request.return_tokens_as_token_ids)
+        self._spells_ids = job.spells_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
         self._tokenizer = tokenizer
         self._started: set[int] = set()  # choices of which something was sent

@@ -18,7 +18,7 @@ from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import errors_name_field
-from quire.engine.frontend.prompt_encoding import Encoding, Prompt, token_ids_of
+from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES
@@ -164,7 +164,7 @@ def _token_ids(
 ) -> list[list[int]]:
     """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, list[list[int]]()
-    encoding = Encoding(request.truncate_prompt_tokens, request.add_special_tokens)
+    encoding = request.encoding
     names = [(name, index, count) for name, count in fields for index in range(count)]
     for given, name in zip(inputs, names, strict=True):
         with errors_name_field(*name):

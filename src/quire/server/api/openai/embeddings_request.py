@@ -10,11 +10,12 @@ from quire.core.pooling_params import Pooling
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import ChatRequest, Messages
+from quire.server.api.common.encoding_fields import EncodingFields
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenId
 from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.http.request_body import neutral_values, read_body
 
 MAX_INPUTS = 2048  # in one request, as OpenAI has it
 MAX_DIMENSIONS = 1 << 20
@@ -36,7 +37,7 @@ _CHAT_FIELDS = (
 )
 
 
-class PoolingFields(RequestBody, kw_only=True, dict=True):
+class PoolingFields(EncodingFields, kw_only=True, dict=True):
     """The fields of all requests that embed texts; as for completions. user: without any effect."""
 
     model: str | None = None
@@ -44,8 +45,6 @@ class PoolingFields(RequestBody, kw_only=True, dict=True):
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     timeout: field_bounds.Seconds | None = None
-    truncate_prompt_tokens: field_bounds.PromptLength | None = None
-    add_special_tokens: bool | None = None
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
@@ -98,7 +97,7 @@ AnyRequest = TypeVar("AnyRequest", bound=EmbeddingRequest)
 
 
 def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
-    check_pooling_fields(request)
+    request.check_encoding()
     if request.messages is not None and _raw_input(request) not in (b"", b"null"):
         raise invalid_value("input", "must be sent without messages, or messages without it")
     if request.messages is None and not _raw_input(request):
@@ -117,12 +116,6 @@ def chat(request: EmbeddingRequest) -> ChatRequest:
     fields = {name: getattr(request, name) for name in _CHAT_FIELDS}
     fields["add_generation_prompt"] = bool(request.add_generation_prompt)
     return ChatRequest(**fields, add_special_tokens=request.add_special_tokens)
-
-
-def check_pooling_fields(request: PoolingFields) -> None:
-    """Check what no type says. Raises InvalidRequestError."""
-    if request.truncate_prompt_tokens == 0:
-        raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
 
 
 def _raw_input(request: EmbeddingRequest) -> bytes:

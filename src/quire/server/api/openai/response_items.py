@@ -15,6 +15,8 @@ from quire.server.api.openai.responses_reply import Response
 from quire.server.api.openai.responses_request import ResponsesRequest
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+RUNNING = ("queued", "in_progress")  # states of a response in the background
+UNANSWERED = (*RUNNING, "cancelled", "failed")
 _WITHOUT_EFFECT = ("annotations", "logprobs")  # of a part
 
 
@@ -22,6 +24,7 @@ class _Output(msgspec.Struct):
     """The part of a stored reply that the next turn reads."""
 
     output: list[msgspec.Raw]
+    status: str
 
 
 class PreviousItems(NamedTuple):
@@ -53,7 +56,11 @@ def previous_items(store: ResponseStore, request: ResponsesRequest, tenant: str)
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    answered = _output_decoder.decode(stored.reply).output
+    reply = _output_decoder.decode(stored.reply)
+    if reply.status in UNANSWERED:
+        problem = f"that response is {reply.status}; go on with one that is completed"
+        raise invalid_value("previous_response_id", problem)
+    answered = reply.output
     items = _items_decoder.decode(stored.items) + [_encoded(_decoded(item)) for item in answered]
     num_own = 1 if isinstance(request.input, str) else len(request.input)
     if len(items) + num_own > MAX_MESSAGES:

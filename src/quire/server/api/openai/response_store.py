@@ -9,6 +9,7 @@ worth more than its copy; only a deletion that failed is an error.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -27,16 +28,26 @@ _SETUP = (
     "PRAGMA journal_mode=TRUNCATE",
     "PRAGMA synchronous=OFF",
     "CREATE TABLE IF NOT EXISTS responses "
-    "(id TEXT PRIMARY KEY, tenant TEXT, used INTEGER, size INTEGER, reply BLOB, items BLOB)",
+    "(id TEXT PRIMARY KEY, tenant TEXT, used INTEGER, size INTEGER, reply BLOB, items BLOB, "
+    "process INTEGER)",  # that still runs it; 0: none
     "CREATE INDEX IF NOT EXISTS by_use ON responses (used, size)",
 )
 
 
 class StoredResponse(NamedTuple):
-    """A response as JSON: its reply, and the list of its input items, earlier turns included."""
+    """A response as JSON: its reply, and the list of its input items, earlier turns included.
+
+    process: the id of the one that still works on it; 0: none.
+    """
 
     reply: bytes
     items: bytes
+    process: int = 0
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its process has ended before it was complete."""
+        return not _is_alive(self.process)
 
 
 class ResponseStore:
@@ -66,11 +77,51 @@ class ResponseStore:
         with self._lock:
             try:
                 with self._opened() as connection:  # a transaction
-                    connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+                    connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                     self._drop_oldest(connection)
             except sqlite3.Error as error:
                 return _failed("stored", error)
         return True
+
+    def replace_running(
+        self, response_id: str, tenant: str, reply: bytes, *, is_running: bool = False
+    ) -> bool:
+        """Replace the reply of a response that still runs; returns whether it did.
+
+        is_running: whether it goes on.
+        """
+        with self._lock:
+            try:
+                with self._opened() as connection:
+                    found = connection.execute(
+                        "UPDATE responses SET reply = ?, size = ? + LENGTH(items), process = "
+                        "process * ? WHERE id = ? AND tenant = ? AND process > 0",
+                        (reply, len(reply), is_running, response_id, tenant),
+                    )
+                    self._drop_oldest(connection)
+            except sqlite3.Error as error:
+                return _failed("replaced", error)
+        return found.rowcount > 0
+
+    def is_running(self, response_id: str, tenant: str) -> bool:
+        """Whether a process still works on the response; also if that cannot be read."""
+        process = self._process_of(response_id, tenant)
+        return process is None or process > 0
+
+    def _process_of(self, response_id: str, tenant: str) -> int | None:
+        """The process that works on the response; 0: none; None where it cannot be read."""
+        key = (response_id, tenant)
+        with self._lock:
+            try:
+                row = (
+                    self._opened()
+                    .execute("SELECT process FROM responses WHERE id = ? AND tenant = ?", key)
+                    .fetchone()
+                )
+            except sqlite3.Error as error:
+                _failed("read", error)
+                return None
+        return 0 if row is None else int(row[0])
 
     def get(self, response_id: str, tenant: str) -> StoredResponse | None:
         """A response of this tenant; None if there is none (any more)."""
@@ -81,7 +132,10 @@ class ResponseStore:
             try:
                 row = (
                     self._opened()
-                    .execute("SELECT reply, items FROM responses WHERE id = ? AND tenant = ?", key)
+                    .execute(
+                        "SELECT reply, items, process FROM responses WHERE id = ? AND tenant = ?",
+                        key,
+                    )
                     .fetchone()
                 )
             except sqlite3.Error as error:
@@ -148,6 +202,18 @@ class ResponseStore:
             ).fetchone()
             connection.execute("DELETE FROM responses WHERE id = ?", (response_id,))
             count, total = count - 1, total - size
+
+
+def _is_alive(process: int) -> bool:
+    if process <= 0:
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _failed(what: str, error: sqlite3.Error) -> bool:

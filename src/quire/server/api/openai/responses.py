@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.errors import OverloadedError
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
@@ -20,7 +23,8 @@ from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
-from quire.server.api.openai.response_items import new_id, previous_items, stored_response
+from quire.server.api.openai.background_responses import answer_in_background
+from quire.server.api.openai.response_items import RUNNING, new_id, previous_items, stored_response
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
 from quire.server.api.openai.responses_to_chat import to_chat
@@ -58,6 +62,7 @@ def prepare(
     model = models.find(request.model)
     if not store.is_on:
         request.store = False
+    responses_request.check_background(request)
     previous = previous_items(store, request, tenant)
     chat = to_chat(request, previous.items)
     yield
@@ -74,10 +79,17 @@ def _keep(
     previous: Sequence[msgspec.Raw],
     response: replies.Response,
 ) -> None:
-    """Store a complete response, unless its request does not want that."""
-    if response.store:
-        stored = stored_response(response, request, previous)
-        response.store = store.put(response.id, tenant, stored)
+    """Store a response, unless its request does not want that; replace it once it is queued."""
+    if not response.store:
+        return
+    is_running = response.status in RUNNING
+    if response.background and response.status != "queued":
+        encoded = msgspec.json.encode(response)
+        store.replace_running(response.id, tenant, encoded, is_running=is_running)
+        return
+    stored = stored_response(response, request, previous)
+    stored = stored._replace(process=os.getpid() if is_running else 0)
+    response.store = store.put(response.id, tenant, stored)
 
 
 class ResponsesFormatter:
@@ -108,10 +120,14 @@ class ResponsesFormatter:
         self._is_open = False  # whether the last item may grow
         self._number = 0  # of the next event
         self._reason: str | None = None
+        self._prompt: list[int] = []
+        self._answer: list[int] = []
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> replies.Response:
         """The complete answer."""
-        ((output,),) = (item.outputs for item in results)
+        (item,) = results
+        (output,) = item.outputs
+        self._prompt = item.prompt_token_ids
         for _ in self._read(output):
             pass
         for _ in self._close():
@@ -120,6 +136,7 @@ class ResponsesFormatter:
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """The stream events that one part of the answer makes."""
+        self._prompt = item.prompt_token_ids
         if not self._number:
             yield self._numbered(replies.Created(response=self._response(None)))
             yield self._numbered(replies.InProgress(response=self._response(None)))
@@ -149,9 +166,39 @@ class ResponsesFormatter:
         self._keep(response)
         return response
 
+    def keep_started(self, status: str) -> bytes:
+        """Store the response without an answer; returns it as JSON. Raises OverloadedError."""
+        response = self._response(None)
+        response.status = status
+        self._keep(response)
+        if not response.store:
+            raise OverloadedError("the response could not be stored; send it again", retry_after=1)
+        return msgspec.json.encode(response)
+
+    def keep_failed(self, code: str | None, message: str) -> None:
+        """Store why there is no answer."""
+        response = self._response(None)
+        response.status, response.error = "failed", replies.ResponseError(code, message)
+        self._keep(response)
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether the client does not wait for the answer."""
+        return bool(self._request.background)
+
+    def _messages(self, token_ids: list[int]) -> list[replies.RawMessage] | UnsetType:
+        if not self._request.enable_response_messages:
+            return UNSET
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return [replies.RawMessage(message=text, tokens=token_ids)]
+
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
+        self._answer += output.token_ids
         if (count := num_shown(self.job.sampling)) is not None:
-            shown = chat_logprobs(output.logprobs or [], output.token_ids, count, self._tokenizer)
+            shown = chat_logprobs(
+                *(output.logprobs or [], output.token_ids, count, self._tokenizer),
+                as_ids=self.job.spells_token_ids,
+            )
             self._logprobs += shown.content
         for event in self._conversation.read(output):
             yield from self._events(event)
@@ -263,13 +310,18 @@ class ResponsesFormatter:
             user=request.user,
             previous_response_id=request.previous_response_id,
             store=request.store is not False,
+            background=self.is_in_background,
+            input_messages=self._messages(self._prompt) if usage is not None else UNSET,
+            output_messages=self._messages(self._answer) if usage is not None else UNSET,
         )
 
 
 def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
     """The route, which keeps responses in the store."""
     return GenerationRoute(
-        _ENTRY, partial(prepare, store), _answer, in_thread=_is_long, needs_tenant=True
+        *(_ENTRY, partial(prepare, store), partial(_answer, store)),
+        in_thread=_is_long,
+        needs_tenant=True,
     )
 
 
@@ -279,10 +331,15 @@ def _is_long(data: bytes) -> bool:
     return is_large(data) or b"previous_response_id" in data or b"\\u00" in data
 
 
-async def _answer(formatter: ResponsesFormatter, context: RequestContext, send: Send) -> None:
+async def _answer(
+    store: ResponseStore, formatter: ResponsesFormatter, context: RequestContext, send: Send
+) -> None:
     """Answer; until then the stored turns count as bytes of the body."""
     context.hold_bytes(formatter.num_bytes)
-    await answer(formatter, context, send)
+    if formatter.is_in_background:
+        await answer_in_background(formatter, store, context, send)
+    else:
+        await answer(formatter, context, send)
 
 
 _ENTRY = OpenApiEntry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -105,15 +105,32 @@ class Details(msgspec.Struct):
     reason: str = "max_output_tokens"
 
 
+class ResponseError(msgspec.Struct):
+    """Why a response in the background failed."""
+
+    code: str | None
+    message: str
+
+
+class RawMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="raw_message_tokens"):
+    """What the model read or wrote, as text and as token ids."""
+
+    message: str
+    tokens: list[int]
+
+
 class Response(msgspec.Struct, kw_only=True):
-    """An answer, complete or started, with the settings of its request."""
+    """An answer, complete or started, with the settings of its request.
+
+    input_messages, output_messages: the whole prompt and answer, if the request asks for them.
+    """
 
     id: str
     object: str = "response"
     created_at: int
     status: str
     background: bool = False
-    error: None = None
+    error: ResponseError | None = None
     incomplete_details: Details | None
     model: str
     output: list[OutputItem]
@@ -132,6 +149,8 @@ class Response(msgspec.Struct, kw_only=True):
     top_p: float
     truncation: str = "disabled"
     user: str | None
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[RawMessage] | UnsetType = UNSET
 
 
 class StreamEvent(msgspec.Struct, kw_only=True):

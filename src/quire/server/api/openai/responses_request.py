@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
 from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
@@ -146,8 +147,10 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     """Body of /v1/responses. metadata: returned unchanged. user: without effect.
 
     store: keep the response (the default). previous_response_id: of a stored response, whose
-    conversation goes on. include: message.output_text.logprobs asks for log-probabilities, as
-    top_logprobs does; other values have no effect. Fields after top_logprobs are those of a chat.
+    conversation goes on. background: answer at once, and run on without the client.
+    enable_response_messages: also return prompt and answer as token ids. include:
+    message.output_text.logprobs asks for log-probabilities, as top_logprobs does; other values have
+    no effect. Fields after top_logprobs are those of a chat.
     """
 
     model: str | None = None
@@ -168,6 +171,8 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     store: bool | None = None
     previous_response_id: ShortText | None = None
     include: Annotated[list[ShortText], msgspec.Meta(max_length=32)] | None = None
+    background: bool | None = None
+    enable_response_messages: bool | None = None
     top_logprobs: field_bounds.NumLogprobs | None = None
     top_k: field_bounds.TopK | None = None
     min_p: field_bounds.MinP | None = None
@@ -207,6 +212,16 @@ def parse(data: bytes) -> ResponsesRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, _ = read_body(data, _decoder, RESPONSES_REFUSED)
     return request
+
+
+def check_background(request: ResponsesRequest) -> None:
+    """Refuse what does not go with `background`. Raises InvalidRequestError."""
+    if request.background and request.store is False:
+        text = "background can only be used when `store` is true; leave one of them out"
+        raise InvalidRequestError(text, param="background")
+    if request.background and request.stream:
+        problem = "its answer is not streamed; set stream to false, and ask for the response by id"
+        raise invalid_value("background", problem)
 
 
 def read_item(raw: msgspec.Raw, where: str) -> InputItem:

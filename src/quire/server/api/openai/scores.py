@@ -35,7 +35,6 @@ from quire.server.api.openai.embeddings_request import (
     MAX_INPUTS,
     PoolingFields,
     Text,
-    check_pooling_fields,
 )
 from quire.server.http.http_errors import send_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
@@ -122,7 +121,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _score_decoder, {})
-    check_pooling_fields(request)
+    request.check_encoding()
     query_field, queries = _one_of(request, "queries", "text_1")
     field, documents = _one_of(request, "documents", "text_2")
     if len(queries) not in (1, len(documents)):
@@ -136,7 +135,7 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _rerank_decoder, {})
-    check_pooling_fields(request)
+    request.check_encoding()
     model = models.find(request.model)
     yield
     texts = {"query": [request.query], "documents": request.documents}

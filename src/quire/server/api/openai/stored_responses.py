@@ -12,6 +12,7 @@ from starlette.responses import Response as HttpResponse
 
 from quire.errors import invalid_value
 from quire.server.api.common.request_gate import RequestGate, caller_of
+from quire.server.api.openai.background_responses import cancelled, failed
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import HttpError
@@ -93,7 +94,8 @@ class StoredResponsesRoutes:
                 OpenApiEntry(
                     path=f"{_PATH}/cancel",
                     method="post",
-                    summary="Refused: responses are answered while their client waits.",
+                    summary="Cancel a response that runs in the background.",
+                    reply=Response,
                     errors=_ERRORS,
                 ),
             ),
@@ -112,9 +114,8 @@ class StoredResponsesRoutes:
         return await self._run(request, self._page)
 
     async def cancel(self, request: Request) -> HttpResponse:
-        """Handle POST of a cancellation, which only responses in the background could have."""
-        await self._run(request, lambda request: self._found(request).reply)
-        raise HttpError(400, "Cannot cancel a synchronous response.", code="invalid_value")
+        """Handle POST of a cancellation."""
+        return await self._run(request, self._cancelled)
 
     async def _run(self, request: Request, body_of: Callable[[Request], bytes]) -> HttpResponse:
         """The answer with the body, made in a thread and admitted as requests without engine."""
@@ -126,6 +127,13 @@ class StoredResponsesRoutes:
                     caller_of(request.scope), partial(body_of, request)
                 )
         return HttpResponse(body, media_type="application/json")
+
+    def _cancelled(self, request: Request) -> bytes:
+        reply = cancelled(self._found(request).reply)
+        key = (request.path_params["response_id"], request.state.tenant)
+        if not self._store.replace_running(*key, reply):
+            raise HttpError(400, "Cannot cancel a synchronous response.", code="invalid_value")
+        return reply
 
     def _deleted(self, request: Request) -> bytes:
         response_id = request.path_params["response_id"]
@@ -152,6 +160,10 @@ class StoredResponsesRoutes:
         stored = self._store.get(response_id, request.state.tenant)
         if stored is None:
             raise _not_found(response_id)
+        if stored.is_abandoned:
+            key = (response_id, request.state.tenant)
+            self._store.replace_running(*key, failed(stored.reply))
+            return self._store.get(*key) or stored
         return stored
 
 

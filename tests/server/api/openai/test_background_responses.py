@@ -1,0 +1,148 @@
+"""Responses in the background: their states, how they end, and who may still change them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call, request
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.api.openai.background_responses import failed
+from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+
+PATH = "/v1/responses"
+
+
+async def begin(app: Starlette, **fields: Any) -> tuple[str, asyncio.Task[Reply]]:
+    """Ask in the background and leave; the response's id, and the task that works on it."""
+    reply, body = Reply(0, {}, b""), {"input": "hi", "background": True} | fields
+    task = asyncio.ensure_future(request(app, PATH, body, leave_after=1, into=reply))
+    while not reply.body and not task.done():
+        await asyncio.sleep(0)
+    queued = reply.json()
+    assert (reply.status, queued["status"], queued["background"]) == (200, "queued", True)
+    return queued["id"], task
+
+
+async def read(app: Starlette, response_id: str, tail: str = "", method: str = "GET") -> Any:
+    return (await request(app, f"{PATH}/{response_id}{tail}", method=method)).json()
+
+
+async def until_called(engine: FakeEngine) -> None:
+    while not engine.calls:
+        await asyncio.sleep(0)
+
+
+def test_a_response_is_completed_without_its_client(app: Starlette, engine: FakeEngine) -> None:
+    async def main() -> None:
+        engine.wait_at = 2
+        response_id, task = await begin(app)
+        await until_called(engine)
+        running = await read(app, response_id)
+        assert (running["status"], running["output"], running["usage"]) == ("in_progress", [], None)
+        asked = {"input": "more", "previous_response_id": response_id}
+        refused = (await request(app, PATH, asked)).error
+        assert refused["param"] == "previous_response_id"
+        assert "that response is in_progress" in refused["message"]
+        engine.go.set()
+        await task
+        done = await read(app, response_id)
+        assert (done["status"], done["background"]) == ("completed", True)
+        assert done["output"][0]["content"][0]["text"] == "Hello!"
+        assert done["usage"]["output_tokens"] == 6
+        cancelled = await read(app, response_id, "/cancel", "POST")
+        assert cancelled["error"]["message"] == "Cannot cancel a synchronous response."
+        assert (await request(app, PATH, asked)).json()["status"] == "completed"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_response_that_is_cancelled_or_deleted_stops(
+    app: Starlette, engine: FakeEngine, method: str
+) -> None:
+    async def main() -> None:
+        engine.wait_at = 2
+        response_id, task = await begin(app)
+        await until_called(engine)
+        tail = "/cancel" if method == "POST" else ""
+        ended = await read(app, response_id, tail, method)
+        await task
+        assert len(engine.aborted) == 1
+        if method == "POST":
+            assert ended["status"] == "cancelled"
+            assert await read(app, response_id) == ended
+        else:
+            assert (await read(app, response_id))["error"]["code"] == "not_found"
+
+    asyncio.run(main())
+
+
+def test_a_failure_is_stored(app: Starlette, engine: FakeEngine) -> None:
+    async def main() -> None:
+        engine.fail_at = 1
+        response_id, task = await begin(app)
+        await task
+        found = await read(app, response_id)
+        assert (found["status"], found["error"]["code"]) == ("failed", "internal_error")
+        assert "secret" not in found["error"]["message"]
+        assert found["output"] == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"store": False}, "background can only be used when `store` is true"),
+        ({"stream": True}, "background: its answer is not streamed"),
+    ],
+)
+def test_what_does_not_go_with_background(
+    app: Starlette, fields: dict[str, Any], message: str
+) -> None:
+    refused = call(app, PATH, {"input": "hi", "background": True} | fields)
+    assert (refused.status, refused.error["param"]) == (400, "background")
+    assert refused.error["message"].startswith(message)
+
+
+def test_a_response_whose_process_has_ended_has_failed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    store = ResponseStore(tmp_path, 1000)
+    running = StoredResponse(b'{"status":"in_progress"}', b"[]", ended.pid)
+    assert running.is_abandoned
+    assert not running._replace(process=os.getpid()).is_abandoned
+    assert store.put("a", "t", running)
+    assert store.get("a", "t") == running
+    assert store.is_running("a", "t")
+    assert store.replace_running("a", "t", failed(running.reply))
+    assert not store.replace_running("a", "t", b"{}")
+    found = store.get("a", "t")
+    assert found is not None
+    assert not found.is_abandoned
+    assert b'"failed"' in found.reply
+    assert not store.is_running("b", "t")
+    store.close()
+
+
+def test_messages_as_token_ids(app: Starlette) -> None:
+    reply = call(app, PATH, {"input": "hi", "enable_response_messages": True}).json()
+    assert reply["output_messages"] == [
+        {"type": "raw_message_tokens", "message": "Hello!</s>", "tokens": [*map(ord, "Hello!")]}
+    ]
+    (prompt,) = reply["input_messages"]
+    assert "".join(map(chr, prompt["tokens"])) == "<user>hi<assistant>"
+    assert prompt["message"] == "<user>hi<assistant></s>"  # as the fake tokenizer ends all texts
+    assert "input_messages" not in call(app, PATH, {"input": "hi"}).json()
+    asked = {"input": "hi", "enable_response_messages": True, "stream": True}
+    last = call(app, PATH, asked).body.rsplit(b"data: ", 1)[1]
+    assert json.loads(last)["response"]["output_messages"] == reply["output_messages"]
