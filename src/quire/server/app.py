@@ -15,6 +15,8 @@ from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
+from quire.server.api.llama_cpp import apply_template, completion
+from quire.server.api.llama_cpp.props import PropsRoute
 from quire.server.api.openai import (
     batch_chat,
     chat,
@@ -59,6 +61,8 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     anthropic_messages.COUNT_ROUTE,
     tokenize.TOKENIZE_ROUTE,
     tokenize.DETOKENIZE_ROUTE,
+    completion.ROUTE,
+    apply_template.ROUTE,
 )
 
 
@@ -101,6 +105,7 @@ def build_server(
             LiveView(models, observer.metrics).route,
             ServerLoad(models).route,
             TokenizerInfoRoute(models).route,
+            PropsRoute(models).route,
             MetricsPage(observer.metrics, models, settings.gpu_hour_cost).route,
             *page.routes,
             ApiPage(page.assets).route,

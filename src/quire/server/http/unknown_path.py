@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from starlette.types import Receive, Scope, Send
 
@@ -21,6 +21,7 @@ class UnknownPath:
 
     def __init__(self, paths: Collection[str]) -> None:
         self._paths = {_core(path): path for path in paths if _core(path)}
+        self._versioned = {_core(path): path for path in paths if path.startswith("/v1/")}
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         """Raises HttpError."""
@@ -31,11 +32,18 @@ class UnknownPath:
         raise HttpError(404, f"no such path; {fix}", code="not_found")
 
     def _nearest(self, path: str) -> str | None:
-        core = _core(path[:MAX_CHARS])
-        beginnings = [known for known in self._paths if core and known.startswith(f"{core}/")]
-        close = difflib.get_close_matches(core, self._paths, n=1, cutoff=CUTOFF)
-        found = close or beginnings
-        return self._paths[found[0]] if found else None
+        """A path under /v1 is compared with others there first."""
+        if "/v1/" in path and (found := _close(path, self._versioned)):
+            return found
+        return _close(path, self._paths)
+
+
+def _close(path: str, known: Mapping[str, str]) -> str | None:
+    """The known path that is most alike, or that begins with the path. known: by their cores."""
+    core = _core(path[:MAX_CHARS])
+    beginnings = [other for other in known if core and other.startswith(f"{core}/")]
+    found = difflib.get_close_matches(core, known, n=1, cutoff=CUTOFF) or beginnings
+    return known[found[0]] if found else None
 
 
 def _core(path: str) -> str:

@@ -40,7 +40,9 @@ class ReplyFormatter(Protocol):
 
     job: Job
 
-    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> msgspec.Struct:
+    def reply(
+        self, results: Sequence[RequestOutput], usage: Usage
+    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
         """The complete answer of a request without streaming."""
 
     def chunks(self, index: int, output: RequestOutput, /) -> Iterable[msgspec.Struct]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from quire.server.http import field_bounds, strict_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 class TokenizeRequest(RequestBody, kw_only=True, dict=True):
@@ -23,6 +24,8 @@ class TokenizeRequest(RequestBody, kw_only=True, dict=True):
 
     add_special_tokens: around a prompt, such as a BOS, unless false; around a conversation, where
     the chat template writes them, if true. return_token_strs: return each token's text, too.
+    In llama.cpp's format content is the prompt, without special tokens unless add_special;
+    with_pieces: each token as an object with its text.
     """
 
     model: str | None = None
@@ -30,10 +33,21 @@ class TokenizeRequest(RequestBody, kw_only=True, dict=True):
     messages: chat_request.Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: Literal[True] | None = None
+    with_pieces: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
+
+
+class TokenPiece(msgspec.Struct):
+    """A token. piece: its text, or its bytes where they are a part of a character."""
+
+    id: int
+    piece: str | list[int]
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True):
@@ -41,7 +55,7 @@ class TokenizeReply(msgspec.Struct, kw_only=True):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
     token_strs: list[str] | None = None
 
 
@@ -53,9 +67,10 @@ class DetokenizeRequest(RequestBody, kw_only=True, dict=True):
 
 
 class DetokenizeReply(msgspec.Struct):
-    """The text of the ids, control tokens included."""
+    """The text of the ids, control tokens included, under vLLM's and llama.cpp's names."""
 
     prompt: str
+    content: str
 
 
 TOKENIZE_REFUSED: strict_json.NeutralValues = {"chat_template": (None,)}
@@ -67,13 +82,19 @@ _CHAT_FIELDS = (
 TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
     {
         "required": ["prompt"],
-        "properties": {"prompt": {"type": "string"}}
+        "properties": {"prompt": {"type": "string"}, "content": {"type": "null"}}
         | {name: {"type": "null"} for name in _CHAT_FIELDS},
+    },
+    {
+        "required": ["content"],
+        "properties": {"content": {"type": "string"}}
+        | {name: {"type": "null"} for name in ("prompt", "add_special_tokens", *_CHAT_FIELDS)},
     },
     {
         "required": ["messages"],
         "properties": {
             "prompt": {"type": "null"},
+            "content": {"type": "null"},
             "messages": {"type": "array"},
         },
     },
@@ -87,12 +108,14 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     request, found = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED)
     _check_names(found)
     model = models.find(request.model)
+    _read_content(request)
     tokens = _tokens(request, model)
-    token_text = model.engine.tokenizer.token_text
+    tokenizer = model.engine.tokenizer
+    token_text = tokenizer.token_text
     return TokenizeReply(
         count=len(tokens),
         max_model_len=model.engine.info.limits.max_model_len,
-        tokens=tokens,
+        tokens=[_piece(i, tokenizer) for i in tokens] if request.with_pieces else tokens,
         token_strs=list(map(token_text, tokens)) if request.return_token_strs else None,
     )
 
@@ -111,7 +134,27 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
             problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
             raise invalid_value(f"tokens[{index}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
-    return DetokenizeReply(text)
+    return DetokenizeReply(text, text)
+
+
+def _read_content(request: TokenizeRequest) -> None:
+    """Take llama.cpp's names of the prompt. Raises InvalidRequestError."""
+    for name, own in (("content", "prompt"), ("add_special", "add_special_tokens")):
+        if getattr(request, name) is not None and getattr(request, own) is not None:
+            raise invalid_value(name, f"it is the same as {own}; use one of them")
+    if request.content is not None:
+        request.prompt = request.content
+        request.add_special_tokens = bool(request.add_special)
+    elif request.add_special is not None:
+        request.add_special_tokens = request.add_special
+
+
+def _piece(token_id: int, tokenizer: Tokenizer) -> TokenPiece:
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return TokenPiece(token_id, data.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(token_id, list(data))
 
 
 def _check_names(found: dict[str, Any]) -> None:

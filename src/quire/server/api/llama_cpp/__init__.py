@@ -1,0 +1,1 @@
+"""llama.cpp's own HTTP API, as far as its clients use it."""

@@ -1,0 +1,41 @@
+"""/apply-template: a conversation as the text that the model reads. Runs no model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.server.api.common import chat_request, conversation, route_rules
+from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
+from quire.server.api.common.model_route import LightRoute
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.model_registry import ModelRegistry
+
+
+class AppliedTemplate(msgspec.Struct):
+    """The reply. prompt: as /completion takes it, control tokens included."""
+
+    prompt: str
+
+
+def apply_template(data: bytes, models: ModelRegistry) -> AppliedTemplate:
+    """The reply to the body of a chat. Raises InvalidRequestError."""
+    request = chat_request.parse(data)
+    model = models.find(request.model)
+    ids = conversation.encode(request, model)
+    return AppliedTemplate(model.engine.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/apply-template",
+        summary="A conversation through the chat template, as text.",
+        rules=(route_rules.MODEL, *route_rules.CHAT),
+        example={"messages": [{"role": "user", "content": "hello"}]},
+        body=ChatRequest,
+        struct_rules=CHAT_RULES,
+        reply=AppliedTemplate,
+        errors=RUN_ERRORS,
+    ),
+    apply_template,
+)

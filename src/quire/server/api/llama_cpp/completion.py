@@ -1,0 +1,208 @@
+"""/completion: llama.cpp's own format of completions, which its clients and plug-ins use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.server.api.common import route_rules
+from quire.server.api.common.generation_job import Job, make_job
+from quire.server.api.common.generation_request import take_defaults
+from quire.server.api.common.logprob_bounds import check_num_logprobs
+from quire.server.api.common.logprob_formats import chat_logprobs
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
+from quire.server.api.common.usage import Usage
+from quire.server.api.llama_cpp import completion_request
+from quire.server.api.llama_cpp.completion_reply import (
+    NativePart,
+    NativeReply,
+    StopType,
+    Timings,
+    TokenProbabilities,
+    TokenProbability,
+)
+from quire.server.api.llama_cpp.completion_request import NativeCompletionRequest
+from quire.server.http.http_errors import ErrorChunk
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
+from quire.server.model_registry import ModelRegistry
+from quire.tokenizer.tokenizer import Tokenizer
+
+# SamplingParams by llama.cpp's names of generation_settings
+_SETTINGS = {
+    "seed": "seed", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p",
+    "min_p": "min_p", "repeat_penalty": "repetition_penalty", "stop": "stop",
+    "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
+    "ignore_eos": "ignore_eos", "max_tokens": "max_tokens", "n_predict": "max_tokens",
+}  # fmt: skip
+
+
+def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
+    """Decode a body and make its job, in stages. Raises InvalidRequestError."""
+    request = completion_request.parse(body)
+    model = models.find(request.model)
+    yield
+    has_no_limit = request.max_tokens is None
+    take_defaults(request, model.request_defaults)
+    sampling = completion_request.sampling(request)
+    tokenizer = model.engine.tokenizer
+    prompts = completion_request.prompts(request, tokenizer.encode)
+    check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
+    job = make_job(
+        *("cmpl-", request, prompts, sampling, model.name),
+        encoding=request.encoding,
+        cut_to_context=has_no_limit,
+    )
+    return NativeFormatter(job, request, tokenizer)
+
+
+class _Answer(msgspec.Struct):
+    """What is known of an answer so far."""
+
+    tokens: list[int]
+    has_new_line: bool = False
+
+
+class NativeFormatter(OpenAIReplyFormatter):
+    """The ReplyFormatter of /completion. Answers are numbered prompt by prompt."""
+
+    end_marker = b""
+
+    def __init__(self, job: Job, request: NativeCompletionRequest, tokenizer: Tokenizer) -> None:
+        self.job = job
+        self._returns_tokens = bool(request.return_tokens) or job.stream
+        self._num_probs = request.n_probs or None
+        self._tokenizer = tokenizer
+        self._answers: dict[int, _Answer] = {}
+
+    def reply(
+        self, results: Sequence[RequestOutput], _usage: Usage
+    ) -> msgspec.Struct | list[NativeReply]:
+        """The complete answer; a list of them for several."""
+        replies = [
+            self._end(self._read(index, item, output), item, output)
+            for index, item in enumerate(results)
+            for output in item.outputs
+        ]
+        return replies[0] if len(replies) == 1 else replies
+
+    def chunks(self, prompt_index: int, item: RequestOutput) -> Iterator[NativePart]:
+        """A stream's next chunks; the last one of an answer has no text."""
+        for output in item.outputs:
+            part = self._read(prompt_index, item, output)
+            if part.tokens or part.content:
+                yield part
+            if output.finish_reason is not None:
+                yield self._end(self._empty(part), item, output)
+
+    def ending(self, _usage: Usage) -> Iterator[NativePart]:
+        """Nothing: each answer has its own last chunk."""
+        yield from ()
+
+    def _read(self, prompt_index: int, item: RequestOutput, output: CompletionOutput) -> NativePart:
+        index = prompt_index * self.job.sampling.n + output.index
+        answer = self._answers.setdefault(index, _Answer([]))
+        answer.tokens += output.token_ids
+        answer.has_new_line |= "\n" in output.text
+        return NativePart(
+            index=index,
+            content=output.text,
+            tokens=list(output.token_ids) if self._returns_tokens else [],
+            tokens_predicted=len(answer.tokens),
+            tokens_evaluated=len(item.prompt_token_ids),
+            completion_probabilities=self._probabilities(output),
+        )
+
+    def _empty(self, part: NativePart) -> NativePart:
+        return msgspec.structs.replace(part, content="", tokens=[], completion_probabilities=UNSET)
+
+    def _end(self, part: NativePart, item: RequestOutput, output: CompletionOutput) -> NativeReply:
+        num_tokens, most = part.tokens_predicted, self.job.sampling.max_tokens
+        kind = _stop_type(output)
+        fields = {name: getattr(part, name) for name in NativePart.__struct_fields__}
+        return NativeReply(
+            **fields | {"stop": True},
+            model=self.job.model,
+            prompt=self._tokenizer.decode(item.prompt_token_ids, skip_special_tokens=False),
+            generation_settings=_settings(self.job),
+            has_new_line=self._answers[part.index].has_new_line,
+            truncated=kind == "limit" and (most is None or num_tokens < most),
+            stop_type=kind,
+            stopping_word=str(output.stop_reason) if kind == "word" else "",
+            tokens_cached=item.num_cached_tokens,
+            timings=Timings.of(item, num_tokens),
+        )
+
+    def _probabilities(self, output: CompletionOutput) -> list[TokenProbabilities] | UnsetType:
+        if self._num_probs is None:
+            return UNSET
+        positions = output.logprobs or []
+        shown = chat_logprobs(positions, output.token_ids, self._num_probs, self._tokenizer)
+        found = []
+        for token_id, own, position in zip(output.token_ids, shown.content, positions, strict=True):
+            ranked = sorted(position, key=lambda candidate: position[candidate].rank or 0)
+            top = [
+                TokenProbability(id=i, token=c.token, bytes=c.bytes, logprob=c.logprob)
+                for i, c in zip(ranked, own.top_logprobs, strict=False)
+            ]
+            found.append(
+                TokenProbabilities(
+                    id=token_id,
+                    token=own.token,
+                    bytes=own.bytes,
+                    logprob=own.logprob,
+                    top_logprobs=top,
+                )
+            )
+        return found
+
+
+def _stop_type(output: CompletionOutput) -> StopType:
+    if output.finish_reason == "length":
+        return "limit"
+    if output.finish_reason == "stop":
+        return "word" if isinstance(output.stop_reason, str) else "eos"
+    return "none"
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    sampling: SamplingParams = job.sampling
+    settings = {name: getattr(sampling, own) for name, own in _SETTINGS.items()}
+    unlimited = -1 if sampling.max_tokens is None else sampling.max_tokens
+    return settings | {
+        "max_tokens": unlimited,
+        "n_predict": unlimited,
+        "n_probs": sampling.logprobs or 0,
+        "logit_bias": [[i, bias] for i, bias in (sampling.logit_bias or {}).items()],
+        "stream": job.stream,
+    }
+
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/completion",
+        summary="Continue a text, in llama.cpp's own format.",
+        rules=(
+            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
+            route_rules.LOGPROBS,
+            *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
+            route_rules.PRIORITY,
+            "`n_predict` is `max_tokens`; without it an answer may fill the rest of the context.",
+        ),
+        example={"prompt": "Once upon a time", "n_predict": 8, "temperature": 0},
+        body=NativeCompletionRequest,
+        struct_rules=completion_request.RULES,
+        reply=NativeReply,
+        events=(NativePart, NativeReply, ErrorChunk),
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)

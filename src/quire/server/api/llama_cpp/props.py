@@ -1,0 +1,77 @@
+"""/props: what llama.cpp's clients read of a server: context, slots, chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.model_registry import ModelRegistry, RegisteredModel
+from quire.version import __version__
+
+
+class GenerationSettings(msgspec.Struct, kw_only=True):
+    """n_ctx: tokens of prompt and answer. params: sampling params that the model has by default."""
+
+    n_ctx: int
+    params: dict[str, Any]
+
+
+class Props(msgspec.Struct, kw_only=True):
+    """A model and its server. total_slots: requests that run at a time. model_path: its name."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool = False
+    modalities: dict[str, bool]
+
+
+class PropsRoute:
+    """The endpoint /props."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    @property
+    def route(self) -> ApiRoute:
+        """The route of /props."""
+        entry = OpenApiEntry(
+            path="/props",
+            summary="A model's context, slots and chat template, in llama.cpp's format.",
+            reply=Props,
+            errors=(404, 503),
+            names_model=True,
+        )
+        return ApiRoute(self.answer, entry)
+
+    async def answer(self, request: Request) -> Response:
+        """The properties of the model that the query names, or of the first, as JSON."""
+        props = _props(self._models.find(request.query_params.get("model")))
+        return Response(msgspec.json.encode(props), media_type="application/json")
+
+
+def _props(model: RegisteredModel) -> Props:
+    tokenizer, info = model.engine.tokenizer, model.engine.info
+    settings = GenerationSettings(
+        n_ctx=info.limits.max_model_len, params=dict(info.sampling_defaults)
+    )
+    return Props(
+        default_generation_settings=settings,
+        total_slots=info.limits.max_num_seqs,
+        model_alias=model.name,
+        model_path=model.name,
+        chat_template=tokenizer.chat_template_text,
+        bos_token=tokenizer.names.get("bos_token") or "",
+        eos_token=tokenizer.names.get("eos_token") or "",
+        build_info=f"quire-{__version__}",
+        modalities={"vision": False, "audio": False},
+    )

@@ -1,0 +1,127 @@
+"""llama.cpp's own routes: /completion, /apply-template, /props, and its fields of /tokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import LIMITS, FakeEngine
+from starlette.applications import Starlette
+
+
+def ask(app: Starlette, **fields: Any) -> Reply:
+    return call(app, "/completion", {"prompt": "hi"} | fields)
+
+
+def ids_of(call_: dict[str, Any]) -> str:
+    return "".join(map(chr, call_["ids"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "stop_type", "word"),
+    [
+        ({"n_predict": 3}, "Hel", "limit", ""),
+        ({"n_predict": -1}, "Hello!", "eos", ""),
+        ({}, "Hello!", "eos", ""),
+    ],
+)
+def test_an_answer(
+    app: Starlette, fields: dict[str, Any], content: str, stop_type: str, word: str
+) -> None:
+    reply = ask(app, **fields).json()
+    assert (reply["content"], reply["stop"], reply["tokens"]) == (content, True, [])
+    assert (reply["stop_type"], reply["stopping_word"]) == (stop_type, word)
+    assert (reply["truncated"], reply["has_new_line"]) == (False, False)
+    assert (reply["tokens_predicted"], reply["tokens_evaluated"]) == (len(content), 2)
+    assert reply["timings"]["predicted_n"] == len(content)
+    assert reply["timings"]["prompt_n"] + reply["timings"]["cache_n"] == 2
+    settings = reply["generation_settings"]
+    assert settings["n_predict"] == settings["max_tokens"] == fields.get("n_predict", -1)
+
+
+def test_fields_under_their_names_there(app: Starlette, engine: FakeEngine) -> None:
+    fields = {"repeat_penalty": 1.5, "cache_prompt": False, "id_slot": 0, "samplers": []}
+    reply = ask(app, n_predict=2, seed=7, temperature=0, return_tokens=True, **fields)
+    assert reply.json()["tokens"] == [72, 101]
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.5, 7, 2)
+    assert "cache_prompt" in reply.headers["x-quire-no-effect"]
+    for name, value in [("mirostat", 2), ("lora", [{"id": 0}]), ("post_sampling_probs", True)]:
+        refused = ask(app, **{name: value})
+        assert (refused.status, refused.error["param"]) == (400, name)
+
+
+def test_a_stream_ends_with_the_facts(app: Starlette) -> None:
+    *parts, last = ask(app, stream=True, n_predict=4).events
+    assert "".join(part["content"] for part in parts) == "Hell"
+    assert [part["tokens"] for part in parts] == [[72], [101], [108], [108]]
+    assert not any(part["stop"] for part in parts)
+    whole = ask(app, n_predict=4).json()
+    assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
+    assert set(last) == set(whole)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("ab", ["ab"]),
+        ({"prompt_string": "ab"}, ["ab"]),
+        ([97, 98], ["ab"]),
+        ([97, "bc", 100], ["abcd"]),
+        (["a", "b"], ["a", "b"]),
+        ([[97], "b", {"prompt_string": "c"}, [100, "e"]], ["a", "b", "c", "de"]),
+    ],
+)
+def test_prompts(app: Starlette, engine: FakeEngine, prompt: Any, read: list[str]) -> None:
+    reply = ask(app, prompt=prompt).json()
+    assert [ids_of(made) for made in engine.calls] == read
+    answers = reply if isinstance(reply, list) else [reply]
+    assert [answer["index"] for answer in answers] == list(range(len(read)))
+    assert isinstance(reply, list) == (len(read) > 1)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, 1, [], [[]], [97, [98]], [97, {"prompt_string": "a"}], [-1], [True], {}, [None],
+     {"prompt_string": "a", "multimodal_data": ["aGk="]}],
+)  # fmt: skip
+def test_prompts_that_are_refused(app: Starlette, prompt: Any) -> None:
+    refused = ask(app, prompt=prompt)
+    assert refused.status == 400
+    assert refused.error["param"].startswith("prompt")
+
+
+def test_candidates(app: Starlette) -> None:
+    first, *_ = ask(app, n_predict=2, n_probs=2).json()["completion_probabilities"]
+    assert (first["id"], first["token"], first["bytes"]) == (72, "H", [72])
+    assert [(top["id"], top["token"]) for top in first["top_logprobs"]] == [(73, "I"), (72, "H")]
+    assert "completion_probabilities" not in ask(app, n_probs=0).json()
+    assert ask(app, n_probs=LIMITS.max_logprobs + 1).error["param"] == "n_probs"
+
+
+def test_a_template_is_applied(app: Starlette) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    prompt = call(app, "/apply-template", body).json()["prompt"]
+    assert prompt.removesuffix("</s>") == "<user>x<assistant>"
+    assert call(app, "/apply-template", {"messages": []}).error["param"] == "messages"
+
+
+def test_props(app: Starlette) -> None:
+    props = call(app, "/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == LIMITS.max_model_len
+    assert props["total_slots"] == LIMITS.max_num_seqs
+    assert call(app, "/props", query="model=other").status == 404
+
+
+def test_tokens_in_its_format(app: Starlette) -> None:
+    plain = call(app, "/tokenize", {"prompt": "aé"}).json()["tokens"]
+    for special in (None, True):
+        found = call(app, "/tokenize", {"content": "aé", "add_special": special}).json()
+        assert found["tokens"] == plain
+    pieces = call(app, "/tokenize", {"content": "aé", "with_pieces": True}).json()["tokens"]
+    assert pieces == [{"id": 97, "piece": "a"}, {"id": 233, "piece": "é"}]
+    text = call(app, "/detokenize", {"tokens": plain}).json()
+    assert text["content"] == text["prompt"]
+    for fields in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
+        assert call(app, "/tokenize", {"content": "a"} | fields).status == 400
