@@ -21,6 +21,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.options import Option, options_of
 from quire.server.api.anthropic import messages_request
 from quire.server.api.common import chat_request
+from quire.server.api.llama_cpp import completion_request
 from quire.server.api.openai import (
     completions_request,
     embeddings_request,
@@ -43,9 +44,11 @@ BODIES = [
     embeddings_request.EmbeddingRequest,
     tokenize.TokenizeRequest,
     tokenize.DetokenizeRequest,
+    completion_request.NativeCompletionRequest,
 ]
 REFUSED = [
     completions_request.COMPLETION_REFUSED,
+    completion_request.REFUSED,
     chat_request.CHAT_REFUSED,
     messages_request.MESSAGES_REFUSED,
     responses_request.RESPONSES_REFUSED,

@@ -75,6 +75,9 @@ class FakeTokenizer:
     def is_token(self, token_id: int) -> bool:
         return token_id < self.vocab_size
 
+    def id_to_token(self, token_id: int) -> str | None:
+        return chr(token_id)
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
 

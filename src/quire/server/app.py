@@ -15,7 +15,7 @@ from quire.server.admission.drain import Drain, DrainGate
 from quire.server.api.anthropic import anthropic_messages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
-from quire.server.api.llama_cpp import apply_template, completion
+from quire.server.api.llama_cpp import apply_template, native_completion
 from quire.server.api.llama_cpp.props import PropsRoute
 from quire.server.api.openai import (
     batch_chat,
@@ -61,7 +61,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     anthropic_messages.COUNT_ROUTE,
     tokenize.TOKENIZE_ROUTE,
     tokenize.DETOKENIZE_ROUTE,
-    completion.ROUTE,
+    native_completion.ROUTE,
     apply_template.ROUTE,
 )
 

@@ -8,6 +8,7 @@ from fake_engine import FakeEngine
 
 from quire.errors import ConfigError
 from quire.server.app import build_app
+from quire.server.http.application import UNVERSIONED
 from quire.server.http.root_path import SERVED
 from quire.server.settings import ServerSettings
 
@@ -54,5 +55,6 @@ def test_the_servers_own_paths_are_no_prefix(path: str) -> None:
 
 def test_all_of_its_own_paths_are_known() -> None:
     routes = build_app(FakeEngine(), ServerSettings()).routes
-    firsts = {route.path.split("/")[1] for route in routes}  # type: ignore[attr-defined]
+    paths = [*UNVERSIONED, *(route.path for route in routes)]  # type: ignore[attr-defined]
+    firsts = {path.split("/")[1] for path in paths}
     assert firsts - {""} == SERVED

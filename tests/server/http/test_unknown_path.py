@@ -7,6 +7,7 @@ from asgi_client import call
 from starlette.applications import Starlette
 
 from quire.compat.http_paths import FOREIGN_PATHS
+from quire.server.http.application import UNVERSIONED
 
 
 @pytest.mark.parametrize(
@@ -16,14 +17,14 @@ from quire.compat.http_paths import FOREIGN_PATHS
         ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/v1//chat/completions", "/v1/chat/completions"),
-        ("/chat/completions", "/v1/chat/completions"),
+        ("/chat/completion", "/v1/chat/completions"),
         ("/api/v1/Chat/Completions", "/v1/chat/completions"),
         ("/v1/chat", "/v1/chat/completions"),
         ("/completions", "/v1/completions"),
         ("/v1/completion", "/v1/completions"),
         ("/v1/embedding", "/v1/embeddings"),
         ("/v1/model", "/v1/models"),
-        ("/models", "/v1/models"),
+        ("/model", "/v1/models"),
         ("/messages", "/v1/messages"),
         ("/v1/messages/", "/v1/messages"),
         ("/v1/message/count_tokens", "/v1/messages/count_tokens"),
@@ -41,6 +42,13 @@ def test_a_path_that_nearly_exists_names_the_right_one(
     assert reply.status == 404
     assert reply.json()["error"]["message"] == f"no such path; did you mean {near}?"
     assert call(app, near, method="GET").status != 404
+
+
+@pytest.mark.parametrize("path", sorted(UNVERSIONED))
+def test_a_path_without_its_version_is_the_same(app: Starlette, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"input": "a"}
+    asked = None if path == "/models" else body
+    assert call(app, path, asked).json().keys() == call(app, f"/v1{path}", asked).json().keys()
 
 
 @pytest.mark.parametrize("path", FOREIGN_PATHS)

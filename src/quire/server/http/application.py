@@ -14,6 +14,9 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from quire.server.http.unknown_path import UnknownPath
 
+# as llama.cpp's server has these paths, too
+UNVERSIONED = frozenset({"/chat/completions", "/responses", "/models"})
+
 
 class Application(Starlette):
     """A starlette application. middleware: wraps the routes and answers whatever fails inside."""
@@ -37,6 +40,9 @@ class Application(Starlette):
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            app = self._posts.get(scope["path"])
+        if scope["type"] == "http":
+            if scope["path"] in UNVERSIONED:
+                scope["path"] = f"/v1{scope['path']}"
+            if scope["method"] == "POST":
+                app = self._posts.get(scope["path"])
         return (app or self.router)(scope, receive, send)

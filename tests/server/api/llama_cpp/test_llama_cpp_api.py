@@ -21,7 +21,7 @@ def ids_of(call_: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("fields", "content", "stop_type", "word"),
     [
-        ({"n_predict": 3}, "Hel", "limit", ""),
+        ({"n_predict": 3, "ignore_eos": True}, "Hel", "limit", ""),
         ({"n_predict": -1}, "Hello!", "eos", ""),
         ({}, "Hello!", "eos", ""),
     ],
@@ -41,7 +41,7 @@ def test_an_answer(
 
 
 def test_fields_under_their_names_there(app: Starlette, engine: FakeEngine) -> None:
-    fields = {"repeat_penalty": 1.5, "cache_prompt": False, "id_slot": 0, "samplers": []}
+    fields = {"repeat_penalty": 1.5, "cache_prompt": True, "id_slot": 0, "samplers": []}
     reply = ask(app, n_predict=2, seed=7, temperature=0, return_tokens=True, **fields)
     assert reply.json()["tokens"] == [72, 101]
     sampling = engine.calls[-1]["sampling"]
@@ -53,11 +53,11 @@ def test_fields_under_their_names_there(app: Starlette, engine: FakeEngine) -> N
 
 
 def test_a_stream_ends_with_the_facts(app: Starlette) -> None:
-    *parts, last = ask(app, stream=True, n_predict=4).events
+    *parts, last = ask(app, stream=True, n_predict=4, ignore_eos=True).events
     assert "".join(part["content"] for part in parts) == "Hell"
     assert [part["tokens"] for part in parts] == [[72], [101], [108], [108]]
     assert not any(part["stop"] for part in parts)
-    whole = ask(app, n_predict=4).json()
+    whole = ask(app, n_predict=4, ignore_eos=True).json()
     assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
     assert set(last) == set(whole)
 

@@ -1,7 +1,7 @@
 """NativeCompletionRequest: the body of llama.cpp's /completion, and its prompts.
 
-Sampling params are those of all routes, also under llama.cpp's names (quire.compat). Without
-n_predict an answer may fill the rest of the context.
+Sampling params are those of all routes, also under llama.cpp's names (quire.compat). An answer
+ends with the context where n_predict would not.
 """
 
 from __future__ import annotations

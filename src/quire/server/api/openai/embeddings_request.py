@@ -140,7 +140,11 @@ def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
 
 
 _VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schema
-    {"required": ["input"], "properties": {name: {"type": "null"} for name in _CHAT_FIELDS}},
+    {
+        "required": ["input"],
+        "properties": {"input": {"type": ["string", "array"]}}
+        | {name: {"type": "null"} for name in _CHAT_FIELDS},
+    },
     {
         "required": ["messages"],
         "properties": {"input": {"type": "null"}, "messages": {"type": "array"}},

@@ -23,7 +23,7 @@ class TokenizeRequest(RequestBody, kw_only=True, dict=True):
     """Body of /tokenize: a prompt, or messages.
 
     add_special_tokens: around a prompt, such as a BOS, unless false; around a conversation, where
-    the chat template writes them, if true. return_token_strs: return each token's text, too.
+    the chat template writes them, if true. return_token_strs: return each token's name, too.
     In llama.cpp's format content is the prompt, without special tokens unless add_special;
     with_pieces: each token as an object with its text.
     """
@@ -51,11 +51,11 @@ class TokenPiece(msgspec.Struct):
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True):
-    """Token ids and their count. token_strs: U+FFFD stands for parts of characters."""
+    """Token ids and their count. token_strs: tokens as the vocabulary spells them."""
 
     count: int
     max_model_len: int
-    tokens: list[int] | list[TokenPiece]
+    tokens: list[int | TokenPiece]
     token_strs: list[str] | None = None
 
 
@@ -111,12 +111,13 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     _read_content(request)
     tokens = _tokens(request, model)
     tokenizer = model.engine.tokenizer
-    token_text = tokenizer.token_text
     return TokenizeReply(
         count=len(tokens),
         max_model_len=model.engine.info.limits.max_model_len,
-        tokens=[_piece(i, tokenizer) for i in tokens] if request.with_pieces else tokens,
-        token_strs=list(map(token_text, tokens)) if request.return_token_strs else None,
+        tokens=[_piece(i, tokenizer) for i in tokens] if request.with_pieces else [*tokens],
+        token_strs=[tokenizer.id_to_token(i) or "" for i in tokens]
+        if request.return_token_strs
+        else None,
     )
 
 

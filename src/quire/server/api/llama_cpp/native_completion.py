@@ -48,7 +48,6 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     request = completion_request.parse(body)
     model = models.find(request.model)
     yield
-    has_no_limit = request.max_tokens is None
     take_defaults(request, model.request_defaults)
     sampling = completion_request.sampling(request)
     tokenizer = model.engine.tokenizer
@@ -57,7 +56,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     job = make_job(
         *("cmpl-", request, prompts, sampling, model.name),
         encoding=request.encoding,
-        cut_to_context=has_no_limit,
+        cut_to_context=True,
     )
     return NativeFormatter(job, request, tokenizer)
 
@@ -194,7 +193,7 @@ ROUTE = GenerationRoute(
             route_rules.LOGPROBS,
             *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
             route_rules.PRIORITY,
-            "`n_predict` is `max_tokens`; without it an answer may fill the rest of the context.",
+            "`n_predict` is `max_tokens`; an answer may end before, with the context.",
         ),
         example={"prompt": "Once upon a time", "n_predict": 8, "temperature": 0},
         body=NativeCompletionRequest,

@@ -1,0 +1,1 @@
+"""Replaces the package wget: nothing is downloaded."""

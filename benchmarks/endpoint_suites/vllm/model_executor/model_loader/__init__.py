@@ -1,0 +1,1 @@
+"""Replaces vllm.model_executor.model_loader."""
