@@ -224,9 +224,9 @@ def api_fuzz(result: Result) -> str:
 
 
 def endpoint_suites(result: Result) -> str:
-    """vLLM's endpoint tests by file, and of how many that apply to this server how many pass."""
+    """Endpoint tests by file, and of how many that apply to this server how many pass."""
     kinds = ("passed", "missing", "choice", "model", "vllm")
-    head = "| file | passed | missing | refused by choice | needs another model | vLLM's insides |"
+    head = "| file | passed | missing | refused by choice | needs another model | its own insides |"
     rows = [[row["file"], *(row[kind] for kind in kinds)] for row in result["files"]]
     total = [sum(row[kind] for row in result["files"]) for kind in kinds]
     rows.append(["**all**", *total])

@@ -16,6 +16,10 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 SAME: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"response_format": NAMED}, "json", SCHEMA, "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_object"}}, "json_object", True, "response_format"),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        *("json", SCHEMA, "response_format.schema"),
+    ),
     ({"structured_outputs": {"json": SCHEMA}}, "json", SCHEMA, "structured_outputs.json"),
     ({"structured_outputs": {"regex": "a"}}, "regex", "a", "structured_outputs.regex"),
     ({"structured_outputs": {"choice": ["a"]}}, "choice", ["a"], "structured_outputs.choice"),

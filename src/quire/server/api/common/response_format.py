@@ -25,7 +25,11 @@ class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
-    """response_format of type json_object: any JSON object."""
+    """response_format of type json_object: any JSON object; with a schema, as llama.cpp has it,
+    JSON that matches it.
+    """
+
+    schema: dict[str, Any] | None = None
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -112,6 +116,11 @@ UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
     "structural_tag": (None,),
 }
 
+_FORMAT_NAMES = {  # fields of response_format by its type
+    "text": ("type",),
+    "json_object": ("type", "schema"),
+    "json_schema": ("type", "json_schema"),
+}
 _BY_FIELD = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
     "json_schema": "json",
     "grammar": "grammar",
@@ -137,7 +146,7 @@ def structured_outputs_of(request: ResponseFormatFields) -> StructuredOutputs | 
 def check_format_names(found: dict[str, Any]) -> None:
     """Refuse unknown fields. found: the request as plain values. Schemas are not looked into."""
     if isinstance(given := found.get("response_format"), dict):
-        names = ("type", "json_schema") if given["type"] == "json_schema" else ("type",)
+        names = _FORMAT_NAMES[given["type"]]
         strict_json.check_names(given, names, {}, "response_format.")
         if "json_schema" in names:
             where = "response_format.json_schema."
@@ -152,6 +161,8 @@ def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]
     """Each field that asks for structured output, with the arguments of StructuredOutputs."""
     requested: list[tuple[str, dict[str, Any]]] = []
     match request.response_format:
+        case JsonObjectFormat(schema=dict(schema)):
+            requested.append(("response_format.schema", {"json": schema}))
         case JsonObjectFormat():
             requested.append(("response_format", {"json_object": True}))
         case JsonSchemaFormat(json_schema=schema):
