@@ -20,7 +20,7 @@ EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 VectorDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 ByteOrder = Literal["native", "little", "big"]
 
-MAX_POSITIONS = 512  # of vectors in a header: 64 KiB, beyond which clients fail, hold as many
+MAX_POSITIONS = 64  # of vectors in a header: 8 KiB, beyond which many clients fail, hold as many
 
 JSON_TYPE = "application/json"
 BYTES_TYPE = "application/octet-stream"
