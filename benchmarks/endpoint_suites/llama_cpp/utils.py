@@ -84,9 +84,10 @@ class ServerProcess(upstream_utils.ServerProcess):
         yield os.environ["SUITE_MODEL"]
         yield from ("--override-generation-config", json.dumps({"temperature": self.temperature}))
         yield from ("--seed", str(self.seed))
+        slots = 1 if self.kv_unified else self.n_slots  # which share the context
         given = {
             "--served-model-name": ",".join([self.model_alias or "quire", *OTHER_NAMES]),
-            "--max-model-len": self.n_ctx and self.n_ctx // (self.n_slots or 1),
+            "--max-model-len": self.n_ctx and self.n_ctx // (slots or 1),
             "--max-num-seqs": self.n_slots,
             "--api-key": self.api_key,
             "--chat-template": self.chat_template_file,
