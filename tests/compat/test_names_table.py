@@ -111,7 +111,7 @@ def test_a_checkpoints_own_quantization_is_no_setting() -> None:
     [
         ({"tensor_parallel_size": 2}, r"^tensor_parallel_size 2 is not supported: a model runs"),
         ({"enable_lora": True}, r"^enable_lora is not supported: .*; merge the adapter"),
-        ({"cache_type_k": "q4_0"}, r"^cache_type_k 'q4_0' is not supported: .*'int8' on a CPU"),
+        ({"cache_type_k": "q4_0"}, r"^cache_type_k 'q4_0' is not supported: .*'fp8' or 'int8'"),
         ({"n_ctx": 1, "max_model_len": 2}, "^n_ctx and max_model_len are one setting"),
         ({"served_model_name": ["a", "a"]}, "^served_model_name is 'a,a', which has a name twice"),
         ({"max_model_length": 1}, "did you mean 'max_model_len'"),
