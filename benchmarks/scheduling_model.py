@@ -2,13 +2,15 @@
 
     python benchmarks/scheduling_model.py
     python benchmarks/scheduling_model.py --only varied-4000-50:8,48 --set PAUSED_STEPS=0
+    python benchmarks/scheduling_model.py --costs llama-3.1-8b-fp8
 
 The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
 in bfloat16 on one H200, noted as they ran in the server (docs/decisions/scheduling.md): of steps
-that only decode, by requests, of others by padded size, and what keys add. --set changes constants
-of `quire.scheduler.chunk_policy`. The loads are those of workloads/plan.py; the default is a grid
-of lengths, rates and numbers of requests. Requests a second are within 10 % of the server's, in
-most rows within 3; they serve to compare rules.
+that only decode, by requests, of others by padded size, and what keys add. --costs scales them to
+FP8 (within 10 % of results/gpu_varied.json) or, by its sizes, to another shape. --set changes
+constants of `quire.scheduler.chunk_policy`. The loads are those of workloads/plan.py; the default
+is a grid of lengths, rates and numbers of requests. Requests a second are within 10 % of the
+server's, in most rows within 3; they serve to compare rules.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 from workloads import plan
@@ -42,11 +45,43 @@ MIXED = {
 }  # fmt: skip
 KEYS, PROMPT_KEYS = 0.075 / 2000, 1.05e-6  # for each key of a decode; of a prompt's token
 MEASURED_KEYS = 2000  # of each request when the above was noted
+LEAST_MIXED = 4.1  # of any of those: reading the weights
 SUSTAINED = 1.06  # of the time of steps with prompts, at the clock of a card that is never idle
 HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
 LATENCY = 0.0011  # seconds between client and engine, in each direction
 MAX_LEN, ROWS, BUDGET = 16384, 256, 2048 + 256
 GRID = [w.name for w in (*plan.VARIED, *plan.OPEN)] + ["voice-8b:2,8,16,32,64,128"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Shares of the times above: of reading weights, of GEMMs, of keys, of a prompt's keys."""
+
+    weights: float = 1.0
+    gemms: float = 1.0
+    keys: float = 1.0
+    prompt_keys: float = 1.0
+
+    def decodes(self, num_requests: int, num_keys: int) -> float:
+        """Milliseconds of a step that only decodes."""
+        alone = np.interp(num_requests, list(DECODES), list(DECODES.values()))
+        alone -= KEYS * MEASURED_KEYS * num_requests
+        return float(self.weights * alone + self.keys * KEYS * num_keys)
+
+    def mixed(self, size: int, num_keys: int, num_prompt_keys: float) -> float:
+        """Milliseconds of a step with parts of prompts, padded to this size."""
+        gemms = np.interp(size, list(MIXED), list(MIXED.values())) - LEAST_MIXED
+        alone = self.weights * LEAST_MIXED + self.gemms * gemms
+        keys = self.keys * KEYS * num_keys + self.prompt_keys * PROMPT_KEYS * num_prompt_keys
+        return float(SUSTAINED * alone + keys)
+
+
+COSTS = {
+    "llama-3.1-8b": Costs(),
+    "llama-3.1-8b-fp8": Costs(0.57, 0.56, 0.5, 0.9),
+    "qwen2.5-7b": Costs(0.93, 0.93, 0.44, 0.77),
+    "llama-3.2-3b": Costs(0.43, 0.41, 0.875, 0.66),
+}
 
 
 class Machine(ABC):
@@ -120,9 +155,15 @@ class Machine(ABC):
 class LevelRun(Machine):
     """One level of a workload, on the GPU. sizes: of its steps with parts of prompts."""
 
-    def __init__(self, level: Level, scheduler: Scheduler, sizes: list[int]) -> None:
+    def __init__(
+        self,
+        level: Level,
+        scheduler: Scheduler,
+        sizes: list[int],
+        costs: Costs = COSTS["llama-3.1-8b"],
+    ) -> None:
         super().__init__(scheduler, depth=2)
-        self._level, self._sizes = level, sizes
+        self._level, self._sizes, self._costs = level, sizes, costs
         self._next = 0  # request to send
         self._in_transit: deque[tuple[float, int]] = deque()  # (arrival, number)
 
@@ -158,18 +199,13 @@ class LevelRun(Machine):
         """What a step takes."""
         decodes = [entry for entry in plan.scheduled if entry.num_tokens == 1]
         prompts = [entry for entry in plan.scheduled if entry.num_tokens > 1]
-        keys = KEYS * sum(entry.start for entry in decodes)
+        keys = sum(entry.start for entry in decodes)
         if not prompts:
-            num_decodes = len(decodes)
-            alone = np.interp(num_decodes, list(DECODES), list(DECODES.values()))
-            return float(alone - KEYS * MEASURED_KEYS * num_decodes + keys) / 1000
+            return self._costs.decodes(len(decodes), keys) / 1000
         size = next(size for size in self._sizes if size >= plan.num_tokens)
-        mixed = float(np.interp(size, list(MIXED), list(MIXED.values())))
         mean_keys = MEASURED_KEYS / 2
-        keys += PROMPT_KEYS * sum(
-            e.num_tokens * (e.start + e.num_tokens / 2 - mean_keys) for e in prompts
-        )
-        return (SUSTAINED * mixed + keys) / 1000
+        prompt_keys = sum(e.num_tokens * (e.start + e.num_tokens / 2 - mean_keys) for e in prompts)
+        return self._costs.mixed(size, keys, prompt_keys) / 1000
 
 
 def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
@@ -187,6 +223,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=GRID, metavar="NAME[:LEVEL,...]")
+    parser.add_argument("--costs", choices=COSTS, default="llama-3.1-8b")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
@@ -199,7 +236,7 @@ def main() -> None:
     for workload in plan.chosen(args.only):
         for number in workload.levels:
             level = make_level(workload, number, "m", 32_000, seed=5, seconds=15.0)
-            found = LevelRun(level, *make_scheduler()).run()
+            found = LevelRun(level, *make_scheduler(), COSTS[args.costs]).run()
             times = list(found.ttfts.values()), [gap for _, gap in found.gaps]
             ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in times)
             waits = [end - found.sent[name] for name, end in found.ends.items()]
