@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from harness import PagedModel, load_folder
+from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig

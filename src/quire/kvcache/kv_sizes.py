@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from quire.core.layer_spec import KVLayerSpec
 from quire.dtypes import DTYPES
