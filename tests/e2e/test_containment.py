@@ -62,7 +62,7 @@ def test_a_loop_that_breaks_ends_every_stream(tiny_model: Path) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         stream = engine.generate([5] * 4, SamplingParams(max_tokens=1500, ignore_eos=True))
         await anext(stream)
-        engine._link.send(AbortRequests(request_ids=None))  # type: ignore[arg-type]
+        engine._link.send([AbortRequests(request_ids=None)])  # type: ignore[arg-type]
         with pytest.raises(EngineError, match="restart"):
             async for _ in stream:
                 pass

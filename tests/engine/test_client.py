@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,32 +24,40 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.startup.null_engine import start_null_engine
-from quire.errors import ContextLengthError, EngineError, InvalidRequestError
+from quire.errors import ContextLengthError, EngineError, InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
 CONFIG = EngineConfig.from_options(load_format="null", num_blocks=100)
+TOO_LARGE = 7  # of a prompt's length, for EagerLink
 TOKENIZER = Tokenizer.from_folder(tokenizer_folder(CONFIG))
 
 
 class EagerLink:
-    """Brings the next step while an abort is being sent, as a socket does that is read then."""
+    """Brings the next step while an abort is being sent, as a socket does that is read then.
+
+    sent: what was sent together, by turns of the event loop.
+    """
 
     client = "front"
     is_alive, last_work, seconds_since_heartbeat = True, 0.0, 0.0
 
     def __init__(self, *steps: StepOutput) -> None:
         self._steps = list(steps)
-        self.sent: list[AddRequest] = []
+        self.sent: list[list[EngineMessage]] = []
 
     def attach(self, listener: EngineListener) -> None:
         self.listener = listener
 
-    def send(self, message: EngineMessage) -> None:
-        if isinstance(message, AddRequest):
-            self.sent.append(message)
-        if isinstance(message, AbortRequests) and self._steps:
+    def send(self, messages: Sequence[EngineMessage]) -> dict[str, QuireError]:
+        self.sent.append(list(messages))
+        if self._steps and any(isinstance(message, AbortRequests) for message in messages):
             self.listener.on_step(self._steps.pop(0))
+        return {
+            message.request_id: InvalidRequestError("too large")
+            for message in messages
+            if isinstance(message, AddRequest) and len(message.prompt_token_ids) == TOO_LARGE
+        }
 
     async def close(self) -> None:
         pass
@@ -80,9 +89,36 @@ def test_a_step_that_arrives_during_delivery_is_delivered_after_it() -> None:
         link.listener.on_step(step(a=last, b=second))
         ended, other = [(await reader).outputs[0] for reader in readers]
         assert ended.finish_reason == "stop"
-        assert other.token_ids == [second, third]
+        assert other.token_ids == [second]
+        assert (await anext(streams[1])).outputs[0].token_ids == [third]
         for stream in streams:
             await stream.aclose()
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_what_one_turn_submits_is_sent_together() -> None:
+    """Requests with all answers, aborts and the rest; one that is too large fails alone."""
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        link = EagerLink()
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
+        two = SamplingParams(max_tokens=9, n=2)
+        running = [asyncio.ensure_future(engine.complete([5], two)) for _ in range(2)]
+        large = asyncio.ensure_future(engine.complete([5] * TOO_LARGE, two))
+        view = asyncio.ensure_future(engine.view())
+        with pytest.raises(InvalidRequestError, match="too large"):
+            await large
+        kinds = [[type(message).__name__ for message in turn] for turn in link.sent]
+        assert kinds == [["AddRequest"] * 6 + ["GetEngineView"], ["AbortRequests"]]
+        for task in (*running, view):
+            task.cancel()
+        await asyncio.gather(*running, view, return_exceptions=True)
+        await asyncio.sleep(0)
+        kinds = [[type(message).__name__ for message in turn] for turn in link.sent[2:]]
+        assert kinds == [["AbortRequests"] * 2]
         await engine.close()
 
     asyncio.run(main())
@@ -104,7 +140,7 @@ def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> 
         link.sent.clear()
         link.listener.on_down(lambda _: set())
         link.listener.on_up(smaller)
-        assert [len(message.prompt_token_ids) for message in link.sent] == [4]
+        assert [[len(message.prompt_token_ids) for message in turn] for turn in link.sent] == [[4]]
         with pytest.raises(EngineError, match="too large to continue"):
             await running[1]
         with pytest.raises(ContextLengthError, match="limit here is 16"):

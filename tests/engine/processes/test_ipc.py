@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import queue
+import re
 import socket
 import struct
 import threading
@@ -424,8 +425,12 @@ def test_a_request_too_large_for_a_frame_is_refused(
 ) -> None:
     async def scenario(front: Front) -> None:
         monkeypatch.setattr(ipc, "MAX_FRAME_BYTES", 1000)
-        with pytest.raises(InvalidRequestError, match="bytes"):
-            await anext(front.engine.generate([5] * 3000, SamplingParams(max_tokens=5)))
+        params = SamplingParams(max_tokens=5)
+        answers = [front.engine.complete([5] * length, params) for length in (3000, 3)]
+        large, small = await asyncio.gather(*answers, return_exceptions=True)
+        assert isinstance(large, InvalidRequestError)
+        assert re.search("takes .* bytes; send a shorter one", str(large))
+        assert isinstance(small, RequestOutput)  # of the same turn of the event loop
 
     run(tmp_path, scenario)
 

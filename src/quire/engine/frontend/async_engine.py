@@ -169,7 +169,7 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> None:
         """Clear the prefix cache: later requests find nothing that was computed before."""
-        self._link.send(ResetPrefixCache())
+        self._tracker.post(ResetPrefixCache())
 
     async def close(self) -> None:
         """Disconnect from the engine; unfinished requests end with an EngineError."""

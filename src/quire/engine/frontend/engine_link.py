@@ -6,11 +6,12 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
+from quire.errors import QuireError
 
 
 class EngineListener(Protocol):
@@ -43,8 +44,12 @@ class EngineLink(Protocol):
     def attach(self, listener: EngineListener) -> None:
         """Send outputs and state changes to this listener from now on."""
 
-    def send(self, message: EngineMessage) -> None:
-        """Pass a message on; never blocks. Raises InvalidRequestError if it is too large."""
+    def send(self, messages: Sequence[EngineMessage]) -> Mapping[str, QuireError]:
+        """Pass messages on together; never blocks.
+
+        Returns the errors of requests that are too large or cannot be encoded, by engine request
+        id; the others are sent.
+        """
 
     @property
     def is_alive(self) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from quire.core.messages import AbortRequests, AddRequest, EngineStats, RequestDelta, StepOutput
+from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
 from quire.core.request import FinishReason
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import RequestOutput
@@ -49,7 +49,7 @@ class RequestTracker:
         self.info = info
         self.stats = EngineStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
         self.metrics = RequestMetrics()
-        self.views = EngineViewClient(link.send)
+        self.views = EngineViewClient(self.post)
         self.is_down = False  # between two engine processes
         self.failure: EngineError | None = None
         self._link = link
@@ -57,7 +57,9 @@ class RequestTracker:
         self._processor = OutputProcessor(tokenizer, self.metrics)
         self._queues: dict[str, OutputQueue] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsent: list[tuple[PreparedRequest, float]] = []  # with their arrivals
+        # of this turn of the event loop: requests with their arrivals, and other messages
+        self._unsent: list[tuple[PreparedRequest, float]] = []
+        self._messages: list[EngineMessage] = []
         link.attach(self)
 
     def send(
@@ -82,56 +84,64 @@ class RequestTracker:
         if self._loop is None:  # stored, because asking for it costs a system call
             self._loop = asyncio.get_running_loop()
         queue = self._queues[prepared.request_id] = OutputQueue(self._loop, final_only=final_only)
-        if not self._unsent:
-            self._loop.call_soon(self._send_all)
+        self._schedule()
         self._unsent.append((prepared, arrival))
         return queue
 
-    def _send_all(self) -> None:
-        """Send the requests of one turn of the event loop: all are tracked, then all are sent.
+    def post(self, message: EngineMessage) -> None:
+        """Send a message other than a request at the end of this turn of the event loop."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._schedule()
+        self._messages.append(message)
 
-        Quicker than one by one, as the code of each stage stays in the processor's caches.
+    def _schedule(self) -> None:
+        if not self._unsent and not self._messages:
+            assert self._loop is not None
+            self._loop.call_soon(self._send_turn)
+
+    def _send_turn(self) -> None:
+        """Send what one turn of the event loop has submitted: all is tracked, then sent together.
+
+        Nothing else joins messages to the engine. Quicker than one by one, as the code of each
+        stage stays in the processor's caches, and a frame costs one system call.
         """
         unsent, self._unsent = self._unsent, []
+        messages, self._messages = self._messages, []
         try:
-            self._send_each(unsent)
+            tracked = [prepared for prepared, arrival in unsent if self._track(prepared, arrival)]
+            failures = self._link.send([m for each in tracked for m in each.messages] + messages)
+            if failures:
+                self._fail(tracked, failures)
         except BaseException:  # as in `_deliver`
             self._abandon()
             raise
 
-    def _send_each(self, unsent: list[tuple[PreparedRequest, float]]) -> None:
-        tracked = [
-            prepared
-            for prepared, arrival in unsent
-            if prepared.request_id in self._queues
-            and self._attempt(prepared, self._processor.add, prepared, arrival)
-        ]
-        for prepared in tracked:
-            for message in prepared.messages:
-                if not self._attempt(prepared, self._link.send, message):
-                    break
-
-    def _attempt(
-        self, prepared: PreparedRequest, step: Callable[..., object], *args: object
-    ) -> bool:
-        """Run a step of sending a request; returns whether it succeeded."""
+    def _track(self, prepared: PreparedRequest, arrival: float) -> bool:
+        """Begin to track a request; returns whether it is to be sent."""
+        if prepared.request_id not in self._queues:  # its caller has left
+            return False
         try:
-            step(*args)
-        except InvalidRequestError as error:  # it is too large to send
-            self._put(prepared.request_id, error)
+            self._processor.add(prepared, arrival)
         except Exception:
             logger.exception("a request could not be sent")
             self._put(prepared.request_id, EngineError("the request could not be sent"))
-        else:
-            return True
-        return False
+            return False
+        return True
+
+    def _fail(self, tracked: list[PreparedRequest], failures: Mapping[str, QuireError]) -> None:
+        """End the requests that could not be sent. failures: by engine request id."""
+        for prepared in tracked:
+            for message in prepared.messages:
+                if failure := failures.get(message.request_id):
+                    self._put(prepared.request_id, failure)
 
     def forget(self, request_id: str) -> None:
         """Stop tracking a request whose caller has left; aborts its unfinished answers."""
         self._queues.pop(request_id, None)
         reason = FinishReason.ABORT if self.failure is None else FinishReason.ERROR
         if unfinished := self._processor.forget(request_id, reason):
-            self._link.send(AbortRequests(request_ids=unfinished))
+            self.post(AbortRequests(request_ids=unfinished))
 
     # ------------------------------------------------------------------ called by the link
 
@@ -156,7 +166,8 @@ class RequestTracker:
         """End all requests with an error: it is unknown which outputs are lost."""
         error = EngineError("the program was interrupted; send the request again")
         unfinished = [i for request_id in self._queues for i in self._processor.forget(request_id)]
-        self._link.send(AbortRequests(request_ids=unfinished))
+        if unfinished:
+            self.post(AbortRequests(request_ids=unfinished))
         for queue in self._queues.values():
             queue.put(error)
 
@@ -166,8 +177,8 @@ class RequestTracker:
             self._put(request_id, output)
         for request_id, failure in processed.failures.items():
             self._put(request_id, failure)
-        if processed.aborts:  # last, because sending may deliver the next step
-            self._link.send(AbortRequests(request_ids=processed.aborts))
+        if processed.aborts:
+            self.post(AbortRequests(request_ids=processed.aborts))
 
     def on_down(
         self, find_started: Callable[[Iterable[str]], set[str]], *, is_blameless: bool = False
@@ -194,18 +205,18 @@ class RequestTracker:
             "the engine has been restarted: %d unfinished answers continue in it", len(unfinished)
         )
         for message in unfinished:
-            if self._processor.is_tracked(message.request_id):  # another answer may have failed it
-                self._continue(message)
+            try:
+                info.limits.check(message)
+            except InvalidRequestError:
+                self._end_unfinished(message.request_id)
+        # without answers that another one of their request has ended
+        fitting = [m for m in unfinished if self._processor.is_tracked(m.request_id)]
+        for request_id in self._link.send(fitting):
+            self._end_unfinished(request_id)
 
-    def _continue(self, message: AddRequest) -> None:
-        """Send an unfinished request to another engine; one too large for it fails alone."""
-        try:
-            self.info.limits.check(message)
-            self._link.send(message)
-        except InvalidRequestError:
-            self._deliver(
-                [RequestDelta(request_id=message.request_id, error=TOO_LARGE_TO_CONTINUE)]
-            )
+    def _end_unfinished(self, request_id: str) -> None:
+        """End a request of which an answer is too large to continue; the others go on."""
+        self._deliver([RequestDelta(request_id=request_id, error=TOO_LARGE_TO_CONTINUE)])
 
     def on_failure(self, message: str) -> None:
         """The engine has ended and is not being restarted: end every stream with an error."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from quire.config import EngineConfig
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
+from quire.errors import QuireError
 
 if TYPE_CHECKING:  # the thread imports it, and NumPy with it
     from quire.engine.core.engine_core import EngineCore
@@ -33,7 +34,7 @@ class ThreadLink:
         self._listener: EngineListener | None = None
         self._loop = asyncio.get_running_loop()
         self._started: Future[EngineInfo] = Future()
-        self._inbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Sequence[EngineMessage] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
@@ -60,9 +61,10 @@ class ThreadLink:
         """Send outputs and state changes to this listener from now on."""
         self._listener = listener
 
-    def send(self, message: EngineMessage) -> None:
-        """Pass a message to the core; never blocks."""
-        self._inbox.put(message)
+    def send(self, messages: Sequence[EngineMessage]) -> Mapping[str, QuireError]:
+        """Pass messages to the core; see `EngineLink`. No request is too large."""
+        self._inbox.put(messages)
+        return {}
 
     async def close(self) -> None:
         """End the loop after the step in progress; a start in progress is not waited for."""
@@ -92,12 +94,13 @@ class ThreadLink:
         while True:
             while not core.has_work or core.plan_delay or not self._inbox.empty():
                 try:
-                    message = self._inbox.get(timeout=core.plan_delay if core.has_work else None)
+                    messages = self._inbox.get(timeout=core.plan_delay if core.has_work else None)
                 except queue.Empty:
                     break
-                if message is None:
+                if messages is None:
                     return
-                core.handle(message)
+                for message in messages:
+                    core.handle(message)
             self._on_loop(partial(_deliver, core.step()))
 
     def _on_loop(self, call: Callable[[EngineListener], None]) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import zmq
 
-from quire.core.messages import EngineMessage, StepOutput
+from quire.core.messages import AddRequest, EngineMessage, StepOutput
 from quire.engine.processes.outbox import Outbox
-from quire.errors import QuireError, invalid_value
+from quire.errors import EngineError, QuireError, invalid_value
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,7 @@ class EngineSocket:
 class EngineConnection:
     """A client's connection to one engine process.
 
-    on_step: called on the event loop. Messages sent in one turn of the event loop travel as one
-    frame, which costs one system call.
+    on_step: called on the event loop, with all steps that have arrived joined to one.
     """
 
     def __init__(self, address: str, client: str, on_step: Callable[[StepOutput], None]) -> None:
@@ -116,25 +115,42 @@ class EngineConnection:
         self._socket.connect(address)
         self._decoder = msgspec.msgpack.Decoder(StepOutput)
         self._encoder = msgspec.msgpack.Encoder()
-        self._outgoing: list[msgspec.Raw] = []
-        self._num_bytes = 0
         self._is_open = True
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._read)
 
-    def send(self, message: EngineMessage) -> None:
-        """Pass a message on. Raises InvalidRequestError if it is too large for a frame."""
-        data = self._encoder.encode(message)
+    def send(self, messages: Iterable[EngineMessage]) -> dict[str, QuireError]:
+        """Send messages in as few frames as their sizes allow; see `EngineLink.send`."""
+        failures: dict[str, QuireError] = {}
+        frame, num_bytes = list[msgspec.Raw](), 0
+        for message in messages:
+            try:
+                data = self._encode(message)
+            except QuireError as error:
+                if isinstance(message, AddRequest):  # others are small
+                    failures[message.request_id] = error
+                continue
+            if num_bytes + len(data) > FLUSH_BYTES:
+                self._send_frame(frame)
+                frame, num_bytes = [], 0
+            frame.append(msgspec.Raw(data))
+            num_bytes += len(data)
+        self._send_frame(frame)
+        self._read()  # sending may consume the signal that frames have arrived
+        return failures
+
+    def _encode(self, message: EngineMessage) -> bytes:
+        """One message of a frame. Raises QuireError."""
+        try:
+            data = self._encoder.encode(message)
+        except Exception:  # such as for text that UTF-8 does not have
+            logger.exception("a request could not be sent")
+            raise EngineError("the request could not be sent") from None
         if len(data) > MAX_FRAME_BYTES // 2:
             raise invalid_value(
                 "prompt", f"the request takes {len(data)} bytes; send a shorter one"
             )
-        if self._num_bytes + len(data) > FLUSH_BYTES:
-            self._flush()
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(msgspec.Raw(data))
-        self._num_bytes += len(data)
+        return data
 
     def close(self) -> None:
         """Read what has already arrived, then disconnect."""
@@ -143,12 +159,9 @@ class EngineConnection:
         self._is_open = False
         self._context.destroy()
 
-    def _flush(self) -> None:
-        if self._outgoing and self._is_open:
-            frame = self._encoder.encode(self._outgoing)
-            self._outgoing, self._num_bytes = [], 0
-            self._socket.send(frame, zmq.NOBLOCK)
-            self._read()  # sending may consume the signal that frames have arrived
+    def _send_frame(self, messages: list[msgspec.Raw]) -> None:
+        if messages and self._is_open:
+            self._socket.send(self._encoder.encode(messages), zmq.NOBLOCK)
 
     def _read(self) -> None:
         """Deliver all frames that have arrived, joined to one step.

@@ -5,11 +5,14 @@ Owns which process it is connected to. Frames and sockets are in ipc.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from quire.core.messages import EngineMessage, StepOutput
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.processes.ipc import EngineConnection
 from quire.engine.processes.status_page import StatusPage
+from quire.errors import QuireError
 
 
 class ProcessLink:
@@ -44,10 +47,9 @@ class ProcessLink:
         """Seconds since the last heartbeat on the status page."""
         return self._page.age()
 
-    def send(self, message: EngineMessage) -> None:
-        """Send a message; without effect while there is no engine."""
-        if self._connection is not None:
-            self._connection.send(message)
+    def send(self, messages: Sequence[EngineMessage]) -> Mapping[str, QuireError]:
+        """Send messages, see `EngineLink`; without effect while there is no engine."""
+        return {} if self._connection is None else self._connection.send(messages)
 
     def engine_died(self, *, will_return: bool, is_blameless: bool = False, why: str = "") -> None:
         """Deliver what has arrived, then report the engine's end; see `EngineDown`."""
