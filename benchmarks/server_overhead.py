@@ -273,9 +273,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             found: dict[str, Any] = {"connections": args.connections, "rounds": args.rounds}
             found["rows"] = [compare(servers, args, stream=stream) for stream in kinds]
             if args.profile:
-                found["profiles"] = [
-                    profile(servers[0], args, spy, stream=stream) for stream in kinds
-                ]
+                profiles = [profile(servers[0], args, spy, stream=stream) for stream in kinds]
+                print(json.dumps(profiles, indent=1))
+                if args.save:
+                    record.save("server_profile", {"profiles": profiles})
             return found
         finally:
             for server in servers:
@@ -295,7 +296,7 @@ def main() -> None:
     parser.add_argument(
         "--save",
         action="store_true",
-        help="write results/server_overhead.json, or server_overhead_builds.json",
+        help="write results/server_overhead.json, or server_overhead_builds.json; server_profile.json",
     )
     parser.add_argument("--load", metavar="URL", help="only keep this server busy")
     parser.add_argument("--stream", action="store_true", help="with --load: ask for streams")

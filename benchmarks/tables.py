@@ -170,7 +170,7 @@ def soak(result: Result) -> str:
 
 
 def server_overhead(result: Result) -> str:
-    """Requests per core-second of the API process, beside bare stacks, and a profile."""
+    """Requests per core-second of the API process, beside bare stacks."""
     lines = [
         f"Per second of processor time, {result['connections']} connections, medians of "
         f"{result['rounds']} rounds in turns and of their ratios:",
@@ -189,9 +189,12 @@ def server_overhead(result: Result) -> str:
             cells += [f"{servers[stack][key]:,.0f}", f"{row['ratios'][stack]:.2f}"]
         cells.append(f"{servers['quire'][f'{unit}_per_engine_core_second']:,.0f}")
         lines.append(f"| {' | '.join(cells)} |")
-    if not result.get("profiles"):
-        return "\n".join(lines)
-    lines += ["", "What remains, by own time of the event loop's thread:", ""]
+    return "\n".join(lines)
+
+
+def server_profile(result: Result) -> str:
+    """The dearest functions of the API process."""
+    lines = ["What remains, by own time of the event loop's thread:", ""]
     lines += ["| whole requests | share | streams | share |", "|---|---|---|---|"]
     for pair in zip(*result["profiles"], strict=True):
         cells = [cell for name, share in pair for cell in (f"`{name}`", f"{share:.1%}")]
@@ -286,6 +289,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "overload": overload,
     "soak": soak,
     "server_overhead": server_overhead,
+    "server_profile": server_profile,
     "gpu_int4": gpu_int4,
     "gpu_int4_serving": gpu_int4_serving,
     "gpu_weights": gpu_weights,
