@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument(
         "--save",
         action="store_true",
-        help="write results/server_overhead.json, or server_overhead_builds.json; server_profile.json",
+        help="write results/server_overhead.json (or _builds.json), and server_profile.json",
     )
     parser.add_argument("--load", metavar="URL", help="only keep this server busy")
     parser.add_argument("--stream", action="store_true", help="with --load: ask for streams")
