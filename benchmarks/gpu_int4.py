@@ -1,10 +1,10 @@
-"""Times linears with four-bit weights on a GPU: few rows against bandwidth, many against cuBLAS.
+"""Times all configs of linears with few rows and four-bit weights on a GPU, against bandwidth.
 
-    python benchmarks/gpu_int4.py --name gpu_int4 --rows 1 4 16 64 --many 96 128 256 512 2304
+    python benchmarks/gpu_int4.py --name gpu_int4 --rows 1 4 16 64
 
-For few rows each config worth trying is checked and timed in a chain of launches over more weights
-than the cache holds; `us` is the best one's, `rule_us` that of the config which the rule takes. For
-many rows the operation of the engine is timed beside cuBLAS with the same weight in bfloat16.
+Each config worth trying is checked and timed in a chain of launches over more weights than the
+cache holds; `us` is the best one's, `rule_us` that of the config which the rule takes. Many rows
+are timed by gpu_weights.py.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from gpu_timing import (
     Budget,
     brief,
     copies_beyond_cache,
-    differs,
     precompile,
     read_bandwidth,
     time_configs,
-    time_interleaved,
 )
 from torch import Tensor
 
-from quire.kernels import reference
 from quire.kernels.operands import Int4Words
 from quire.kernels.triton.gemm.int4_config import Int4Config, int4_config, int4_configs
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops import int4_linear
-from quire.kernels.triton.ops.int4_weight import dequantize_int4
+from quire.kernels.triton.ops.int4_weight import dequantize_int4, row_scales
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm
 
 
@@ -43,7 +39,7 @@ def random_words(n: int, k: int, group: int) -> Int4Words:
     """A weight of random codes; results of 4,096 columns are of the order of 1."""
     words = torch.randint(-(2**31), 2**31 - 1, (n, k // 8), device=DEVICE, dtype=torch.int32)
     scale = (torch.rand(k // group, n, device=DEVICE) * 0.01 + 0.002).half()
-    return Int4Words(words, scale, None, group, k)
+    return Int4Words(words, scale, None, row_scales(scale, None), group, k)
 
 
 def weights_of(n: int, k: int, group: int) -> list[Int4Words]:
@@ -96,28 +92,10 @@ def few_rows(
     return row
 
 
-def many_rows(m: int, n: int, k: int, group: int, budget: Budget) -> dict[str, Any] | None:
-    """The engine's operation, each of its two ways, and cuBLAS with 16 bits."""
-    if budget.left < 5:
-        return None
-    weight, x = random_words(n, k, group), torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
-    numbers, most = numbers_of(weight), int4_linear.MOST_ROWS
-    error = differs(int4_linear.linear_int4(x, weight, None), x @ numbers.t())
-    calls = {"library": [lambda: reference.linear(x, numbers, None)],
-             "unpacked": [lambda: int4_linear.unpacked(x, weight, None)]}  # fmt: skip
-    calls["ring"] = [lambda: skinny_gemm(x, weight)]
-    us = time_interleaved(calls)
-    row = {"m": m, "n": n, "k": k, "group": group, "most_rows": most, "error": error, **us}
-    print(f"{n} x {k}, {m} rows: " + ", ".join(f"{name} {each:.1f} us ({us['library'] / each:.2f})"
-          for name, each in us.items()), error, flush=True)  # fmt: skip
-    return row
-
-
 def main() -> None:
     """Time what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 16, 64])
-    parser.add_argument("--many", type=int, nargs="*", default=[96, 128, 256, 512, 2304])
     parser.add_argument("--models", nargs="*", default=["8b"], help="of benchmarks/gpu_shapes.py")
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
@@ -140,11 +118,8 @@ def main() -> None:
     precompile(compile_case, cases, args.workers, budget)
     few = [few_rows(m, n, k, args.group, bandwidth, budget)
            for (n, k), m in itertools.product(shapes, args.rows)]  # fmt: skip
-    many = [many_rows(m, n, k, args.group, budget)
-            for (n, k), m in itertools.product(shapes, args.many)]  # fmt: skip
-    rows = {"few": [row for row in few if row], "many": [row for row in many if row]}
     gpu = {"gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth}
-    record.save(args.name, {**gpu, **rows})
+    record.save(args.name, {**gpu, "few": [row for row in few if row]})
 
 
 if __name__ == "__main__":

@@ -270,9 +270,8 @@ def gpu_invariance(result: Result) -> str:
 
 
 def gpu_int4(result: Result) -> str:
-    """Linears with four-bit weights: few rows against bandwidth, many beside cuBLAS in 16 bits."""
-    few, many = result["few"], result["many"]
-    most = many[0]["most_rows"]
+    """Linears with few rows and four-bit weights, against bandwidth."""
+    few = result["few"]
     rows = sorted({row["m"] for row in few})
     bandwidth = result["read_bandwidth"] / 1e12
     text = [
@@ -284,18 +283,6 @@ def gpu_int4(result: Result) -> str:
         cells = [
             f"{own[m]['rule_us']:.1f} ({own[m]['share'] * own[m]['us'] / own[m]['rule_us']:.0%})"
             for m in rows
-        ]
-        text.append(f"| {n}, {k} | {' | '.join(cells)} |")
-    rows = sorted({row["m"] for row in many})
-    text += [
-        "\nSpeed relative to cuBLAS with the same weight in bfloat16, by rows (up to "
-        f"{most} of them codes are unpacked in registers):\n"
-    ]
-    text += [f"| [N, K] | {' | '.join(map(str, rows))} |", "|---|" + "---|" * len(rows)]
-    for n, k in dict.fromkeys((row["n"], row["k"]) for row in many):
-        own = {row["m"]: row for row in many if (row["n"], row["k"]) == (n, k)}
-        cells = [
-            f"{own[m]['library'] / own[m]['ring' if m <= most else 'unpacked']:.2f}" for m in rows
         ]
         text.append(f"| {n}, {k} | {' | '.join(cells)} |")
     return "\n".join(text)

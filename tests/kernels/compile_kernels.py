@@ -23,6 +23,7 @@ from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
 from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel, tile_layout
+from quire.kernels.triton.hopper.hopper_int4_rows import hopper_int4_rows_kernel
 from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_kernel
 from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
@@ -204,6 +205,33 @@ def ring_int4(
     warps = max(4, min(8, parts * block_n * max(1, rows // 16) // 16))
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=warps, launch_pdl=True
+    )
+
+
+def rows_int4(
+    capability: int, group: int = 128, block_n: int = 128, *, zeros: bool = False
+) -> Compiled:
+    """The result of more than 128 rows in FP8 with weights in four bits."""
+    words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(64, 8, 4)
+    types = {
+        "x_desc": f"tensordesc<fp8e4nv[4,1,256,64],{columns!r}>",
+        "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
+        "out_desc": f"tensordesc<bf16[256, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
+        "group_scale_ptr": "*fp16", "zero_ptr": "*u8", "counter_ptr": INTS,
+        **dict.fromkeys(["M", "N", "K"], "i32"),
+    }  # fmt: skip
+    constants: dict[str, Any] = {"STAGES": 2, "SPLIT": 4, "GROUP": group, "GROUP_ROWS": 32}
+    if not zeros:
+        constants["zero_ptr"] = None
+        del types["zero_ptr"]
+    return compile_kernel(
+        hopper_int4_rows_kernel,
+        types,
+        constants,
+        capability,
+        num_warps=block_n // 16,
+        launch_pdl=True,
     )
 
 
@@ -572,6 +600,8 @@ KERNELS = {
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
+    "rows_int4": rows_int4,
+    "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "skinny_turned_int8": functools.partial(skinny, heads=True, cache="*i8"),
     "ring_turned_int8": functools.partial(ring, heads=True, cache="*i8"),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int4Words, ResidualState
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words, ResidualState
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -17,6 +18,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 from quire.kernels.triton.gemm.int4_config import Int4Config, int4_configs
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.int4_linear import linear_int4, pack
+from quire.kernels.triton.ops.rounded_rows import W4A16_ROWS
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,
@@ -24,7 +26,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm_silu,
 )
 
-ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 200, 500
+ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 129, 200, 500, 1100
 
 
 def weight_of(n: int, k: int, group: int, *, zeros: bool = False) -> Int4Weight:
@@ -43,6 +45,16 @@ def packed(weight: Int4Weight) -> Int4Words:
     return found
 
 
+def expected_of(x: Tensor, weight: Int4Weight) -> Tensor:
+    """What a linear operation gives: with more than 128 rows of x both are in FP8."""
+    numbers = dequantize_int4(weight)
+    if len(x) > W4A16_ROWS:
+        scale = packed(weight).row_scale[:, None]
+        numbers = (numbers / scale).half().to(torch.float8_e4m3fn).float() * scale
+        x = Fp8Rows(*reference.quantize_rows(x)).widened()
+    return x.double() @ numbers.double().T
+
+
 def error_of(out: Tensor, expected: Tensor) -> float:
     """The error of a result relative to the norm of what it should be."""
     return float((out.double() - expected).norm() / expected.norm())
@@ -54,17 +66,16 @@ def test_results_are_those_of_the_dequantized_weight(rows: int, group: int, zero
     weight = weight_of(768, 1280, group, zeros=zeros)
     x = torch.randn(rows, 1280, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(768, device="cuda", dtype=torch.bfloat16)
-    expected = x.double() @ dequantize_int4(weight).double().T + bias.double()
+    expected = expected_of(x, weight) + bias.double()
     assert error_of(linear_int4(x, packed(weight), bias), expected) < 4e-3
 
 
 @pytest.mark.parametrize(("n", "k"), [(48, 256), (1000, 4096), (4096, 896), (151, 2752)])
 def test_sizes_that_no_tile_divides(n: int, k: int) -> None:
     weight = weight_of(n, k, 32 if k % 64 else 64)
-    for rows in (1, 7, 40, 130):
+    for rows in (1, 7, 40, 130, 700, 1500):
         x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-        expected = x.double() @ dequantize_int4(weight).double().T
-        assert error_of(linear_int4(x, packed(weight), None), expected) < 4e-3
+        assert error_of(linear_int4(x, packed(weight), None), expected_of(x, weight)) < 4e-3
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 64, 128])
@@ -81,9 +92,9 @@ def test_an_order_of_inputs_is_followed() -> None:
     weight = weight_of(256, 512, 128)
     order = torch.randperm(512, device="cuda")
     weight = replace(weight, permutation=order.int())
-    for rows in (3, 600):
+    for rows in (3, 600, 1500):
         x = torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16)
-        expected = x[:, order].double() @ dequantize_int4(weight).double().T
+        expected = expected_of(x[:, order], weight)
         assert error_of(linear_int4(x, packed(weight), None), expected) < 4e-3
 
 

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from quire.kernels.operands import Int4Words
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 from quire.kernels.triton.gemm.int4_config import (
     block_rows,
     int4_config,
     int4_configs,
+    int4_rows_config,
     shared_memory,
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
@@ -54,8 +57,55 @@ def test_an_order_of_inputs_is_followed() -> None:
     torch.testing.assert_close(int4_linear.unpacked(x, weight, None), expected)
 
 
+def exact_in_fp8(n: int, k: int) -> Int4Weight:
+    """A weight whose scales are powers of two: Triton's interpreter cuts FP8 off."""
+    rows = quantize_int4(torch.randn(n, k), 64, hadamard=False)
+    return replace(rows, scale=torch.exp2(torch.randint(-3, 3, rows.scale.shape)).half())
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_numbers_in_fp8_have_scales_by_rows(zeros: bool) -> None:
+    rows = exact_in_fp8(33, 512)
+    if zeros:
+        rows = replace(rows, zeros=torch.randint(0, 16, rows.scale.shape, dtype=torch.uint8))
+    words, numbers = int4_weight.pack_int4(rows), dequantize_int4(rows)
+    codes = int4_weight.dequantize_int4(words, torch.empty(33, 512, dtype=torch.float8_e4m3fn))
+    assert torch.equal(codes.float() * words.row_scale[:, None], numbers)
+    assert float(codes.float().abs().max()) > 448 / 4  # the type's range is used
+
+
+def test_many_rows_are_multiplied_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows of the weight at a time, in the order of its inputs."""
+
+    def multiply(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return reference.linear_fp8(x.widened(), codes, scale, bias)
+
+    monkeypatch.setattr(int4_linear, "many_rows", multiply)
+    rows, order = exact_in_fp8(80, 256), torch.randperm(256)
+    weight = int4_linear.pack(replace(rows, permutation=order.int()))
+    assert isinstance(weight, Int4Words)
+    x, bias = Fp8Rows(*reference.quantize_rows(torch.randn(7, 256))), torch.randn(80).bfloat16()
+    expected = reference.linear(
+        x.widened().float()[:, order], dequantize_int4(rows), bias.float()
+    ).bfloat16()
+    for piece in (2**25, 2**13):
+        monkeypatch.setattr(int4_linear, "_PIECE", piece)
+        torch.testing.assert_close(int4_linear.in_fp8(x, weight, bias), expected)
+
+
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),
          (27648, 5120), (5120, 27648)]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [129, 256, 300, 1024])
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_a_config_of_many_rows_fits(rows: int, n: int, k: int) -> None:
+    for group, zeros in ((32, False), (32, True), (128, False), (64, True)):
+        found = int4_rows_config(rows, n, k, group, 132, zeros=zeros)
+        assert found is not None or k > 14336 or (group == 32 and zeros), (group, zeros)
+        if found is not None and found.split > 1:
+            tiles = -(-n // 128) * -(-rows // 256)
+            assert tiles * found.split * 128 * 256 <= NUM_PARTIALS
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 100, 257, 512])

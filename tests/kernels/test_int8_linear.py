@@ -21,7 +21,7 @@ from quire.kernels.triton.gemm.gemm_tuning import bytes_gemm_config
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS, workspace
 from quire.kernels.triton.ops.int8_linear import linear_int8, multiply_int8
-from quire.kernels.triton.ops.rounded_rows import rounds_next, rows_for
+from quire.kernels.triton.ops.rounded_rows import rounds_next, rows_for, rows_of
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,
@@ -160,10 +160,10 @@ def test_rows_are_rounded_for_the_weight_that_takes_them() -> None:
     assert rounds_next(out, weight.codes.bfloat16()) is None
     rows = elementwise.quantize_rows(residual, Int8Rows)
     state = ResidualState(residual, rows, norm, 1e-5)
-    assert rows_for(state, weight) is rows
+    assert rows_for(state, rows_of(weight)) is rows
     in_fp8 = Fp8Weight(weight.codes.float().to(reference.FP8), weight.scale)
     for other in (in_fp8, weight.codes.to(DTYPE)):
-        assert isinstance(rows_for(state, other), Tensor)
+        assert isinstance(rows_for(state, rows_of(other)), Tensor)
     fp8 = Fp8Rows(*reference.quantize_rows(residual))
     found = linear_int8(fp8, weight, None)
     assert error_of(found, residual.double() @ numbers_of(weight).T) < 0.05

@@ -267,6 +267,7 @@ class Int4Words:
     words: Tensor  # int32 [N, K / 8]
     scale: Tensor  # float16 [K / group, N]; uint8 in MXFP4, see `CodebookWeight`
     zeros: Tensor | None  # uint8 [K / group, N]; None where all are 8
+    row_scale: Tensor  # float32 [N], for its numbers in FP8
     group: int  # 32, 64 or 128
     inputs: int
     permutation: Tensor | None = None  # as in `Int4Weight`
@@ -275,12 +276,9 @@ class Int4Words:
     @property
     def tensors(self) -> dict[str, Any]:
         """Its tensors by the names of its fields."""
-        found = {"words": self.words, "scale": self.scale, "zeros": self.zeros}
-        return {
-            name: own
-            for name, own in (found | {"permutation": self.permutation}).items()
-            if own is not None
-        }
+        names = "words", "scale", "zeros", "row_scale", "permutation"
+        found = {name: getattr(self, name) for name in names}
+        return {name: own for name, own in found.items() if own is not None}
 
 
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere

@@ -24,7 +24,7 @@ from quire.kernels.triton.ops.fp8_linear import linear_fp8
 from quire.kernels.triton.ops.int4_linear import linear_int4, pack, quantize, reads_words
 from quire.kernels.triton.ops.int8_linear import linear_int8
 from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
-from quire.kernels.triton.ops.rounded_rows import most_rows, rounds_next, rows_for
+from quire.kernels.triton.ops.rounded_rows import most_rows, rounds_next, rows_for, rows_of
 from quire.kernels.triton.ops.skinny_gemm import (
     MAX_ROWS,
     GpuWeight,
@@ -56,9 +56,9 @@ def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
         return linear_fp8(x, weight.codes, weight.scale, bias)
     if isinstance(weight, Int8Weight):
         return linear_int8(x, weight, bias)
-    x = x if isinstance(x, Tensor) else x.widened()
     if isinstance(weight, Int4Words):
         return linear_int4(x, weight, bias)
+    x = x if isinstance(x, Tensor) else x.widened()
     if not _are_few(x, weight):
         return reference.linear(x, weight, bias)
     shape, num_sms = (len(x), *weight.shape), workspace(x.device).num_sms
@@ -77,7 +77,7 @@ def normalized_rows(x: ResidualState) -> Tensor:
 def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
     if x.squares is None:
-        return linear(rows_for(x, weight), weight, bias)
+        return linear(rows_for(x, rows_of(weight, len(x.residual))), weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 
 
@@ -95,7 +95,7 @@ def linear_silu(
     x: ResidualState, weight: GpuWeight, bias: Tensor | None, rounds: bool = True
 ) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
-    rows = rows_for(x, weight)
+    rows = rows_for(x, rows_of(weight, len(x.residual)))
     if _are_few(rows, weight):
         return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
     out = rms_norm_linear(x, weight, bias)

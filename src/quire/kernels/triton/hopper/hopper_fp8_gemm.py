@@ -148,28 +148,34 @@ def hopper_fp8_gemm_kernel(
     invalidate(full)
     complete = True
     if SPLIT > 1:
-        complete, acc = _exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT)
+        complete, acc = exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT)
     if complete:
-        layout: gl.constexpr = acc.type.layout
-        rows = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
-        tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-        if w_scale_ptr is not None:
-            by = gl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
-            acc = acc * by[:, None]
-            acc = acc * gl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)[None, :]
-        if bias_ptr is not None:
-            acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
-        out = gl.allocate_shared_memory(out_desc.dtype, [BLOCK_M, BLOCK_N], out_desc.layout)
-        barrier()  # out may reuse the ring's memory, which all warps must have finished with
-        out.permute((1, 0)).store(acc.to(out_desc.dtype))
-        fence_async_shared()
-        barrier()
-        store_box(out_desc, [0, tile * BLOCK_N], out)  # TMA clips at M and N
-        tma.store_wait(0)
+        store_rows(acc, out_desc, 0, tile * BLOCK_N, x_scale_ptr, w_scale_ptr, bias_ptr, M, N)
 
 
 @gluon.jit
-def _exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
+def store_rows(acc, out_desc, first, row, x_scale_ptr, w_scale_ptr, bias_ptr, M, N):
+    """Store sums [rows of W from `row` on, tokens from `first` on] times scales, plus bias."""
+    layout: gl.constexpr = acc.type.layout
+    rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
+    tokens = first + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+    if w_scale_ptr is not None:
+        by = gl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
+        acc = acc * by[:, None]
+        acc = acc * gl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)[None, :]
+    if bias_ptr is not None:
+        acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
+    out = gl.allocate_shared_memory(out_desc.dtype, out_desc.block_type.shape, out_desc.layout)
+    barrier()  # out may reuse the ring's memory, which all warps must have finished with
+    out.permute((1, 0)).store(acc.to(out_desc.dtype))
+    fence_async_shared()
+    barrier()
+    store_box(out_desc, [first, row], out)  # TMA clips at M and N
+    tma.store_wait(0)
+
+
+@gluon.jit
+def exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]

@@ -110,14 +110,15 @@ def hopper_gemm_kernel(
         gdc_launch_dependents()
     if GROUP > 0:
         scales = load_groups(
-            group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
-            group_scale_ptr.dtype.element_ty == gl.uint8,
+            group_scale_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
+            GROUP_ROWS, gl.bfloat16, group_scale_ptr.dtype.element_ty == gl.uint8,
         )  # fmt: skip
         zeros = None
         if zero_ptr is not None:
             zeros = load_groups(
-                zero_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS
-            )
+                zero_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
+                GROUP_ROWS, gl.bfloat16,
+            )  # fmt: skip
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
     if GROUP > 0:

@@ -41,7 +41,7 @@ def word_boxes(words: Tensor, parts: int, block_n: int) -> TensorDescriptor:
 
 def column_boxes(x: Tensor, parts: int, block_m: int) -> TensorDescriptor:
     """Boxes [4, parts, block_m, 64] of x [M, K], seen as [4, K / 256, M, 64]; K: of 256."""
-    (m, k), layout = x.shape, gl.NVMMASharedLayout(128, 16, 4)
+    (m, k), layout = x.shape, gl.NVMMASharedLayout(64 * x.itemsize, 8 * x.itemsize, 4)
     shape, strides = [4, k // 256, m, 64], [64, 256, x.stride(0), 1]
     return TensorDescriptor(x, shape, strides, [4, parts, block_m, 64], layout)
 
@@ -70,21 +70,23 @@ def ask_columns(x_desc, x_ring, full, first, begin, end, step):
 
 @gluon.jit
 def load_groups(
-    ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, EXPONENTS: gl.constexpr = False,
+    ptr, row_scale_ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    GROUP: gl.constexpr, ROWS: gl.constexpr, NUMBERS: gl.constexpr,
+    EXPONENTS: gl.constexpr = False,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
-    of two, as many at least. Zeros are bytes, and become 128 more in bfloat16; so are EXPONENTS of
-    scales, which are powers of two.
+    of two, as many at least. Scales are divided by their row's, if there are such. Zeros are bytes;
+    in NUMBERS they become 128 more (bfloat16) or 1024 more (float16). So are EXPONENTS of scales,
+    which become powers of two in bfloat16.
     """
     GROUPS: gl.constexpr = 256 // GROUP
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
-    kind: gl.constexpr = gl.bfloat16 if IS_BYTE else ptr.dtype.element_ty
+    kind: gl.constexpr = NUMBERS if IS_BYTE else ptr.dtype.element_ty
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
@@ -99,8 +101,12 @@ def load_groups(
             least = gl.where(bits == 0, 0x40, bits << 7)
             bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
         else:
-            bits = bits | 0x4300
-        values = bits.to(gl.bfloat16, bitcast=True)
+            MORE: gl.constexpr = 0x6400 if NUMBERS.fp_mantissa_width == 10 else 0x4300
+            bits = bits | MORE
+        values = bits.to(NUMBERS, bitcast=True)
+    elif row_scale_ptr is not None:
+        by_row = gl.load(row_scale_ptr + output, mask=output < N, other=1.0)
+        values = (values.to(gl.float32) / by_row).to(kind)
     memory.store(values)
     return seen_as(memory, memory.dtype, [ROWS, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 

@@ -88,7 +88,7 @@ def _rounds(x: Tensor) -> bool:
 
 def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    return linear(rows_for(x, weight), weight, bias)
+    return linear(rows_for(x, rows_of(weight)), weight, bias)
 
 
 def linear_silu(

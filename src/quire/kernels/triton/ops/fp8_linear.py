@@ -24,7 +24,7 @@ def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
     if isinstance(x, RoundedRows):
         if isinstance(x, Fp8Rows) and has_aligned_sizes(codes):
-            return _many_rows(x, codes, scale, bias)
+            return many_rows(x, codes, scale, bias)
         x = x.widened()
     if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return reference.linear_fp8(x, codes, scale, bias)
@@ -35,7 +35,7 @@ def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     if few and not (has_library and _library_is_faster(len(x), codes)):
         return skinny_gemm(x, weight, bias=bias)
     if has_library:
-        return _many_rows(quantize_rows(x), codes, scale, bias)
+        return many_rows(quantize_rows(x), codes, scale, bias)
     return _widened(x, codes, scale, bias)
 
 
@@ -44,7 +44,7 @@ def _library_is_faster(rows: int, codes: Tensor) -> bool:
     return library_is_faster(rows, *codes.shape, codes.itemsize, num_sms, hopper=hopper)
 
 
-def _many_rows(x: RoundedRows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def many_rows(x: RoundedRows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """PyTorch's scaled matmul, or Hopper's split-K kernel where that was measured to be faster."""
     config = None
     if has_hopper_gpu(codes.device):

@@ -1,22 +1,41 @@
 """Linears with four-bit weights on a GPU: which kernel serves which number of rows.
 
-Activations are not rounded (w4a16). Floor: for few rows the bytes of W, a quarter of 16 bits'; for
-many the tensor cores' 16-bit rate.
+Up to 128 rows of x are not rounded (w4a16), and the floor is the bytes of W, a quarter of 16 bits'.
+More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's numbers, which takes
+far less from them than their four bits did: the floor is twice the tensor cores' 16-bit rate. Some
+hundred rows are multiplied while codes are unpacked; for more all codes are unpacked first.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, LinearWeight, QuantSpec
+from quire.kernels.operands import (
+    CodebookWeight,
+    Fp8Rows,
+    Int4Weight,
+    Int4Words,
+    LinearWeight,
+    QuantSpec,
+    RoundedRows,
+    Rows,
+)
+from quire.kernels.triton.gemm.int4_config import Int4Config, int4_rows_config
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.fp8_linear import many_rows
 from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_codebook, pack_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
+from quire.kernels.triton.ops.rounded_rows import multiplies_in_fp8
 from quire.kernels.triton.ops.skinny_gemm import int4_config_of, skinny_gemm
+from quire.kernels.triton.step.elementwise import quantize_rows
 
 MOST_ROWS = 512  # of x, up to which codes are unpacked for each tile; beyond, once for all rows
-_PIECE = 2**27  # numbers of a weight that are made at a time: 256 MiB in 16 bits
+FP8_ROWS = 512  # of x, up to which codes are unpacked for each tile where FP8 is multiplied
+_PIECE = 2**28  # bytes of a weight's numbers that are made at a time
 
 
 def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
@@ -42,27 +61,72 @@ def reads_words(x: Tensor, weight: Int4Words, rows: int) -> bool:
     return int4_config_of(len(x), weight) is not None
 
 
-def linear_int4(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
+def linear_int4(x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     """x [T, K] · weightᵀ + bias → [T, N]: the twin of `reference.linear` on dequantized weights."""
+    if isinstance(x, RoundedRows):
+        if isinstance(x, Fp8Rows) and multiplies_in_fp8(len(x.codes), torch.bfloat16, weight):
+            return in_fp8(x, weight, bias)
+        x = x.widened()
+    if multiplies_in_fp8(len(x), x.dtype, weight):
+        return in_fp8(quantize_rows(x), weight, bias)
     if reads_words(x, weight, MOST_ROWS) and x.stride(1) == 1:
         return skinny_gemm(x, weight, bias=bias)
     return unpacked(x, weight, bias)
 
 
+def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
+    """The linear operation in FP8 → bfloat16 [T, N]."""
+    if weight.permutation is not None:
+        codes = x.codes.view(torch.uint8)[:, weight.permutation].view(x.codes.dtype)
+        x = Fp8Rows(codes, x.scale)
+    config = _rows_config(len(x.codes), weight) if len(x.codes) <= FP8_ROWS else None
+    if config is not None:
+        from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
+
+        return multiply_rows_int4(x, weight, bias, config)
+
+    def multiply(codes: Tensor, rows: slice) -> Tensor:
+        return many_rows(x, codes, weight.row_scale[rows], _part(bias, rows))
+
+    return _by_pieces(weight, torch.float8_e4m3fn, multiply)
+
+
+def _rows_config(rows: int, weight: Int4Words) -> Int4Config | None:
+    """The config that unpacks codes for so many rows in FP8; None where no kernel does."""
+    device, n = weight.words.device, len(weight.words)
+    if weight.codebook is not None or not has_hopper_gpu(device):
+        return None
+    num_sms, zeros = workspace(device).num_sms, weight.zeros is not None
+    return int4_rows_config(rows, n, weight.inputs, weight.group, num_sms, zeros=zeros)
+
+
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
-    """The linear operation by the library, on some rows of the weight as numbers at a time."""
+    """The linear operation by the library, on the weight as numbers of x's data type."""
     if weight.permutation is not None:
         x = x[:, weight.permutation]
-    n = len(weight.words)
-    step = max(1, _PIECE // weight.inputs)
-    if n <= step:
-        return reference.linear(x, widened(weight, x.dtype), bias)
-    numbers, out = x.new_empty(step, weight.inputs), x.new_empty(len(x), n)
+
+    def multiply(numbers: Tensor, rows: slice) -> Tensor:
+        return reference.linear(x, numbers, _part(bias, rows))
+
+    return _by_pieces(weight, x.dtype, multiply)
+
+
+def _by_pieces(
+    weight: Int4Words, dtype: torch.dtype, multiply: Callable[[Tensor, slice], Tensor]
+) -> Tensor:
+    """Results [T, N] of `multiply` for the weight as numbers, some of its rows at a time."""
+    n, k = len(weight.words), weight.inputs
+    step = max(16, _PIECE // (k * dtype.itemsize) // 16 * 16)
+    numbers = weight.words.new_empty(min(n, step), k, dtype=dtype)
+    found = []
     for start in range(0, n, step):
         piece = dequantize_int4(weight, numbers[: min(step, n - start)], start)
-        rows = slice(start, start + len(piece))
-        out[:, rows] = reference.linear(x, piece, None if bias is None else bias[rows])
-    return out
+        found.append(multiply(piece, slice(start, start + len(piece))))
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
+    return None if bias is None else bias[rows]
 
 
 def widened(weight: Int4Words, dtype: torch.dtype) -> Tensor:

@@ -19,9 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels import reference
 from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, QuantSpec
+from quire.kernels.reference_codebook import powers_of_two
 
 STEP = 256  # columns
 _PIECE = 2**24  # codes that are packed at a time
@@ -38,13 +40,16 @@ def pack_int4(weight: Int4Weight) -> Int4Words:
     zeros = weight.zeros
     if zeros is not None:
         zeros = _by_group(zeros, weight.group // group, STEP // group)
-    return Int4Words(words, scale, zeros, group, 2 * half, weight.permutation)
+    row_scale = row_scales(scale, zeros)
+    return Int4Words(words, scale, zeros, row_scale, group, 2 * half, weight.permutation)
 
 
 def pack_codebook(weight: CodebookWeight) -> Int4Words:
     """Canonical rows of codes of a codebook as words. The group is 32 or 64."""
     integers = Int4Weight(weight.codes, weight.scale, None, weight.group)
-    return replace(pack_int4(integers), codebook=weight.codebook)
+    words = pack_int4(integers)
+    row_scale = row_scales(words.scale, None, weight.codebook)
+    return replace(words, codebook=weight.codebook, row_scale=row_scale)
 
 
 @functools.cache
@@ -91,49 +96,75 @@ def power_of_two(exponent):
 
 @triton.jit
 def dequantize_int4_kernel(
-    words_ptr, scale_ptr, zero_ptr, table_ptr, out_ptr, first, last, N, K, stride_words, stride_out,
-    ROWS: tl.constexpr, GROUP: tl.constexpr,
+    words_ptr, scale_ptr, zero_ptr, table_ptr, row_scale_ptr, out_ptr, first, last, N, K,
+    stride_words, stride_out, ROWS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Rows `first` to `last` of words [N, K / 8] → numbers [rows, K], a step of ROWS rows each.
 
-    table_ptr: the numbers of a codebook, if codes are its indices.
+    table_ptr: the numbers of a codebook, if codes are its indices. Numbers are divided by their
+    row's scale, if there are such scales.
     """
     row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    inside = (first + row < last)[:, None]
-    from_row = (first + row).to(tl.int64)[:, None]
-    pair, column = tl.arange(0, 16)[None, :], tl.arange(0, 32)[None, :]
-    words_ptrs = words_ptr + from_row * stride_words + step * 32 + 2 * pair
-    out_ptrs = out_ptr + row.to(tl.int64)[:, None] * stride_out + step * 256 + column
-    for block in tl.static_range(8):
-        if block % 4 == 0:
-            words = tl.load(words_ptrs + block // 4, mask=inside, other=0)
-        codes = tl.join(words >> 4 * (block % 4) & 15, words >> 4 * (block % 4) + 16 & 15)
-        if block * 32 % GROUP == 0:
-            offsets = (step * (256 // GROUP) + block * 32 // GROUP) * N + from_row
-            scale = tl.load(scale_ptr + offsets, mask=inside, other=0)
-            if scale_ptr.dtype.element_ty == tl.uint8:
-                scale = power_of_two(scale)
-            scale = scale.to(tl.float32)
-            zero = tl.full([ROWS, 1], 8, tl.int32)
-            if zero_ptr is not None:
-                zero = tl.load(zero_ptr + offsets, mask=inside, other=0).to(tl.int32)
-        codes = codes.reshape(ROWS, 32)
-        if table_ptr is not None:
-            numbers = tl.load(table_ptr + codes) * scale
-        else:
-            numbers = (codes - zero).to(tl.float32) * scale
-        there = inside & (step * 256 + block * 32 + column < K)
-        tl.store(out_ptrs + block * 32, numbers.to(out_ptr.dtype.element_ty), mask=there)
+    inside = first + row < last
+    source = (first + row).to(tl.int64)
+    pair, half = tl.arange(0, 16)[None, :, None], tl.arange(0, 2)[None, None, :]
+    words = tl.load(
+        words_ptr + source[:, None, None] * stride_words + step * 32 + 2 * pair + half,
+        mask=inside[:, None, None],
+        other=0,
+    )
+    position = tl.arange(0, 8)[
+        None, None, None, :
+    ]  # in a word: which of four blocks, and of a pair
+    codes = words[:, :, :, None] >> (position // 2 * 4 + position % 2 * 16) & 15
+    group = step * (256 // GROUP) + (half[:, :, :, None] * 128 + position // 2 * 32) // GROUP
+    offsets = group * N + source[:, None, None, None]
+    there = inside[:, None, None, None]
+    scale = tl.load(scale_ptr + offsets, mask=there, other=0)
+    if scale_ptr.dtype.element_ty == tl.uint8:
+        scale = power_of_two(scale)
+    scale = scale.to(tl.float32)
+    if row_scale_ptr is not None:
+        by_row = tl.load(row_scale_ptr + source, mask=inside, other=1.0)
+        scale *= 1.0 / by_row[:, None, None, None]
+    if table_ptr is not None:
+        numbers = tl.load(table_ptr + codes) * scale
+    elif zero_ptr is not None:
+        zero = tl.load(zero_ptr + offsets, mask=there, other=0).to(tl.int32)
+        numbers = (codes - zero).to(tl.float32) * scale
+    else:
+        numbers = (codes - 8).to(tl.float32) * scale
+    if row_scale_ptr is not None:
+        numbers = numbers.to(tl.float16)  # as `hopper_int4_rows` rounds them
+    numbers = numbers.to(out_ptr.dtype.element_ty)
+    numbers = numbers.reshape(ROWS, 16, 2, 4, 2).permute(0, 2, 3, 1, 4).reshape(ROWS, 256)
+    column = step * 256 + tl.arange(0, 256)[None, :]
+    out_ptrs = out_ptr + row.to(tl.int64)[:, None] * stride_out + column
+    tl.store(out_ptrs, numbers, mask=inside[:, None] & (column < K))
 
 
 def dequantize_int4(weight: Int4Words, out: Tensor, first: int = 0) -> Tensor:
-    """Rows `first` on of a weight as numbers, into out [rows, K]; columns in the weight's order."""
-    rows, n, table = 16, len(weight.words), None
+    """Rows `first` on of a weight as numbers, into out [rows, K]; columns in the weight's order.
+
+    In FP8 they are to be multiplied by the rows' scales, `weight.row_scale`.
+    """
+    rows, n, table = 8, len(weight.words), None
     if weight.codebook is not None:
         table = codebook_numbers(weight.codebook, out.device)
+    row_scale = weight.row_scale if out.dtype == torch.float8_e4m3fn else None
     grid = (triton.cdiv(len(out), rows), weight.words.shape[1] // 32)
     dequantize_int4_kernel[grid](
-        weight.words, weight.scale, weight.zeros, table, out, first, first + len(out), n,
-        weight.inputs, weight.words.stride(0), out.stride(0), rows, weight.group,
+        weight.words, weight.scale, weight.zeros, table, row_scale, out, first, first + len(out), n,
+        weight.inputs, weight.words.stride(0), out.stride(0), rows, weight.group, num_warps=2,
     )  # fmt: skip
     return out
+
+
+def row_scales(scale: Tensor, zeros: Tensor | None, codebook: str | None = None) -> Tensor:
+    """Scales and zeros of groups [K / group, N] → scales float32 [N] of rows of numbers in FP8."""
+    if codebook is not None:
+        scale = powers_of_two(scale) if scale.dtype == torch.uint8 else scale.float()
+        most = scale * codebook_numbers(codebook, scale.device).abs().max()
+    else:
+        most = scale.float() * (8 if zeros is None else torch.maximum(zeros, 15 - zeros))
+    return reference.quantize_rows(most.t())[1][:, 0]

@@ -45,8 +45,12 @@ def rms_norm_residual_rounded(
 
 
 def _empty_rows(x: Tensor, size: int, kind: type[RoundedRows]) -> RoundedRows:
-    """Uninitialised rows [len(x), size]."""
-    codes = torch.empty(len(x), size, dtype=_TYPES[kind], device=x.device)
+    """Uninitialised rows [len(x), size], and behind them memory for a multiple of 256.
+
+    TMA is slow where it loads rows that do not exist, see `hopper_int4_rows`.
+    """
+    memory = torch.empty(triton.cdiv(len(x), 256) * 256, size, dtype=_TYPES[kind], device=x.device)
+    codes = memory[: len(x)]
     return kind(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
 
 
