@@ -3,9 +3,9 @@
     pip download vllm==0.33.0 llama-cpp-python --no-deps --no-binary :all:     # or clones
     python endpoint_suites.py --source vllm-0.33.0 [--llama-cpp FOLDER] [--only PART ...]
 
-Needs `pip install fastapi pytest-asyncio requests` besides the extra `test`. Nothing of them is
-stored: test files are copied to a temporary folder, beside stand-ins for the few names that they
-import (endpoint_suites/). The model is the bundled one under a template with tools
+Needs `pip install fastapi pytest-asyncio pillow pybase64 requests` besides the extra `test`.
+Nothing of them is stored: test files are copied to a temporary folder, beside stand-ins for the few
+names that they import (endpoint_suites/). The model is the bundled one under a template with tools
 (endpoint_suites/suite_model.py), served under the name that a test asks for. Tests that need a
 clever model, an image or an adapter cannot pass; REASONS of each suite (endpoint_suites/*_tests.py)
 says which failures are Quire's choice or the model's. With --only, rows of earlier runs stay.

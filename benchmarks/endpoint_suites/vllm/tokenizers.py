@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm import Reply
+
 
 def get_tokenizer(*_args: Any, **_options: Any) -> Any:
     """The tokenizer as transformers reads it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained("the suite's")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Reply
