@@ -164,7 +164,9 @@ def write_all(
     )
     for mine, twin in zip(numbers(layer), numbers(tuple(twins)), strict=True):
         error = relative(mine, twin)
-        assert error < 0.01, f"what is written is wrong: {error}"
+        assert error < 0.03, (
+            f"what is written is wrong: {error}"
+        )  # FP8: the twin rotates in 16 bits
 
 
 def numbers(layer: tuple[Tensor, ...]) -> list[Tensor]:

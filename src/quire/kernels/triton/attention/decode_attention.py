@@ -17,7 +17,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.attention.kv_codes import (
     LIFT,
-    head_scales,
     load_scales,
     narrowed,
     widened,
@@ -76,7 +75,7 @@ def decode_attention_kernel(
         result, weight = _attend(
             q_ptr + token * stride_q_token + head * GROUP * stride_q_head,
             k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
-            head_scales(k_scale_ptr, v_scale_ptr, head), block_table_ptr + request * stride_table,
+            (k_scale_ptr, v_scale_ptr, head), block_table_ptr + request * stride_table,
             seq_len, num_shared,
             begin - row_unit, stop - row_unit, scale, stride_q_head, stride_block, stride_slot,
             NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_G,
@@ -167,7 +166,7 @@ def _attend(
     maximum is finite. num_shared: leading keys that shared prefix attention handles.
     """
     PAIRS: tl.constexpr = CODES_PATH != "plain"
-    k_scale_ptr, v_scale_ptr = scales
+    k_scale_ptr, v_scale_ptr, head = scales
     INT8: tl.constexpr = k_scale_ptr is not None
     WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D  # of a stored row
     if PAIRS:
@@ -203,7 +202,7 @@ def _attend(
         if INT8:
             slots = block.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
             key_scale, value_scale = load_scales(
-                k_scale_ptr, v_scale_ptr, slots, NUM_KV_HEADS, seen
+                k_scale_ptr + head, v_scale_ptr + head, slots, NUM_KV_HEADS, seen
             )
         ahead = positions + TILE
         block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)

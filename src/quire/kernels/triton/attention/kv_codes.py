@@ -86,9 +86,3 @@ def load_scales(k_scale_ptr, v_scale_ptr, slots, stride, there):
     key_scale = tl.load(k_scale_ptr + slots * stride, mask=there, other=1.0).to(tl.float32)
     value_scale = tl.load(v_scale_ptr + slots * stride, mask=there, other=1.0).to(tl.float32)
     return key_scale, tl.where(value_scale == 0.0, LEAST_SCALE, value_scale)  # NaN stays NaN
-
-
-@triton.jit
-def head_scales(k_scale_ptr, v_scale_ptr, head):
-    """Pointers to the scales of a head's keys and values; None for those not in INT8."""
-    return (None, None) if k_scale_ptr is None else (k_scale_ptr + head, v_scale_ptr + head)

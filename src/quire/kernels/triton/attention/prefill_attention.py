@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.kv_codes import LIFT, head_scales, load_scales, narrowed
+from quire.kernels.triton.attention.kv_codes import LIFT, load_scales, narrowed
 from quire.kernels.triton.attention.softmax_options import soft_capped, softmax_of_sinks
 
 
@@ -58,7 +58,7 @@ def prefill_attention_kernel(
         m, s = softmax_of_sinks(sinks_ptr + head * GROUP + tl.arange(0, ROWS) % GROUP)
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
-    scales = head_scales(k_scale_ptr, v_scale_ptr, head)
+    scales = (k_scale_ptr, v_scale_ptr, head)
     if WINDOW > 0:
         acc, m, s = attend_tiles(
             acc, m, s, q, position, k_base, v_base, scales, table, oldest // TILE, full_begin,
@@ -139,9 +139,9 @@ def attend_tiles(
 ):  # fmt: skip
     """Continue the online softmax over key tiles [begin, end): (acc, maximum m, sum s).
 
-    scales: see `head_scales`.
+    scales: pointers to those of keys and values, or None, and the head.
     """
-    k_scale_ptr, v_scale_ptr = scales
+    k_scale_ptr, v_scale_ptr, head = scales
     INT8: tl.constexpr = k_scale_ptr is not None
     d = tl.arange(0, BLOCK_D)[None, :]
     for tile in tl.range(begin, end, num_stages=STAGES):
@@ -166,7 +166,7 @@ def attend_tiles(
         if INT8:
             slots = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
             key_scale, value_scale = load_scales(
-                k_scale_ptr, v_scale_ptr, slots, NUM_KV_HEADS, written
+                k_scale_ptr + head, v_scale_ptr + head, slots, NUM_KV_HEADS, written
             )
             scores *= key_scale[None, :]
         if SOFT_CAP > 0.0:

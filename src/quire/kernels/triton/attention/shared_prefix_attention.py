@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.triton.attention.kv_codes import head_scales, narrowed
+from quire.kernels.triton.attention.kv_codes import narrowed
 from quire.kernels.triton.attention.prefill_attention import attend_tiles
 from quire.kernels.triton.launch.attention_config import padded_head_dim
 from quire.kernels.triton.launch.workspace import workspace
@@ -139,7 +139,7 @@ def shared_attention_kernel(
         s = tl.zeros([ROWS], tl.float32)
         acc, m, s = attend_tiles(
             acc, m, s, q, row, k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
-            head_scales(k_scale_ptr, v_scale_ptr, head), block_table_ptr + leader * stride_table,
+            (k_scale_ptr, v_scale_ptr, head), block_table_ptr + leader * stride_table,
             key_tiles * split // num_splits, key_tiles * (split + 1) // num_splits, num_keys,
             row_scale, stride_block, stride_slot,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, 0, SOFT_CAP, STAGES, BLOCK_D, False,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
-from quire.kernels.triton.attention.kv_codes import head_scales
 from quire.kernels.triton.attention.prefill_attention import (
     attend_tiles,
     load_queries,
@@ -153,7 +152,7 @@ def invariant_attention_kernel(
         return
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
-    scales = head_scales(k_scale_ptr, v_scale_ptr, head)
+    scales = (k_scale_ptr, v_scale_ptr, head)
     PART: tl.constexpr = GROUP * (BLOCK_D + 2)
     part_ptr += (before * NUM_KV_HEADS + head) * PART
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
