@@ -288,6 +288,19 @@ def gpu_int4(result: Result) -> str:
     return "\n".join(text)
 
 
+def gpu_kv_dtype(result: Result) -> str:
+    """Attention by the data type of keys and values, beside bfloat16."""
+    text = ["Attention, us (times faster than with bfloat16):\n",
+            "| | bfloat16 | FP8 | INT8 |", "|---|---|---|---|"]  # fmt: skip
+    for row in result["attention"]:
+        us = row["us"]
+        cells = [f"{us[kind]:.1f} ({us['bf16'] / us[kind]:.2f})" for kind in ("fp8", "int8")]
+        text.append(f"| {row['case']} | {us['bf16']:.1f} | {' | '.join(cells)} |")
+    ratios = result["capacity"]
+    text.append(f"\nTokens in the same memory: FP8 {ratios['fp8']:.2f}, INT8 {ratios['int8']:.2f}.")
+    return "\n".join(text)
+
+
 def gpu_weights(result: Result) -> str:
     """Linears with weights in each format, by rows, beside bfloat16."""
     found, bandwidth = result["rows"], result["read_bandwidth"] / 1e12

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-REQUESTS = make_requests(seed=5, scale=60)[:60]
+REQUESTS = make_requests(seed=7, scale=60)[:60]
 
 
 def start(device: str, **options: object) -> EngineCore:

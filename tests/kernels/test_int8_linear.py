@@ -169,8 +169,10 @@ def test_rows_are_rounded_for_the_weight_that_takes_them() -> None:
     assert error_of(found, residual.double() @ numbers_of(weight).T) < 0.05
 
 
-@pytest.mark.parametrize("m", [17, 64, 65, 128, 129, 200, 256, 257, 2048])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336), (96, 272)])
+@pytest.mark.parametrize("m", [1, 16, 17, 64, 65, 128, 129, 200, 256, 257, 2048])
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 4096), (4096, 1024), (28672, 4096), (4096, 14336), (96, 272)]
+)
 def test_a_config_of_many_rows_fits_the_workspace(m: int, n: int, k: int) -> None:
     """And where no multiprocessor would idle, the kernel of many rows may serve."""
     config = bytes_gemm_config(m, n, k, 132)

@@ -118,6 +118,7 @@ def fp8_gemm_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
 
     None: better left to the library, as all shapes with more than 128 rows are that nobody tuned.
     """
+    m = max(m, 17)  # fewer rows that were rounded for another weight
     rows = _tuned_rows(m, n, k, 1, num_sms)
     if rows is not None:
         config = table().shapes[1, True][n, k][rows].config

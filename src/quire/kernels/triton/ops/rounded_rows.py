@@ -21,7 +21,6 @@ from quire.kernels.triton.step.elementwise import rms_norm
 
 FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
 W4A16_ROWS = 128  # rows, up to which they are not rounded for weights in four bits
-W4A16_CODEBOOK_ROWS = 512  # the same where codes are indices of a codebook
 
 
 def rows_for(x: ResidualState, taken: type[RoundedRows] | None) -> Rows:
@@ -62,8 +61,7 @@ def rounds_next(out: Tensor, weight: GpuWeight) -> type[RoundedRows] | None:
 
 def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
     """Whether so many rows of x and a weight in four bits are both rounded to FP8."""
-    most = W4A16_ROWS if weight.codebook is None else W4A16_CODEBOOK_ROWS
-    if rows <= most or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
+    if rows <= W4A16_ROWS or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
         return False
     return len(weight.words) % 16 == weight.inputs % 16 == 0
 
