@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Bytes, Singles
 from quire.gguf.architectures import ARCHITECTURES
 from quire.gguf.block_types import BLOCK_TYPES, BlockType
 from quire.gguf.tensor_names import model_name
 from quire.models.checkpoints.checkpoint import Checkpoint
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 _NUMBERS = {name.name: number for number, name in BLOCK_TYPES.items()}
 _KINDS = {each.name: each for each in BLOCK_TYPES.values()}
@@ -53,7 +50,7 @@ def header_bytes(
 
 
 def write_gguf(
-    file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, Floats]]
+    file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, Singles]]
 ) -> None:
     """Write a file. tensors: type and numbers by name; matrices in that type, others in F32."""
     kinds = {
@@ -96,35 +93,35 @@ def _typed(value: Any) -> tuple[int, bytes]:
 # The types
 
 
-def encode(kind: str, numbers: Floats) -> Bytes:
+def encode(kind: str, numbers: Singles) -> Bytes:
     """Numbers [N, K] as rows of blocks, uint8 [N, bytes]."""
     blocks = np.ascontiguousarray(numbers, np.float32).reshape(-1, _KINDS[kind].items)
     return _ENCODERS[kind](blocks).reshape(*numbers.shape[:-1], -1)
 
 
-def _halves(values: Floats) -> Bytes:
+def _halves(values: Singles) -> Bytes:
     return np.ascontiguousarray(values.astype(np.float16)).view(np.uint8)
 
 
-def _bfloat16(blocks: Floats) -> Bytes:
+def _bfloat16(blocks: Singles) -> Bytes:
     bits = blocks.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.ascontiguousarray(rounded.astype(np.uint16)).view(np.uint8)
 
 
-def _over(numbers: Floats, scale: Floats) -> Floats:
+def _over(numbers: Singles, scale: Singles) -> Singles:
     """Numbers divided by a scale; 0 where that is 0."""
-    found: Floats = np.divide(numbers, scale, out=np.zeros_like(numbers), where=scale != 0)
+    found: Singles = np.divide(numbers, scale, out=np.zeros_like(numbers), where=scale != 0)
     return found
 
 
-def _largest(blocks: Floats) -> Floats:
+def _largest(blocks: Singles) -> Singles:
     """The number of each block that is farthest from 0, with its sign."""
     where = np.abs(blocks).argmax(-1)[..., None]
     return np.take_along_axis(blocks, where, -1)
 
 
-def _codes(blocks: Floats, scale: Floats, shift: Floats | int, most: int) -> Bytes:
+def _codes(blocks: Singles, scale: Singles, shift: Singles | int, most: int) -> Bytes:
     return np.clip(np.rint(_over(blocks - shift, scale)), 0, most).astype(np.uint8)
 
 
@@ -137,14 +134,14 @@ def _fifth(codes: Bytes) -> Bytes:
     return np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
-def _half(values: Floats) -> Floats:
+def _half(values: Singles) -> Singles:
     return values.astype(np.float16).astype(np.float32)
 
 
-def _signed(bits: int) -> Callable[[Floats], Bytes]:
+def _signed(bits: int) -> Callable[[Singles], Bytes]:
     """Q4_0 and Q5_0: the number farthest from 0 gets the lowest code."""
 
-    def run(blocks: Floats) -> Bytes:
+    def run(blocks: Singles) -> Bytes:
         middle = 1 << (bits - 1)
         scale = _half(_largest(blocks) / -middle)
         codes = _codes(blocks, scale, -middle * scale, 2 * middle - 1)
@@ -154,10 +151,10 @@ def _signed(bits: int) -> Callable[[Floats], Bytes]:
     return run
 
 
-def _with_minimum(bits: int) -> Callable[[Floats], Bytes]:
+def _with_minimum(bits: int) -> Callable[[Singles], Bytes]:
     """Q4_1 and Q5_1."""
 
-    def run(blocks: Floats) -> Bytes:
+    def run(blocks: Singles) -> Bytes:
         low, most = _half(blocks.min(1, keepdims=True)), (1 << bits) - 1
         scale = _half((blocks.max(1, keepdims=True) - low) / most)
         codes = _codes(blocks, scale, low, most)
@@ -167,16 +164,16 @@ def _with_minimum(bits: int) -> Callable[[Floats], Bytes]:
     return run
 
 
-def _q8_0(blocks: Floats) -> Bytes:
+def _q8_0(blocks: Singles) -> Bytes:
     scale = _half(np.abs(blocks).max(1, keepdims=True) / 127)
     codes = np.rint(_over(blocks, scale)).clip(-127, 127).astype(np.int8)
     return np.concatenate([_halves(scale), codes.view(np.uint8)], 1)
 
 
-def _super_blocks(bits: int) -> Callable[[Floats], Bytes]:
+def _super_blocks(bits: int) -> Callable[[Singles], Bytes]:
     """Q4_K and Q5_K: scales and minima of 32 numbers in 6 bits."""
 
-    def run(blocks: Floats) -> Bytes:
+    def run(blocks: Singles) -> Bytes:
         parts, most = blocks.reshape(-1, 8, 32), (1 << bits) - 1
         minima = np.maximum(-parts.min(-1), 0)
         scales = (parts.max(-1) + minima) / most
@@ -198,7 +195,7 @@ def _super_blocks(bits: int) -> Callable[[Floats], Bytes]:
     return run
 
 
-def _q6_k(blocks: Floats) -> Bytes:
+def _q6_k(blocks: Singles) -> Bytes:
     parts = blocks.reshape(-1, 16, 16)
     scales = _largest(parts)[..., 0] / -32
     d = _half(_largest(scales) / -128)
@@ -212,7 +209,7 @@ def _q6_k(blocks: Floats) -> Bytes:
     return np.concatenate(packed, 1)
 
 
-_ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
+_ENCODERS: dict[str, Callable[[Singles], Bytes]] = {
     "F32": lambda blocks: blocks.view(np.uint8),
     "F16": _halves,
     "BF16": _bfloat16,
@@ -252,7 +249,7 @@ def _name(config: Mapping[str, Any]) -> str:
     return "llama" if name == "mistral" else name
 
 
-def _that_fits(kind: str, numbers: Floats) -> str:
+def _that_fits(kind: str, numbers: Singles) -> str:
     """The type, or what llama.cpp takes in its place where rows are no whole blocks."""
     found: BlockType = _KINDS[kind]
     if numbers.shape[-1] % found.items == 0:
@@ -260,7 +257,7 @@ def _that_fits(kind: str, numbers: Floats) -> str:
     return "Q8_0" if numbers.shape[-1] % 32 == 0 else "F16"
 
 
-def _tensors(folder: Path, name: str, config: Mapping[str, Any]) -> dict[str, Floats]:
+def _tensors(folder: Path, name: str, config: Mapping[str, Any]) -> dict[str, Singles]:
     """The checkpoint's tensors by the names of GGUF, changed as llama.cpp's converter does."""
     architecture, checkpoint = ARCHITECTURES[name], Checkpoint.open(folder)
     names = _names(architecture, config["num_hidden_layers"])
@@ -294,7 +291,7 @@ def _names(architecture: Any, num_layers: int) -> dict[str, str]:
     return {found: name for name in own if (found := model_name(name, architecture)) is not None}
 
 
-def _interleaved(numbers: Floats, num_heads: int) -> Floats:
+def _interleaved(numbers: Singles, num_heads: int) -> Singles:
     rows = numbers.reshape(num_heads, 2, -1, *numbers.shape[1:])
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(numbers.shape)
 
@@ -349,7 +346,7 @@ def _rope(
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def _rope_factors(config: Mapping[str, Any]) -> dict[str, Floats]:
+def _rope_factors(config: Mapping[str, Any]) -> dict[str, Singles]:
     """Tensors with what divides each frequency: of Llama 3's scaling, and of longrope."""
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":

@@ -156,6 +156,11 @@ def test_decisions_are_short() -> None:
     assert sum(page.stat().st_size for page in DECISIONS) <= 40_000
 
 
+def test_results_are_summaries() -> None:
+    files = (ROOT / "benchmarks" / "results").iterdir()
+    assert sum(file.stat().st_size for file in files) <= 1_000_000
+
+
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

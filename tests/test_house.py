@@ -411,5 +411,24 @@ def test_one_module_chooses_tritons_interpreter() -> None:
 
 
 def test_array_types_are_named_in_one_file() -> None:
-    found = {path.name for path in FILES if "numpy.typing" in path.read_text()}
+    texts = {path: path.read_text() for path in (*FILES, *PROGRAMS, *TESTS)}
+    found = {
+        path.name for path, text in texts.items() if re.search("^import numpy.typing", text, re.M)
+    }
     assert found == {"array_types.py"}
+    names = re.findall(r"^(\w+) = ", texts[SOURCE / "array_types.py"], re.M)
+    named = re.compile(rf"^(?:class |type )?({'|'.join(names)})\b(?: =|[:(\[])", re.M)
+    again = {
+        path.name: named.findall(texts[path]) for path in FILES if path.name != "array_types.py"
+    }
+    assert {name: found for name, found in again.items() if found} == {}
+
+
+def test_prompts_are_encoded_in_one_place() -> None:
+    """Where text that callers send becomes token ids, and far too long text is refused."""
+    encodes = re.compile(r"tokenizer\.encode\b|\.encode_(prompt|chat)\b")
+    rooms = ("server", "engine", "cli", "llm.py")
+    files = [path for path in FILES if path.relative_to(SOURCE).parts[0] in rooms]
+    found = {path.name for path in files if encodes.search(path.read_text())}
+    # the marks of reasoning are the parser's, not a caller's
+    assert found == {"prompt_encoding.py", "reasoning_parser.py"}

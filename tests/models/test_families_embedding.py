@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
 from checkpoints import CASES, SMALL
 from safetensors.torch import load_file, save_file
 
+from quire.array_types import Singles
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
@@ -29,8 +29,6 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import CheckpointError, InvalidRequestError
 from quire.scheduler.step_plan import StepPlan
-
-Vector = npt.NDArray[np.float32]
 
 TOLERANCE = 1e-4
 BLOCK_SIZE = 4
@@ -97,7 +95,7 @@ class Setup:
                 assert np.abs(vector - expected(states, pooling)).max() <= TOLERANCE
 
 
-def expected(states: Vector, pooling: PoolingParams) -> Vector:
+def expected(states: Singles, pooling: PoolingParams) -> Singles:
     vector = states.mean(0) if pooling.pooling == "mean" else states[-1]
     vector = vector[: pooling.dimensions]
     return vector / np.linalg.norm(vector) if pooling.normalize else vector

@@ -16,9 +16,9 @@ from quire.engine.startup.resolved_config import resolve
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache import kv_storage
-from quire.kvcache.kv_sizes import block_bytes, layers_with_types
-from quire.kvcache.kv_storage import kv_dtype
+from quire.kvcache.kv_sizes import block_bytes, kv_name, layers_with_types
 
 PROMPT = [5, 60, 700, 8, 90, 1000] * 8
 
@@ -28,7 +28,7 @@ def test_a_cache_in_8_bits_changes_little(setting: str) -> None:
     """Logits of a whole prompt, chunk by chunk, so that most keys are read back."""
     model, model_config = load_folder(resolve_model("quire-tiny"))
     exact, ours = (
-        PagedModel(model, model_config, dtype=kv_dtype(name, torch.float32)).prefill(
+        PagedModel(model, model_config, dtype=torch_dtype(kv_name(name, "float32"))).prefill(
             PROMPT, chunk=7
         )
         for name in ("auto", setting)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:  # imported on use, since it takes a while
@@ -123,7 +124,9 @@ class Chat:
     async def _answer(self, answer: list[str]) -> None:
         """Print an answer as it comes, and append its parts to `answer`."""
         speed = Speed()
-        prompt = self._engine.tokenizer.encode_chat(list(self.messages))
+        tokenizer, limits = self._engine.tokenizer, self._engine.info.limits
+        rendered = tokenizer.chat_prompt(list(self.messages))
+        prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
         async with aclosing(self._engine.generate(prompt, self._sampling)) as outputs:
             async for item in outputs:
                 for output in item.outputs:

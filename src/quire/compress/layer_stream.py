@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.compress.model_parts import ModelParts, Operation, linears_of, set_linear
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import LinearWeight
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
 from quire.models.families.llama import LlamaDecoderLayer
@@ -39,8 +40,10 @@ class LayerRunner:
         spec = self._parts.spec.layers[self._index].kv
         table = np.arange(count * -(-length // _BLOCK), dtype=np.int32).reshape(count, -1)
         kv = allocate_kv([spec], table.size, _BLOCK, torch.float32, device)
-        layout = BatchLayout.build([length] * count, [length] * count, table, _BLOCK, device)
-        rope = self._rotary(torch.arange(length, device=device).repeat(count))
+        lens = np.full(count, length)
+        batch = RaggedBatch.of(lens, lens, table, _BLOCK)
+        layout = BatchLayout.of(batch, device)
+        rope = self._rotary(torch.from_numpy(batch.flat.positions).to(device))
         first = layer.pre_attention_norm
         # the norm after the layer is the next one's, which is not here: any will do
         found = layer.forward(first.begin(states), first, rope, ForwardContext(layout, kv))

@@ -11,15 +11,10 @@ from torch import Tensor
 from quire.core.layer_spec import KVLayerSpec
 from quire.kernels.torch_dtypes import dtype_name, torch_dtype
 from quire.kvcache.host_kv_cache import zero_pages
-from quire.kvcache.kv_sizes import kv_name, row_bytes
+from quire.kvcache.kv_sizes import row_bytes
 
 # types of devices whose kernels read a row in int8 and its scale from one piece of memory
 _WITH_SCALES_IN_ROWS = frozenset({"cpu"})
-
-
-def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
-    return torch_dtype(kv_name(setting, dtype_name(dtype)))
 
 
 def allocate_kv(

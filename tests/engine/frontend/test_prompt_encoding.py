@@ -11,6 +11,7 @@ from quire.engine.frontend.prompt_encoding import (
     CUT_TOKENS,
     USUAL_CHARS_PER_TOKEN,
     Encoding,
+    ids_of_parts,
     token_ids_of,
 )
 from quire.errors import ContextLengthError, InvalidRequestError
@@ -49,6 +50,18 @@ def test_what_a_far_too_long_text_costs_does_not_grow_with_it() -> None:
     with pytest.raises(ContextLengthError, match="messages: its first 4000 of 60000 characters"):
         token_ids_of("a" * 60_000, encode, _limits(1000), is_rendered=True)
     assert encode.num_chars == USUAL_CHARS_PER_TOKEN * 1000
+
+
+def test_parts_have_the_bounds_of_a_whole_prompt() -> None:
+    encode = _Encoder(1)
+    assert ids_of_parts([7, "ab", 8], encode, _limits(1000)) == [7, 0, 0, 8]
+    assert ids_of_parts(["ab", 8, "c"], encode, _limits(1000)) == [1, 0, 0, 8, 0]
+    with pytest.raises(ContextLengthError, match="its first 4000 of 5000 characters"):
+        ids_of_parts([7, "a" * 5_000], encode, _limits(1000))
+    encode.num_chars = 0
+    with pytest.raises(ContextLengthError, match="70000 characters cannot fit"):
+        ids_of_parts(["a"] * 70_000, encode, _limits(1000))
+    assert encode.num_chars == 0
 
 
 def test_a_long_text_of_few_tokens_is_encoded() -> None:

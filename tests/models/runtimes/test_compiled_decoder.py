@@ -22,9 +22,9 @@ from quire.kernels.cpu.array_ops import embedding
 from quire.kernels.cpu.native_linear import pack_floats
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch
+from quire.kernels.torch_dtypes import dtype_name, torch_dtype
 from quire.kvcache.host_kv_cache import HostCache
 from quire.kvcache.kv_sizes import kv_name
-from quire.kvcache.kv_storage import kv_dtype
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.prepared.prepared_reader import StoredArrays
@@ -84,9 +84,9 @@ def logits(paged: PagedModel, paces: tuple[int, ...] = FEW) -> list[Tensor]:
 
 
 def assert_same_bits(model: Model, kv: str = "auto", paces: tuple[int, ...] = FEW) -> None:
-    modules = PagedModel(*model, dtype=kv_dtype(kv, model[0].model.norm.weight.dtype))
-    ours, theirs = logits(PagedDecoder(*model, kv), paces), logits(modules, paces)
     dtype, same = model[0].model.norm.weight.dtype, torch.equal
+    modules = PagedModel(*model, dtype=torch_dtype(kv_name(kv, dtype_name(dtype))))
+    ours, theirs = logits(PagedDecoder(*model, kv), paces), logits(modules, paces)
     if model[1].logit_soft_cap is not None:
         # tanh is NumPy's or PyTorch's; modules round the norm that follows a norm of an output
         error = 4e-6 if dtype == torch.float32 else 0.06

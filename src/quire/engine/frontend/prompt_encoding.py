@@ -7,7 +7,7 @@ fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -86,6 +86,21 @@ def token_ids_of(
     if not isinstance(prompt, str):
         return prompt
     return _all_tokens(limits, encode, prompt, "messages" if is_rendered else "prompt")
+
+
+def ids_of_parts(
+    parts: Sequence[int | str], tokenizer: PromptTokenizer, limits: RequestLimits
+) -> list[int]:
+    """Token ids of a prompt whose parts are texts and token ids; only its start may get a BOS.
+
+    Raises ContextLengthError for texts that are far too long.
+    """
+    limits.check_chars(sum(len(part) for part in parts if isinstance(part, str)))
+    ids: list[int] = []
+    for index, part in enumerate(parts):
+        one = part if isinstance(part, str) else [part]
+        ids += token_ids_of(one, tokenizer, limits, Encoding(special=index == 0))
+    return ids
 
 
 def _all_tokens(

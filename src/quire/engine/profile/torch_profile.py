@@ -32,6 +32,7 @@ from quire.engine.startup.torch_start import (
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.ragged_batch import FlatTokens
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
@@ -115,8 +116,8 @@ def _step(
     lens, contexts = [step.num_new] * step.num_requests, [step.context] * step.num_requests
     layout = BatchLayout.build(lens, contexts, table, block_size, device)
     context = ForwardContext(layout, kv_caches)
-    own = torch.arange(step.context - step.num_new, step.context, device=device)
-    positions = own.repeat(step.num_requests)
+    flat = FlatTokens.of(np.array(lens), np.array(contexts))
+    positions = torch.from_numpy(flat.positions).to(device)
     input_ids = positions % model_config.vocab_size
     last = layout.query_start_loc[1:].long() - 1
 

@@ -28,6 +28,7 @@ from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.step_tuning import StepTable
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
+from quire.kernels.ragged_batch import FlatTokens
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat
@@ -133,7 +134,8 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
     layout = BatchLayout.build(lens, lens, table, block_size, device)
     layers = resolved.kv_layers[: layers_of_all_kinds(resolved.kinds_of_layers)]
     context = ForwardContext(layout, _allocate(resolved, layers, 1, device))
-    positions = torch.cat([torch.arange(count, device=device) for count in lens])
+    counts = np.array(lens)
+    positions = torch.from_numpy(FlatTokens.of(counts, counts).positions).to(device)
     hidden = model.forward(torch.zeros_like(positions), positions, context)
     if model_config.has_head:
         logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs]).float()

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from quire.kernels.operands import QuantSpec
 from quire.model_folder import parse_json
-from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_format import (
+    SCALE_DTYPES,
+    StoredLinear,
+    StoredTensor,
+)
 from quire.models.checkpoint_formats.module_rules import ModuleRules
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -147,7 +151,7 @@ class EightBitLinear(StoredLinear):
         """See `StoredLinear`."""
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
-            "SCB": StoredTensor(((n,),), ("F32", "F16", "BF16")),
+            "SCB": StoredTensor(((n,),), SCALE_DTYPES),
             "weight_format": StoredTensor(((), (1,)), ("U8",), needed=False),
         }
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CHECK = "check"  # a tensor of its own
 _CHECKED = 256  # bytes at each place
 
-Bytes = Mapping[str, memoryview]
+TensorBytes = Mapping[str, memoryview]  # by the name of the tensor
 Formats = Mapping[str, Description]  # by the name of the module that has the weight
 
 
@@ -100,7 +100,7 @@ def bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def check_of(parts: Bytes) -> int:
+def check_of(parts: TensorBytes) -> int:
     """A checksum of some bytes of each tensor, of its beginning, middle and end.
 
     Blocks of a file that a disk lost are found with it; reading all would double a start.

@@ -6,7 +6,7 @@ ends with the context where n_predict would not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -38,6 +38,7 @@ class TextPrompt(Strict):
 
 _OneOrMore = msgspec.Meta(min_length=1)
 Part = TokenId | str
+EncodeParts = Callable[[Sequence[int | str]], list[int]]
 OnePrompt = str | Annotated[list[Part], _OneOrMore] | TextPrompt
 PROMPT_TYPES = (
     str,
@@ -87,8 +88,8 @@ def sampling(request: NativeCompletionRequest) -> SamplingParams:
     return sampling_of(request, request.max_tokens, logprobs, request.prompt_logprobs)
 
 
-def prompts(request: NativeCompletionRequest, encode: Callable[..., list[int]]) -> list[Prompt]:
-    """The prompts of a request. encode: a tokenizer's; for texts between token ids."""
+def prompts(request: NativeCompletionRequest, encode: EncodeParts) -> list[Prompt]:
+    """The prompts of a request. encode: for those of texts between token ids."""
     given = strict_json.decode(bytes(request.prompt), _prompt_decoder, path="prompt")
     if not isinstance(given, list):
         return [_prompt(given, encode)]
@@ -102,18 +103,13 @@ def prompts(request: NativeCompletionRequest, encode: Callable[..., list[int]]) 
     return [_prompt(one, encode) for one in given]
 
 
-def _prompt(one: Any, encode: Callable[..., list[int]]) -> Prompt:
+def _prompt(one: Any, encode: EncodeParts) -> Prompt:
     """One prompt: a text, or the token ids of its parts."""
     if isinstance(one, TextPrompt):
         return one.prompt_string
     if isinstance(one, str) or all(type(part) is int for part in one):
         return one  # type: ignore[no-any-return]  # as decoded
-    ids: list[int] = []
-    for index, part in enumerate(one):
-        special = index == 0
-        is_text = isinstance(part, str)
-        ids += encode(part, add_special_tokens=special, parse_special=True) if is_text else [part]
-    return ids
+    return encode(one)
 
 
 RULES = (

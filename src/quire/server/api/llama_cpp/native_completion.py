@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.prompt_encoding import ids_of_parts
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
@@ -50,9 +52,10 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     yield
     take_defaults(request, model.request_defaults)
     sampling = completion_request.sampling(request)
-    tokenizer = model.engine.tokenizer
-    prompts = completion_request.prompts(request, tokenizer.encode)
-    check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
+    tokenizer, limits = model.engine.tokenizer, model.engine.info.limits
+    encode = partial(ids_of_parts, tokenizer=tokenizer, limits=limits)
+    prompts = completion_request.prompts(request, encode)
+    check_num_logprobs(sampling, prompts, limits, "n_probs")
     job = make_job(
         *("cmpl-", request, prompts, sampling, model.name),
         encoding=request.encoding,

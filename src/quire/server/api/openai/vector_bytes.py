@@ -7,7 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from quire.array_types import Array, Singles
+from quire.array_types import Array, Bytes, Singles
+from quire.kernels.cpu.array_ops import to_bfloat16
 
 _EXPONENT_BITS = {"fp8_e4m3": 4, "fp8_e5m2": 5}
 _LARGEST_CODE = {"fp8_e4m3": 0x7E, "fp8_e5m2": 0x7B}  # of a finite number
@@ -21,12 +22,8 @@ def vector_bytes(data: bytes, dtype: str, order: str) -> bytes:
     """
     numbers = np.frombuffer(data, "<f4")
     is_big = order == "big" or (order == "native" and sys.byteorder == "big")
-    return _encoded(numbers, dtype).astype(_typed(dtype, is_big)).tobytes()
-
-
-def _typed(dtype: str, is_big: bool) -> str:
-    kind = {"float32": "f4", "float16": "f2", "bfloat16": "u2"}.get(dtype, "u1")
-    return (">" if is_big else "<") + kind
+    encoded = _encoded(numbers, dtype)
+    return encoded.astype(encoded.dtype.newbyteorder(">" if is_big else "<")).tobytes()
 
 
 def _encoded(numbers: Singles, dtype: str) -> Array:
@@ -36,19 +33,18 @@ def _encoded(numbers: Singles, dtype: str) -> Array:
         with np.errstate(over="ignore"):
             return numbers.astype(np.float16)
     if dtype == "bfloat16":
-        bits = numbers.astype(np.float32).view(np.uint32).astype(np.uint64)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return to_bfloat16(numbers.astype(np.float32))
     return _fp8(numbers, dtype)
 
 
-def _fp8(numbers: Singles, dtype: str) -> Array:
+def _fp8(numbers: Singles, dtype: str) -> Bytes:
     values = _fp8_values(dtype)
     middles = (values[:-1] + values[1:]) / 2
     sizes = np.minimum(np.abs(numbers.astype(np.float64)), values[-1])
     codes = np.searchsorted(middles, sizes, side="left")
     is_tie = sizes == np.append(middles, np.inf)[codes]
     codes += is_tie & (codes % 2 == 1)
-    signed: Array = codes | (np.signbit(numbers) * 0x80)
+    signed: Bytes = (codes | (np.signbit(numbers) * 0x80)).astype(np.uint8)
     return signed
 
 
