@@ -424,11 +424,11 @@ def test_array_types_are_named_in_one_file() -> None:
     assert {name: found for name, found in again.items() if found} == {}
 
 
-def test_prompts_are_encoded_in_one_place() -> None:
+def test_prompts_are_encoded_in_one_file() -> None:
     """Where text that callers send becomes token ids, and far too long text is refused."""
     encodes = re.compile(r"tokenizer\.encode\b|\.encode_(prompt|chat)\b")
-    rooms = ("server", "engine", "cli", "llm.py")
-    files = [path for path in FILES if path.relative_to(SOURCE).parts[0] in rooms]
+    parts = ("server", "engine", "cli", "llm.py")
+    files = [path for path in FILES if path.relative_to(SOURCE).parts[0] in parts]
     found = {path.name for path in files if encodes.search(path.read_text())}
     # the marks of reasoning are the parser's, not a caller's
     assert found == {"prompt_encoding.py", "reasoning_parser.py"}
