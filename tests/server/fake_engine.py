@@ -125,9 +125,6 @@ class FakeTokenizer:
     def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         return self.encode("^" * add_special_tokens + prompt)
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        return self.encode_prompt(self.chat_prompt(messages))
-
 
 def text_of(content: Any) -> str:
     return content if isinstance(content, str) else "+".join(part["text"] for part in content)

@@ -198,7 +198,7 @@ ROUTE = GenerationRoute(
             route_rules.PRIORITY,
             "`n_predict` is `max_tokens`; an answer may end before, with the context.",
         ),
-        example={"prompt": "Once upon a time", "n_predict": 8, "temperature": 0},
+        example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=NativeCompletionRequest,
         struct_rules=completion_request.RULES,
         reply=NativeReply,
