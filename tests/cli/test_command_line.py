@@ -22,7 +22,8 @@ ENGINE = """
     --max-logprobs --skip-tokenizer-init --no-skip-tokenizer-init --chat-template
     --generation-config --override-generation-config --quantization-overrides
     --quality-gate
-    --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
+    --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-dtype-skip-layers
+    --kv-cache-memory-bytes
     --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
     --scheduling-policy --enable-chunked-prefill --no-enable-chunked-prefill

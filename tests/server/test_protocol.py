@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from asgi_client import Post
 from fake_engine import FakeEngine
@@ -243,7 +243,7 @@ def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
 
 def test_defaults_of_the_model(complete: Post, chat: Post, engine: FakeEngine) -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
-    engine.info = msgspec.structs.replace(engine.info, sampling_defaults=defaults)
+    engine.info = replace(engine.info, sampling_defaults=defaults)
     complete(temperature=0)
     chat(top_k=1)
     chat(max_completion_tokens=3)

@@ -133,17 +133,6 @@ def test_without_a_model_there_is_nothing_to_plan() -> None:
         plan_memory(EngineConfig.from_options(load_format="null"), CPU)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"quantization": "nf4"}, "quantization is 'nf4'"),
-    ],
-)
-def test_what_a_gpu_cannot_is_refused_in_its_plan(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan_8b(141, **options)
-
-
 def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["serve", "--dry-run", "--device", "cpu", "--num-blocks", "9"]
     assert main([*words, "--json"]) == 0

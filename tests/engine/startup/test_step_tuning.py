@@ -78,12 +78,12 @@ def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> 
     folder = resolve_model(config.model.model)
     model_config = ModelConfig.from_folder(folder)
     model = load_model(config.model, model_config, folder, torch.device("cpu"), torch.float32)
-    ready = partial(with_cache, model, model_config, 16, torch.float32)
+    layers = model_config.spec.kv_layers
+    ready = partial(with_cache, model, layers, 16, torch.float32)
     if is_compiled:
         if native.library() is None:
             pytest.skip("the kernels were not built")
         decoder = CompiledDecoder(model_config.spec, stored_arrays(model), 16)
-        layers = model_config.spec.kv_layers
 
         def ready(num_layers: int, num_blocks: int) -> CompiledModel:
             return CompiledModel(

@@ -113,33 +113,42 @@ class OfflineEngine:
         prompt_of: from an item to its prompt. encoding: how texts become token ids. raise_errors:
         if False, an item that is refused or fails has a result with `error`, and the others run.
         """
-        with self._lock:
-            self._awake()
-            prepared, refused, ids = (
-                list[PreparedRequest](),
-                dict[str, RequestOutput](),
-                list[str](),
+        with self._lock:  # one call: an interrupt anywhere inside of it releases the lock
+            return self._answer(
+                field, items, prompt_of, encoding, use_tqdm=use_tqdm, raise_errors=raise_errors
             )
-            for index, (item, params) in enumerate(items):
-                ids.append(self._next_id())
-                try:
-                    with errors_name_field(field, index, len(items) if raise_errors else 1):
-                        prepared.append(
-                            self._inputs.prepare(
-                                *(ids[-1], prompt_of(item), params),
-                                encoding=encoding,
-                                stream=False,
-                            )
+
+    def _answer(
+        self,
+        field: str,
+        items: Sequence[tuple[Item, SamplingParams]],
+        prompt_of: Callable[[Item], Prompt],
+        encoding: Encoding,
+        *,
+        use_tqdm: bool,
+        raise_errors: bool,
+    ) -> list[RequestOutput]:
+        self._awake()
+        prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
+        for index, (item, params) in enumerate(items):
+            ids.append(self._next_id())
+            try:
+                with errors_name_field(field, index, len(items) if raise_errors else 1):
+                    prompt = prompt_of(item)
+                    prepared.append(
+                        self._inputs.prepare(
+                            ids[-1], prompt, params, encoding=encoding, stream=False
                         )
-                except InvalidRequestError as error:
-                    is_item = (error.param or "").partition("[")[0] == field  # else the params are
-                    if raise_errors or not is_item:
-                        raise
-                    refused[ids[-1]] = _failed(ids[-1], error)
-                if params.structured_outputs is not None:
-                    self._inputs.grammar_checker.check(params.structured_outputs)
-            answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
-            return [answers[request_id] for request_id in ids]
+                    )
+            except InvalidRequestError as error:
+                is_item = (error.param or "").partition("[")[0] == field  # else the params are
+                if raise_errors or not is_item:
+                    raise
+                refused[ids[-1]] = _failed(ids[-1], error)
+            if params.structured_outputs is not None:
+                self._inputs.grammar_checker.check(params.structured_outputs)
+        answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
+        return [answers[request_id] for request_id in ids]
 
     def embed(
         self,
@@ -150,17 +159,27 @@ class OfflineEngine:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """The embeddings of prompts, in their order. encoding: how texts become token ids."""
-        prepared = []
         with self._lock:
-            self._awake()
-            for index, prompt in enumerate(prompts):
-                with errors_name_field("prompt", index, len(prompts)):
-                    prepared.append(
-                        self._inputs.prepare_embedding(
-                            self._next_id(), prompt, params, encoding=encoding
-                        )
+            return self._embed(prompts, params, encoding, use_tqdm=use_tqdm)
+
+    def _embed(
+        self,
+        prompts: Sequence[Prompt],
+        params: PoolingParams,
+        encoding: Encoding,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        self._awake()
+        prepared = []
+        for index, prompt in enumerate(prompts):
+            with errors_name_field("prompt", index, len(prompts)):
+                prepared.append(
+                    self._inputs.prepare_embedding(
+                        self._next_id(), prompt, params, encoding=encoding
                     )
-            answers = self._run(prepared, "embeddings", use_tqdm)
+                )
+        answers = self._run(prepared, "embeddings", use_tqdm)
         return [answers[request.request_id] for request in prepared]
 
     def _next_id(self) -> str:

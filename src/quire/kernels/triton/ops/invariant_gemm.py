@@ -146,8 +146,8 @@ def tile_gemm_kernel(
             x, w = tl.load(x_ptrs + start), tl.load(w_ptrs + start)
         else:
             inside = (ks < K - start)[None, :]
-            x = tl.load(x_ptrs + start, mask=inside, other=0)
-            w = tl.load(w_ptrs + start, mask=inside, other=0)
+            x = tl.load(x_ptrs + start, mask=inside, other=0.0)
+            w = tl.load(w_ptrs + start, mask=inside, other=0.0)
         if W_SCALED and not X_SCALED:
             w = w.to(x.dtype)
         acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION, out_dtype=acc.dtype)
