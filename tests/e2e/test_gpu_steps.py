@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+# prompts whose last step has neither few tokens nor as many as the others
 REQUESTS = make_requests(seed=7, scale=60)[:60]
 
 

@@ -66,7 +66,7 @@ def test_layers_may_be_left_out() -> None:
 def test_layers_with_a_window_are_left_out_by_name() -> None:
     plain = KVLayerSpec(num_heads=2, key_dim=8, value_dim=8)
     windowed = replace(plain, window=5)
-    own = layers_with_types([plain, windowed, plain, windowed], "2, sliding_window", "bfloat16")
+    own = layers_with_types([plain, windowed, plain, windowed], "02, sliding_window", "bfloat16")
     assert [layer.dtype for layer in own] == [None, "bfloat16", "bfloat16", "bfloat16"]
     for wrong in ("4", "-1", "windows", "0-2"):
         with pytest.raises(ConfigError, match=f"skip_layers must hold .* up to 3, not '{wrong}'"):

@@ -12,6 +12,7 @@ from quire.core.layer_spec import LinearPart, LinearSpec
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import (
+    CodebookWeight,
     Int4Weight,
     PackedWeight,
     QuantizedWeight,
@@ -20,7 +21,7 @@ from quire.kernels.operands import (
 )
 from quire.layers.linear_layers import GateUpParallelLinear, LinearBase, QKVParallelLinear
 from quire.layers.parameter import LayerOptions, Weight
-from quire.quantization.canonical_rows import stack_rows
+from quire.quantization.canonical_rows import scale_rows, stack_rows
 
 K = 128
 SPECS = (
@@ -112,3 +113,13 @@ def test_parts_that_cannot_be_one_weight_are_refused() -> None:
     assert isinstance(first, Int4Weight)
     with pytest.raises(ValueError, match="order their inputs differently"):
         stack_rows([first, replace(first, permutation=torch.arange(K, dtype=torch.int32))])
+
+
+def test_exponents_of_scaled_rows_stay_in_their_range() -> None:
+    """The least one, of a group of zeros, does not become that of NaN, nor NaN a number."""
+    scale = torch.tensor([[0, 1, 127, 254, 255]], dtype=torch.uint8)
+    rows = CodebookWeight(torch.zeros(1, 80, dtype=torch.uint8), scale, "mxfp4", 32)
+    for factor, wanted in ((0.5, [0, 0, 126, 253, 255]), (4.0, [2, 3, 129, 254, 255])):
+        found = scale_rows(rows, torch.tensor([factor]))
+        assert isinstance(found, CodebookWeight)
+        assert found.scale.flatten().tolist() == wanted

@@ -50,9 +50,10 @@ def layers_with_types(
             f"kv_cache_dtype_skip_layers must hold {_WINDOWED} or numbers of layers up to "
             f"{len(layers) - 1}, not {word!r}",
         )
+    indices = {int(word) for word in words if word != _WINDOWED}
     return tuple(
         replace(layer, dtype=dtype)
-        if str(index) in words or (layer.window is not None and _WINDOWED in words)
+        if index in indices or (layer.window is not None and _WINDOWED in words)
         else layer
         for index, layer in enumerate(layers)
     )

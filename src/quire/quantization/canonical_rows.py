@@ -49,8 +49,9 @@ def scale_rows(weight: LoadedWeight, factors: Tensor) -> LoadedWeight:
         wide = weight.float() if weight.dtype == torch.float16 else weight
         return wide * _beside(factors, wide)
     scale: Any = weight.scale
-    if scale.dtype == torch.uint8:  # exponents of two
-        return replace(weight, scale=(scale + _beside(factors, scale).log2()).to(torch.uint8))
+    if scale.dtype == torch.uint8:  # exponents of two; 255 stands for NaN
+        moved = (scale + _beside(factors, scale).log2()).clamp(0, 254).to(torch.uint8)
+        return replace(weight, scale=torch.where(scale == 255, scale, moved))
     return replace(weight, scale=scale * _beside(factors, scale))
 
 
