@@ -66,34 +66,6 @@ def test_decodes_come_first_and_prompts_get_what_is_left() -> None:
     assert shape(sim.step()) == [("r0", 5, 1), ("r2", 0, 9), ("r1", 15, 6)]
 
 
-def test_a_short_prompt_goes_before_a_long_one() -> None:
-    sim = Simulation(max_num_batched_tokens=16)
-    sim.add(100)
-    sim.add(6)
-    assert shape(sim.step()) == [("r1", 0, 6), ("r0", 0, 10)]
-
-
-def test_but_not_before_one_that_waits_since_as_many_tokens_as_it_is_longer() -> None:
-    sim = Simulation(max_num_batched_tokens=8, max_model_len=200, num_blocks=200)
-    long = sim.add(60, max_tokens=1)
-    planned = 0
-    while long.num_computed_tokens == 0:
-        sim.add(8, max_tokens=1)  # there is always one that fills a step
-        sim.step()
-        planned += 8
-    assert 60 - 8 <= planned <= 60 + 8
-    sim.drain()
-
-
-def test_of_two_prompts_alike_the_first_is_done_before_the_second_begins() -> None:
-    sim = Simulation(max_num_batched_tokens=16, num_blocks=200)
-    for _ in range(3):
-        sim.add(30, max_tokens=1)
-    assert shape(sim.step()) == [("r0", 0, 16)]
-    assert shape(sim.step()) == [("r0", 16, 14), ("r1", 0, 2)]
-    assert shape(sim.step()) == [("r1", 2, 16)]
-
-
 def test_one_of_higher_priority_does_not_wait_for_a_prompt_that_was_cut() -> None:
     sim = Simulation(max_num_batched_tokens=16, num_blocks=200, scheduling_policy="priority")
     sim.add(100, max_tokens=1, priority=5)

@@ -28,7 +28,7 @@ def test_short_prompts_are_in_time_at_the_price_of_long_ones() -> None:
     assert free.ttft_ms("short", 0.99) > 4 * TARGET  # what it is good for
     assert bound.ttft_ms("short", 0.99) <= TARGET
     assert bound.ttft_ms("long", 0.99) <= 1.5 * free.ttft_ms("long", 0.99)
-    assert bound.ttft_ms("", 0.5) < free.ttft_ms("", 0.5)
+    assert bound.ttft_ms("", 0.5) <= 0.95 * free.ttft_ms("", 0.5)
     assert bound.gap_ms(0.99) <= 30.0  # the other target stays
 
 

@@ -95,10 +95,11 @@ class ChunkPolicy:
     def due(self, queued: float, num_planned: int, num_tokens: int) -> float:
         """When a prompt of num_tokens is due; prompts run in this order. 0: at once.
 
-        Without a TTFT target counted in planned prompt tokens, num_planned of them at its arrival:
-        a shorter prompt passes a longer one only while fewer tokens than their difference were
-        planned between their arrivals (self-clocked fair queueing; S. J. Golestani, 1994). With a
-        target in seconds; one too long for it is due after LONG times its time alone.
+        Without a TTFT target counted in tokens of prompts (cached ones too) and answers, of which
+        num_planned were planned at its arrival: a shorter prompt passes a longer one only while
+        fewer than their difference were planned between their arrivals (self-clocked fair
+        queueing; S. J. Golestani, 1994). With a target in seconds; one too long for it is due
+        after LONG times its time alone.
         """
         if self._ttft_target is None:
             return num_planned + num_tokens

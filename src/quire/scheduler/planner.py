@@ -63,13 +63,12 @@ class Planner:
         running = [] if paused else decodes
         self._plan_decodes(step, running)
         self._chunks.begin(step, len(running), len(self._batch.requests), remaining)
-        prompt_budget = step.budget
         self._plan_prompts(step, prompts)
-        self._batch.num_planned_prompt_tokens += prompt_budget - step.budget
         if paused and step.budget and step.budget + step.reserved >= len(paused):
-            step.budget += step.reserved  # prompts leave some of the step, and may have preempted
+            step.release_reserved()  # prompts leave some of the step, and may have preempted
             self._plan_decodes(step, [r for r in paused if r.status is RequestStatus.RUNNING])
             paused = []
+        self._batch.num_planned_tokens += budget - step.budget - step.reserved
         self._num_paused_steps = self._num_paused_steps + 1 if paused else 0
         return step
 

@@ -85,7 +85,7 @@ class Scheduler:
         assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks
         is_new = request.num_output_tokens == 0  # else from another engine: its caller waits
         num_tokens = request.num_tokens if is_new else 0
-        planned = self._batch.num_planned_prompt_tokens
+        planned = self._batch.num_planned_tokens
         request.due = self._policy.due(request.queued, planned, num_tokens)
         self._batch.add(request)
 

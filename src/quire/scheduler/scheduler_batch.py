@@ -35,7 +35,8 @@ class Batch:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prompt_tokens = 0
-        self.num_planned_prompt_tokens = 0  # in all steps: what due times are counted in
+        # In all steps, and cached ones of admitted requests: what due times are counted in.
+        self.num_planned_tokens = 0
         self._kv = kv
         self._removed_ids: list[str] = []  # left the batch since the last plan
 
@@ -76,6 +77,7 @@ class Batch:
         """
         request = self.waiting.pop()
         num_cached = len(hits) * self._kv.block_size
+        self.num_planned_tokens += num_cached
         num_slots = (
             request.max_total_tokens - 1
             if is_preemption_exempt(request)

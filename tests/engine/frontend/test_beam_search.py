@@ -13,7 +13,7 @@ from quire.core.request_limits import RequestLimits
 from quire.core.request_output import CompletionOutput, Logprob, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.beam_search import BeamSearchParams, search
-from quire.errors import InvalidRequestError
+from quire.errors import ContextLengthError, InvalidRequestError
 
 EOS, VOCAB = 3, 4
 CHAIN = np.log(np.random.default_rng(7).dirichlet(np.ones(VOCAB), size=VOCAB))
@@ -92,3 +92,15 @@ def test_beams_need_log_probabilities() -> None:
     )
     with pytest.raises(InvalidRequestError, match="2 beams need 4 log-probabilities"):
         search([[0]], BeamSearchParams(beam_width=2, max_tokens=2), [], few, generate)
+
+
+def test_answers_that_cannot_fit_are_refused_before_the_search() -> None:
+    most = LIMITS.max_model_len - 1
+    params = BeamSearchParams(beam_width=1, max_tokens=most)
+    assert search([[0]], params, [], LIMITS, generate)
+    with pytest.raises(ContextLengthError, match=f"{most} for the answer .* lower max_tokens"):
+        search([[0], [0, 1]], params, [], LIMITS, _never)
+
+
+def _never(prompts: Sequence[list[int]], params: SamplingParams) -> list[RequestOutput]:
+    raise AssertionError(f"{prompts} were begun with {params}")

@@ -7,6 +7,7 @@ from itertools import islice
 
 import msgspec
 
+from quire.core.messages import AddRequest
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import PositionLogprobs, RequestOutput
 from quire.core.sampling_params import SamplingParams
@@ -69,11 +70,15 @@ def search(
 ) -> list[BeamSearchOutput]:
     """The best answers to each prompt. generate: answers prompts of token ids with params.
 
-    Raises InvalidRequestError for more beams than the engine's log-probabilities allow.
+    Raises InvalidRequestError for more beams than the engine's log-probabilities allow, and
+    ContextLengthError, before the search, for a prompt whose answer of max_tokens does not fit.
     """
     if 0 <= limits.max_logprobs < 2 * params.beam_width:
         problem = f"{params.beam_width} beams need {2 * params.beam_width} log-probabilities"
         raise invalid_value("beam_width", f"{problem}; start with max_logprobs of that many")
+    whole = SamplingParams(max_tokens=params.max_tokens)
+    for prompt in prompts:
+        limits.check(AddRequest(request_id="", prompt_token_ids=prompt, sampling=whole))
     searches = [_Search(prompt, params, frozenset(eos_token_ids)) for prompt in prompts]
     step = SamplingParams(
         max_tokens=1,
