@@ -28,6 +28,7 @@ TIMEOUT = "X-Request-Timeout"
 RULES = {
     "context": r"context|KV cache|for the answer|characters|tokens, but the limit here",
     "vocabulary": r"vocabulary|token ids go|no token|one token|no tokens|is empty|^logit_bias.+exp",
+    "biases": r"^logit_bias: must be between",
     "integers": r"expected int.*, got float|must be an integer.*, not a number",
     "template": r"chat template|the template|messages: .*render",
     "arguments": r"not JSON|JSON object|arguments",
@@ -36,7 +37,7 @@ RULES = {
     "form": r"^(structured_outputs|guided_\w+|response_format|text\.format|output_config)",
     "strict tools": r"grammar|schema",
     "batch": r"are not streamed|gets one answer",
-    "logprobs": r"above max_logprobs|in all; ask for fewer|it needs logprobs; ask",
+    "logprobs": r"above max_logprobs|in all; ask for fewer|it needs (logprobs|n_probs); ask",
     "stream": r"it needs a stream|not sent in a stream",
     "min_tokens": r"^min_tokens",
     "max_tokens": r"^max_tokens: 0",

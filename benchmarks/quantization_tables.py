@@ -103,9 +103,10 @@ def quantization_choice(serving: Result) -> str:
             shown.add(label)
             lines.append(f"| {name} | {' | '.join(cells)} |")
     before = (
-        f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json). "
-        "GPU: tokens/s of an 8B by answers at a time, prompts of 1,950 tokens included, keys and "
-        "values in FP8, and how many KV blocks fit. CPU: decode of a 1B, two cores "
+        f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json), "
+        "in float32 arithmetic: of the weights alone. GPU: tokens/s of an 8B by answers at a time, "
+        "prompts of 1,950 tokens included, which may round activations to FP8, keys and values in "
+        "FP8, and how many KV blocks fit. CPU: decode of a 1B, two cores "
         "(cpu_peers_amx.json). Empty: not measured.\n"
     )
     return "\n".join([before, *lines])

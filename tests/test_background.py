@@ -12,7 +12,15 @@ from typing import Any, cast
 
 import pytest
 
-from quire.background import MODULE, NICENESS, BackgroundThreads, call_native, lower_priority
+from quire.background import (
+    MODULE,
+    NICENESS,
+    BackgroundThreads,
+    call_native,
+    hurry,
+    is_hurried,
+    lower_priority,
+)
 from quire.tokenizer.encoder import LONG_CHARS, Encoder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
@@ -40,6 +48,21 @@ def test_python_code_keeps_its_priority_and_native_calls_do_not() -> None:
     threads.shutdown()
     assert seen == (usual, min(19, usual + NICENESS), usual)
     assert call_native(_niceness) == usual, "elsewhere nothing runs beside it"
+
+
+def test_native_threads_end_with_the_others() -> None:
+    threads = BackgroundThreads(1, "ending")
+    threads.submit(call_native, _niceness).result()
+    threads.shutdown()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("ending")]
+
+
+def test_an_inner_hurry_does_not_end_the_outer() -> None:
+    with hurry():
+        with hurry():
+            pass
+        assert is_hurried()
+    assert not is_hurried()
 
 
 def test_long_texts_are_encoded_at_a_low_priority() -> None:

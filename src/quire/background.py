@@ -50,18 +50,24 @@ class BackgroundThreads(ThreadPoolExecutor):
     """Threads for Python code beside an event loop, with others for its native calls."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        native = ThreadPoolExecutor(num_threads, f"{name}-native", lower_priority)
-        super().__init__(num_threads, name, partial(setattr, _here, "native", native))
+        self._native = ThreadPoolExecutor(num_threads, f"{name}-native", lower_priority)
+        super().__init__(num_threads, name, partial(setattr, _here, "native", self._native))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads, and then those of their native calls."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        if wait:  # else they end with this object, as running work may still call them
+            self._native.shutdown()
 
 
 @contextmanager
 def hurry() -> Iterator[None]:
     """What the calling thread does inside delays an event loop, and may raise TooLongError."""
-    _here.is_hurried = True
+    before, _here.is_hurried = is_hurried(), True
     try:
         yield
     finally:
-        _here.is_hurried = False
+        _here.is_hurried = before
 
 
 def is_hurried() -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiny_models import SAMPLES, quantize, write_model
 
+from quire.cli import model_speed
 from quire.cli.model_speed import measure_speed
 from quire.cli.quality_table import layer_bars, print_report
 from quire.compress.quality_check import PLOT_FILE, check_quality
@@ -199,6 +200,14 @@ def test_a_model_that_does_not_start_has_no_speed(
 ) -> None:
     assert measure_speed(tmp_path, "cpu") is None
     assert "is not measured" in caplog.text
+
+
+def test_a_model_that_never_starts_has_no_speed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_speed, "_TIMEOUT", 0.01)
+    assert measure_speed(tmp_path, "cpu") is None
+    assert "it took more than 0.01 s" in caplog.text
 
 
 def test_speed_is_measured_in_a_process_of_its_own() -> None:

@@ -67,6 +67,14 @@ def test_lines_in_gzip_are_those_of_the_plain_file(tokenizer: Tokenizer, tmp_pat
         read_samples(tokenizer, packed, 4, 16)
 
 
+def test_a_damaged_gzip_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    whole, broken = gzip.compress(TEXT.encode()), tmp_path / "a.txt.gz"
+    for data in (whole[:10] + b"\xff" * 30, whole[:40], whole[:-8] + bytes(8), b"plain"):
+        broken.write_bytes(data)
+        with pytest.raises(ConfigError, match=r"a\.txt\.gz cannot be read \(.+\); name a text"):
+            read_samples(tokenizer, broken, 4, 16)
+
+
 def test_a_data_set_of_the_hub_gives_its_first_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,6 +238,19 @@ def test_a_process_has_a_lower_priority_than_running_streams(
     assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
+def test_no_process_stays_without_its_vocabulary(
+    subprocess_validator: GrammarSubprocess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_given: int) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.grammar.grammar_subprocess.lower_priority", refuse)
+        with pytest.raises(PermissionError):
+            subprocess_validator.find_problem(StructuredOutputs(regex="a"))
+    assert subprocess_validator.pid is None
+
+
 def test_it_says_the_same_as_the_compiler_itself(
     subprocess_validator: GrammarSubprocess, byte_compiler: GrammarCompiler
 ) -> None:

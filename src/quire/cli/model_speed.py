@@ -25,16 +25,24 @@ STREAMS = (1, 16)
 _PROMPT = 16  # tokens
 _LEAST, _MOST = 8, 96  # tokens of an answer
 _SECONDS = 4.0  # that one figure may take
+_TIMEOUT = 1800.0  # seconds of the whole process: a large model may be read from a slow disk
 _BLOCKS = 256  # of the KV cache: more than all streams need
 
 
 def measure_speed(folder: Path, device: str) -> Speed | None:
     """Tokens a second by streams, bytes of weights in memory, tokens that the KV cache holds.
 
-    None, with a warning, where the model does not start here.
+    None, with a warning, where the model does not start here, or takes half an hour.
     """
     command = [sys.executable, "-m", "quire.cli.model_speed", str(folder), device]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        logger.warning(
+            "the speed of %s is not measured: it took more than %g s; use a less busy machine",
+            *(folder.name, _TIMEOUT),
+        )
+        return None
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or [f"status {ran.returncode}"])[-1]
         logger.warning("the speed of %s is not measured: %s", folder.name, last)

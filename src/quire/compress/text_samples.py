@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def _read(path: Path) -> str:
             text = str(file.read(_MOST_CHARACTERS + 1))
     except UnicodeDecodeError:
         raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"calibration: {path} cannot be read ({why}); name a text file, or a data set of the "

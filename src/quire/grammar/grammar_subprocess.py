@@ -135,14 +135,17 @@ class GrammarSubprocess:
             bufsize=0,
             process_group=0,  # only the parent handles Ctrl-C
         )
-        lower_priority(child.pid, NICENESS)
         try:
+            lower_priority(child.pid, NICENESS)
             _send(child, msgspec.msgpack.encode(message))
             _receive(child, START_SECONDS)
         except (TimeoutError, EOFError, BrokenPipeError):
             self.close()
             logger.error("the grammar subprocess could not be started")
             raise OverloadedError(NOT_NOW) from None
+        except BaseException:  # without its vocabulary the child is of no use to the next caller
+            self.close()
+            raise
         return child
 
 

@@ -56,6 +56,7 @@ def test_parts_have_the_bounds_of_a_whole_prompt() -> None:
     encode = _Encoder(1)
     assert ids_of_parts([7, "ab", 8], encode, _limits(1000)) == [7, 0, 0, 8]
     assert ids_of_parts(["ab", 8, "c"], encode, _limits(1000)) == [1, 0, 0, 8, 0]
+    assert ids_of_parts(["ab", 8], encode, _limits(1000), special=False) == [0, 0, 8]
     with pytest.raises(ContextLengthError, match="its first 4000 of 5000 characters"):
         ids_of_parts([7, "a" * 5_000], encode, _limits(1000))
     encode.num_chars = 0

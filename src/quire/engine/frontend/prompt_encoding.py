@@ -89,17 +89,21 @@ def token_ids_of(
 
 
 def ids_of_parts(
-    parts: Sequence[int | str], tokenizer: PromptTokenizer, limits: RequestLimits
+    parts: Sequence[int | str],
+    tokenizer: PromptTokenizer,
+    limits: RequestLimits,
+    special: bool | None = None,
 ) -> list[int]:
     """Token ids of a prompt whose parts are texts and token ids; only its start may get a BOS.
 
-    Raises ContextLengthError for texts that are far too long.
+    special: whether it gets one; None: yes. Raises ContextLengthError for texts that are far too
+    long.
     """
     limits.check_chars(sum(len(part) for part in parts if isinstance(part, str)))
     ids: list[int] = []
     for index, part in enumerate(parts):
         one = part if isinstance(part, str) else [part]
-        ids += token_ids_of(one, tokenizer, limits, Encoding(special=index == 0))
+        ids += token_ids_of(one, tokenizer, limits, Encoding(special=index == 0 and special))
     return ids
 
 

@@ -77,8 +77,9 @@ BadWords = Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 AllowedTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 LogprobTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)]
+TokenBias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 LogitBias = Annotated[
-    dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]],
+    dict[TokenId, TokenBias],
     Meta(
         max_length=MAX_LOGIT_BIAS,
         extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}},

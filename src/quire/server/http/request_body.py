@@ -43,15 +43,17 @@ def read_body(
 ) -> tuple[T, dict[str, Any]]:
     """Decode a body; returns it, and as plain values for the checks of its inner names.
 
-    refused: fields of this route that it has only with the values given. long: a raw field that may
-    be very long, see `strict_json.read_names`. Raises InvalidRequestError.
+    refused: fields of this route that it has only with the values given, also if a base of its
+    struct has them. long: a raw field that may be very long, see `strict_json.read_names`.
+    Raises InvalidRequestError.
     """
     request = strict_json.decode(data, decoder)
     raw = getattr(request, long) if long else msgspec.UNSET
     found = strict_json.read_names(data, long=b"" if raw is msgspec.UNSET else bytes(raw))
     known = strict_json.names_of(type(request))
-    if found.keys() <= known:
+    if found.keys() <= known and found.keys().isdisjoint(refused):
         return request, found
+    known = known.difference(refused)
     own, notices = _own_fields(found, known, refused)
     if own:
         found = {**{n: v for n, v in strict_json.read_names(data).items() if n in known}, **own}

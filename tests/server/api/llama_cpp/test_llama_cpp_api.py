@@ -9,6 +9,8 @@ from asgi_client import Reply, call
 from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
+from quire.server.api.llama_cpp import native_completion
+
 
 def ask(app: Starlette, **fields: Any) -> Reply:
     return call(app, "/completion", {"prompt": "hi"} | fields)
@@ -24,6 +26,7 @@ def ids_of(call_: dict[str, Any]) -> str:
         ({"n_predict": 3, "ignore_eos": True}, "Hel", "limit", ""),
         ({"n_predict": -1}, "Hello!", "eos", ""),
         ({}, "Hello!", "eos", ""),
+        ({"n_predict": 0}, "", "limit", ""),
     ],
 )
 def test_an_answer(
@@ -50,6 +53,54 @@ def test_fields_under_their_names_there(app: Starlette, engine: FakeEngine) -> N
     for name, value in [("mirostat", 2), ("lora", [{"id": 0}]), ("post_sampling_probs", True)]:
         refused = ask(app, **{name: value})
         assert (refused.status, refused.error["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "nothing"),
+    [
+        ("prompt_logprobs", 1, None),
+        ("return_token_ids", True, False),
+        ("return_tokens_as_token_ids", True, False),
+        ("stream_options", {"include_usage": True}, {"include_usage": False}),
+    ],
+)
+def test_fields_of_completions_without_a_place_in_its_reply_are_refused(
+    app: Starlette, name: str, value: Any, nothing: Any
+) -> None:
+    error = ask(app, stream=True, **{name: value}).error
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert ask(app, stream=True, **{name: nothing}).status == 200
+
+
+def test_no_tokens_only_cache_the_prompt(app: Starlette, engine: FakeEngine) -> None:
+    (only,) = ask(app, n_predict=0, stream=True, n_probs=1).events
+    assert (only["tokens_predicted"], only["tokens_evaluated"]) == (0, 2)
+    assert ids_of(engine.calls[-1]) == "hi"
+    assert ask(app, n_predict=0, min_tokens=1).error["param"] == "min_tokens"
+
+
+def test_biases_in_pairs_are_those_of_a_map(app: Starlette, engine: FakeEngine) -> None:
+    settings = ask(app, logit_bias=[[5, 1.5], [6, -2], [5, 1]]).json()["generation_settings"]
+    assert engine.calls[-1]["sampling"].logit_bias == {5: 2.5, 6: -2.0}
+    ask(app, logit_bias=settings["logit_bias"])
+    assert engine.calls[-1]["sampling"].logit_bias == {5: 2.5, 6: -2.0}
+    for wrong in ([["a", 1]], [[5]], [[5, False]], [[5, 101]], [5], [[5, 99], [5, 99]]):
+        assert ask(app, logit_bias=wrong).error["param"].startswith("logit_bias")
+
+
+def test_parts_of_a_prompt_get_special_tokens_as_asked(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ids(_parts: Any, *, special: bool | None, **_given: Any) -> list[int]:
+        asked.append(special)
+        return [97]
+
+    monkeypatch.setattr(native_completion, "ids_of_parts", ids)
+    for special in (None, False, True):
+        ask(app, prompt=["a", 98], add_special_tokens=special)
+    assert asked == [None, False, True]
 
 
 def test_a_stream_ends_with_the_facts(app: Starlette) -> None:
@@ -97,6 +148,11 @@ def test_candidates(app: Starlette) -> None:
     assert (first["id"], first["token"], first["bytes"]) == (72, "H", [72])
     assert [(top["id"], top["token"]) for top in first["top_logprobs"]] == [(73, "I"), (72, "H")]
     assert "completion_probabilities" not in ask(app, n_probs=0).json()
+    chosen = ask(app, n_predict=1, n_probs=1, logprob_token_ids=[80, 81]).json()
+    (only,) = chosen["completion_probabilities"]
+    assert len(only["top_logprobs"]) == 3, "all that the engine reports, not n_probs"
+    error = ask(app, n_probs=0, logprob_token_ids=[80]).error
+    assert error["message"] == "logprob_token_ids: it needs n_probs; ask for them"
     assert ask(app, n_probs=LIMITS.max_logprobs + 1).error["param"] == "n_probs"
 
 

@@ -99,10 +99,12 @@ STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, F
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"
 
 
-def check_request_names(found: dict[str, Any], request: GenerationRequest) -> None:
+def check_request_names(
+    found: dict[str, Any], request: GenerationRequest, logprobs: str = "logprobs"
+) -> None:
     """Refuse unknown inner fields, and combinations that exclude each other.
 
-    found: the body as plain values.
+    found: the body as plain values. logprobs: the route's field that asks for them.
     """
     check_format_names(found)
     if request.stream_options is not None:
@@ -114,8 +116,8 @@ def check_request_names(found: dict[str, Any], request: GenerationRequest) -> No
         if options.get("include_obfuscation"):
             request.note_no_effect(NO_PADDING)
     request.check_encoding()
-    if request.logprob_token_ids is not None and found.get("logprobs") in (None, False):
-        raise invalid_value("logprob_token_ids", "it needs logprobs; ask for them")
+    if request.logprob_token_ids is not None and found.get(logprobs) in (None, False):
+        raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
     if request.stream and request.prompt_logprobs is not None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
 

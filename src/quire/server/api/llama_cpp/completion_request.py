@@ -1,7 +1,7 @@
 """NativeCompletionRequest: the body of llama.cpp's /completion, and its prompts.
 
 Sampling params are those of all routes, also under llama.cpp's names (quire.compat). An answer
-ends with the context where n_predict would not.
+ends with the context where n_predict would not; of 0 tokens, it only caches its prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
@@ -47,20 +47,31 @@ PROMPT_TYPES = (
     Annotated[list[OnePrompt], msgspec.Meta(min_length=1, max_length=MAX_CHOICES)],
 )
 
+BiasPairs = Annotated[
+    list[tuple[TokenId, field_bounds.TokenBias]], msgspec.Meta(max_length=MAX_LOGIT_BIAS)
+]
+
 
 class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """Body of /completion. prompt: text, token ids, both mixed, or a list of such prompts.
 
     n_probs: candidates to report for each token. return_tokens: also return the token ids.
+    logit_bias: a map, or llama.cpp's pairs of a token id and a number, which add up.
     """
 
     prompt: msgspec.Raw
+    max_tokens: field_bounds.TokenCountOrNone | None = None
+    logit_bias: field_bounds.LogitBias | BiasPairs | None = None  # type: ignore[assignment]
     n_probs: field_bounds.NumLogprobs | None = None
     return_tokens: bool | None = None
 
 
 REFUSED: strict_json.NeutralValues = {
     **ASKS_FOR_NOTHING,
+    "prompt_logprobs": (None,),
+    "return_token_ids": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "stream_options": (None, {}, {"include_usage": False}),
     "post_sampling_probs": (None, False),
     "response_fields": (None, []),
     "n_keep": (None, 0),
@@ -78,14 +89,29 @@ _prompt_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
 def parse(data: bytes) -> NativeCompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, REFUSED, long="prompt")
-    check_request_names(found, request)
+    check_request_names(found, request, "n_probs")
+    if isinstance(request.logit_bias, list):
+        request.logit_bias = _summed(request.logit_bias)
     return request
+
+
+def _summed(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for token_id, value in pairs:
+        bias[token_id] = bias.get(token_id, 0.0) + value
+    return bias
 
 
 def sampling(request: NativeCompletionRequest) -> SamplingParams:
     """The sampling parameters of a request. Raises InvalidRequestError."""
-    logprobs = request.n_probs or None
-    return sampling_of(request, request.max_tokens, logprobs, request.prompt_logprobs)
+    max_tokens = request.max_tokens
+    if max_tokens == 0:
+        if request.min_tokens:
+            raise invalid_value(
+                "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
+            )
+        max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
+    return sampling_of(request, max_tokens, request.n_probs or None, None)
 
 
 def prompts(request: NativeCompletionRequest, encode: EncodeParts) -> list[Prompt]:

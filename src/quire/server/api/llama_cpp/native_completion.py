@@ -16,7 +16,7 @@ from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.logprob_bounds import check_num_logprobs
-from quire.server.api.common.logprob_formats import chat_logprobs
+from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
@@ -53,7 +53,9 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     take_defaults(request, model.request_defaults)
     sampling = completion_request.sampling(request)
     tokenizer, limits = model.engine.tokenizer, model.engine.info.limits
-    encode = partial(ids_of_parts, tokenizer=tokenizer, limits=limits)
+    encode = partial(
+        ids_of_parts, tokenizer=tokenizer, limits=limits, special=request.add_special_tokens
+    )
     prompts = completion_request.prompts(request, encode)
     check_num_logprobs(sampling, prompts, limits, "n_probs")
     job = make_job(
@@ -79,7 +81,7 @@ class NativeFormatter(OpenAIReplyFormatter):
     def __init__(self, job: Job, request: NativeCompletionRequest, tokenizer: Tokenizer) -> None:
         self.job = job
         self._returns_tokens = bool(request.return_tokens) or job.stream
-        self._num_probs = request.n_probs or None
+        self._num_probs = num_shown(job.sampling)
         self._tokenizer = tokenizer
         self._answers: dict[int, _Answer] = {}
 
@@ -125,7 +127,7 @@ class NativeFormatter(OpenAIReplyFormatter):
         return msgspec.structs.replace(part, content="", tokens=[], completion_probabilities=UNSET)
 
     def _end(self, part: NativePart, item: RequestOutput, output: CompletionOutput) -> NativeReply:
-        num_tokens, most = part.tokens_predicted, self.job.sampling.max_tokens
+        num_tokens, most = part.tokens_predicted, _max_tokens(self.job)
         kind = _stop_type(output)
         fields = {name: getattr(part, name) for name in NativePart.__struct_fields__}
         return NativeReply(
@@ -173,13 +175,18 @@ def _stop_type(output: CompletionOutput) -> StopType:
     return "none"
 
 
+def _max_tokens(job: Job) -> int | None:
+    return 0 if job.prompt_alone else job.sampling.max_tokens
+
+
 def _settings(job: Job) -> dict[str, Any]:
     sampling: SamplingParams = job.sampling
     settings = {name: getattr(sampling, own) for name, own in _SETTINGS.items()}
-    unlimited = -1 if sampling.max_tokens is None else sampling.max_tokens
+    most = _max_tokens(job)
+    shown = -1 if most is None else most
     return settings | {
-        "max_tokens": unlimited,
-        "n_predict": unlimited,
+        "max_tokens": shown,
+        "n_predict": shown,
         "n_probs": sampling.logprobs or 0,
         "logit_bias": [[i, bias] for i, bias in (sampling.logit_bias or {}).items()],
         "stream": job.stream,
@@ -193,10 +200,11 @@ ROUTE = GenerationRoute(
         summary="Continue a text, in llama.cpp's own format.",
         rules=(
             *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
-            route_rules.LOGPROBS,
+            f"{route_rules.LOGPROBS[:-1]} (`n_probs`).",
             *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
             route_rules.PRIORITY,
             "`n_predict` is `max_tokens`; an answer may end before, with the context.",
+            "Pairs of `logit_bias` with the same token id add up to between -100 and 100.",
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=NativeCompletionRequest,
