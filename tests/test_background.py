@@ -57,6 +57,14 @@ def test_native_threads_end_with_the_others() -> None:
     assert not [t.name for t in threading.enumerate() if t.name.startswith("ending")]
 
 
+def test_work_that_outlives_its_threads_shutdown_still_calls() -> None:
+    threads, go = BackgroundThreads(1, "outlived"), threading.Event()
+    late = threads.submit(lambda: (go.wait(), call_native(lambda: 7))[1])
+    threads.shutdown(wait=False)
+    go.set()
+    assert late.result(10) == 7
+
+
 def test_an_inner_hurry_does_not_end_the_outer() -> None:
     with hurry():
         with hurry():

@@ -56,8 +56,7 @@ class BackgroundThreads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads, and then those of their native calls."""
         super().shutdown(wait, cancel_futures=cancel_futures)
-        if wait:  # else they end with this object, as running work may still call them
-            self._native.shutdown()
+        self._native.shutdown(wait)
 
 
 @contextmanager
@@ -83,7 +82,11 @@ def call_native(work: Callable[[], T]) -> T:
     native: ThreadPoolExecutor | None = getattr(_here, "native", None)
     if native is None:
         return work()
-    return native.submit(work).result()
+    try:
+        future = native.submit(work)
+    except RuntimeError:  # shut down while its caller still runs
+        return work()
+    return future.result()
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ def test_fields_under_their_names_there(app: Starlette, engine: FakeEngine) -> N
         ("stream_options", {"include_usage": True}, {"include_usage": False}),
     ],
 )
-def test_fields_of_completions_without_a_place_in_its_reply_are_refused(
+def test_fields_of_completions_that_it_does_not_have_are_refused(
     app: Starlette, name: str, value: Any, nothing: Any
 ) -> None:
     error = ask(app, stream=True, **{name: value}).error
