@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ from starlette.applications import Starlette
 
 from quire.server.api.openai.background_responses import failed
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
+from quire.server.app import build_app
+from quire.server.http.disconnect import DisconnectWatch
+from quire.server.settings import ServerSettings
 
 PATH = "/v1/responses"
 
@@ -34,6 +38,12 @@ async def begin(app: Starlette, **fields: Any) -> tuple[str, asyncio.Task[Reply]
 
 async def read(app: Starlette, response_id: str, tail: str = "", method: str = "GET") -> Any:
     return (await request(app, f"{PATH}/{response_id}{tail}", method=method)).json()
+
+
+def ended_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
 
 
 async def until_called(engine: FakeEngine) -> None:
@@ -115,10 +125,8 @@ def test_what_does_not_go_with_background(
 
 
 def test_a_response_whose_process_has_ended_has_failed(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
     store = ResponseStore(tmp_path, 1000)
-    running = StoredResponse(b'{"status":"in_progress"}', b"[]", ended.pid)
+    running = StoredResponse(b'{"status":"in_progress"}', b"[]", ended_process())
     assert running.is_abandoned
     assert not running._replace(process=os.getpid()).is_abandoned
     assert store.put("a", "t", running)
@@ -132,6 +140,110 @@ def test_a_response_whose_process_has_ended_has_failed(tmp_path: Path) -> None:
     assert b'"failed"' in found.reply
     assert not store.is_running("b", "t")
     store.close()
+
+
+def test_a_running_response_is_not_dropped() -> None:
+    store = ResponseStore(None, 100)
+    running = StoredResponse(b"r" * 40, b"", os.getpid())
+    assert store.put("abandoned", "t", running._replace(process=ended_process()))
+    assert store.put("a", "t", running)
+    assert store.put("done", "t", StoredResponse(b"r" * 20, b""))
+    assert store.get("done", "t")
+    assert store.put("b", "t", running)
+    assert [name for name in ("abandoned", "a", "done", "b") if store.get(name, "t")] == [
+        *("a", "done", "b")
+    ]
+    assert not store.put("c", "t", running)
+    assert not store.put("d", "t", StoredResponse(b"r" * 30, b""))
+    assert store.get("done", "t")  # nothing is dropped for what does not fit
+    assert store.replace_running("a", "t", b"r" * 70)  # an answer is kept
+    assert [name for name in ("a", "done", "b") if store.get(name, "t")] == ["a", "b"]
+    assert store.put("c", "t", running)
+    assert [name for name in "abc" if store.get(name, "t")] == ["b", "c"]
+
+
+def test_a_store_full_of_running_responses_refuses_the_next(
+    app: Starlette, engine: FakeEngine, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("quire.server.api.openai.response_store.MAX_RESPONSES", 1)
+
+    async def main() -> None:
+        engine.wait_at = 2
+        response_id, task = await begin(app)
+        await until_called(engine)
+        async with asyncio.timeout(5):
+            refused = await request(app, PATH, {"input": "hi", "background": True})
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        engine.go.set()
+        await task
+        assert (await read(app, response_id))["status"] == "completed"
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_locked_loses_no_answer(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.server.api.openai.response_store._WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("quire.server.api.openai.background_responses._POLL_SECONDS", 0.001)
+
+    async def main() -> None:
+        engine.wait_at = 2
+        app = build_app(engine, ServerSettings(), tmp_path)
+        response_id, task = await begin(app)
+        await until_called(engine)
+        other = sqlite3.connect(tmp_path / "responses.sqlite")
+        for lock, problem in [("EXCLUSIVE", "read"), ("IMMEDIATE", "updated")]:
+            other.execute(f"BEGIN {lock}")
+            refused = await request(app, f"{PATH}/{response_id}/cancel", method="POST")
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert f"could not be {problem}" in refused.error["message"]
+            other.rollback()
+        other.execute("BEGIN IMMEDIATE")
+        caplog.clear()
+        engine.go.set()
+        while caplog.text.count("could not be updated") < 2:
+            assert not task.done()
+            await asyncio.sleep(0.001)
+        other.close()
+        await task
+        assert (await read(app, response_id))["status"] == "completed"
+
+    asyncio.run(main())
+
+
+def test_a_client_may_leave_before_its_response_is_stored(
+    app: Starlette, engine: FakeEngine, monkeypatch: Any
+) -> None:
+    watches: list[DisconnectWatch] = []
+    stored: list[str] = []
+    run, put = DisconnectWatch.run, ResponseStore.put
+
+    def watched(watch: DisconnectWatch, *args: Any) -> Any:
+        watches.append(watch)
+        return run(watch, *args)
+
+    monkeypatch.setattr(DisconnectWatch, "run", watched)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def leave() -> None:
+            watches[-1].disconnect()
+
+        def put_after_leaving(store: ResponseStore, response_id: str, *rest: Any) -> bool:
+            asyncio.run_coroutine_threadsafe(leave(), loop).result(5)
+            stored.append(response_id)
+            return put(store, response_id, *rest)
+
+        monkeypatch.setattr(ResponseStore, "put", put_after_leaving)
+        await request(app, PATH, {"input": "hi", "background": True})
+        while not stored:
+            await asyncio.sleep(0.001)
+        assert (await read(app, stored[0]))["status"] == "completed"
+        assert len(engine.calls) == 1
+
+    asyncio.run(main())
 
 
 def test_messages_as_token_ids(app: Starlette) -> None:

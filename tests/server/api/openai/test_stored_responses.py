@@ -148,7 +148,8 @@ def test_an_answer_outlives_a_store_that_fails(
     assert (whole["status"], whole["store"]) == ("completed", False)
     assert "a response could not be stored" in caplog.text
     store = ResponseStore(tmp_path / "missing", 1000)
-    assert store.get("a", "") is None
+    with pytest.raises(OverloadedError, match="could not be read"):
+        store.get("a", "")
     with pytest.raises(OverloadedError, match="could not be deleted"):
         store.delete("a", "")
 

@@ -8,31 +8,46 @@ state is in the ResponseStore: the process that runs it looks there whether it w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
+from quire.errors import OverloadedError
 from quire.server.api.common.job_runner import gather
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import ReplyFormatter
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai.response_store import ResponseStore
+from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import describe, send_json
 
+logger = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.25  # until a cancelled response stops
+_KEEP_SECONDS = 60.0  # for how long a store that fails is asked again to keep an answer
 
 
 class BackgroundFormatter(ReplyFormatter, Protocol):
-    """A ReplyFormatter whose reply may be stored in other states, too."""
+    """A ReplyFormatter whose reply may be stored in other states, too.
+
+    keep: stores a response in place of the started one. Raises OverloadedError if that failed.
+    """
+
+    keep: Callable[[Response], None]
 
     def keep_started(self, status: str) -> bytes:
         """Store the response without an answer; returns it as JSON. Raises OverloadedError."""
 
-    def keep_failed(self, code: str | None, message: str) -> None:
-        """Store why there is no answer."""
+    def completed(self, results: Sequence[RequestOutput], usage: Usage) -> Response:
+        """The complete answer, not stored yet."""
+
+    def failed(self, code: str | None, message: str) -> Response:
+        """The response with why there is no answer, not stored yet."""
 
 
 async def answer_in_background(
@@ -40,28 +55,42 @@ async def answer_in_background(
 ) -> None:
     """Send the queued response, then run it. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
+    context.outlive_client()  # before it is stored: else it might stay queued
     queued = await asyncio.to_thread(formatter.keep_started, "queued")
-    context.outlive_client()
-    await send_json(send, 200, queued)
-    await asyncio.to_thread(formatter.keep_started, "in_progress")
     response_id = formatter.job.reply_id
     try:
+        await send_json(send, 200, queued)
+        with suppress(OverloadedError):  # a state that is not shown stops no work
+            await asyncio.to_thread(formatter.keep_started, "in_progress")
         async with context.deadline.enforced():
             work = gather(admitted, context.usage)
             results = await _unless_ended(work, store, response_id, context.tenant)
         if results is not None:
-            await asyncio.to_thread(_keep, formatter, results, context.usage.total())
+            usage = context.usage.total()
+            await _keep(formatter, await asyncio.to_thread(formatter.completed, results, usage))
     except Exception as error:  # there is no client to send it to
         reply = describe(error, context.record.request_id).error
         context.record.error_code = reply.code
-        await asyncio.to_thread(formatter.keep_failed, reply.code, reply.message)
+        await _keep(formatter, formatter.failed(reply.code, reply.message))
     except asyncio.CancelledError:
-        formatter.keep_failed("server_error", "the server was stopped; send the request again")
+        text = "the server was stopped; send the request again"
+        with suppress(OverloadedError):  # readers find that the process has ended
+            formatter.keep(formatter.failed("server_error", text))
         raise
 
 
-def _keep(formatter: ReplyFormatter, results: Sequence[RequestOutput], usage: Usage) -> None:
-    formatter.reply(results, usage)
+async def _keep(formatter: BackgroundFormatter, response: Response) -> None:
+    """Store how the response ended; where the store fails, again, for _KEEP_SECONDS."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + _KEEP_SECONDS
+    while True:
+        with suppress(OverloadedError):
+            await asyncio.to_thread(formatter.keep, response)
+            return
+        if clock() >= deadline:
+            break
+        await asyncio.sleep(_POLL_SECONDS)
+    logger.error("response %s is lost: it could not be stored", response.id)
 
 
 async def _unless_ended(

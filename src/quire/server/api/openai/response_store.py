@@ -2,8 +2,9 @@
 
 They are in one SQLite file of the server's private folder, which goes when the server ends; without
 a folder, in memory. The least recently used ones are dropped beyond a number of bytes and of
-responses. What a store cannot do is logged and reported by its result, not raised, as an answer is
-worth more than its copy; only a deletion that failed is an error.
+responses, but none that a living process works on. What a store cannot do is logged. A new response
+that is not stored is reported by the result, as an answer is worth more than its copy; elsewhere it
+is an OverloadedError, so that a locked file is not taken for a response that is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SETUP = (
     "CREATE TABLE IF NOT EXISTS responses "
     "(id TEXT PRIMARY KEY, tenant TEXT, used INTEGER, size INTEGER, reply BLOB, items BLOB, "
     "process INTEGER)",  # that still runs it; 0: none
-    "CREATE INDEX IF NOT EXISTS by_use ON responses (used, size)",
+    "CREATE INDEX IF NOT EXISTS by_use ON responses (used, size, process)",
 )
 
 
@@ -53,6 +54,8 @@ class StoredResponse(NamedTuple):
 class ResponseStore:
     """At most `max_bytes` of responses; 0: none are stored. folder: shared by the processes.
 
+    An answer that replaces a running response may exceed `max_bytes` until the next is stored.
+
     max_each: bytes of one response with its conversation; None: max_bytes.
     """
 
@@ -69,7 +72,10 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def put(self, response_id: str, tenant: str, response: StoredResponse) -> bool:
-        """Store a response of a tenant; returns whether it is stored."""
+        """Store a response of a tenant; returns whether it is stored.
+
+        It is not where those that run leave no room.
+        """
         size = len(response.reply) + len(response.items)
         if size > self._max_each:
             return False
@@ -78,17 +84,20 @@ class ResponseStore:
             try:
                 with self._opened() as connection:  # a transaction
                     connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-                    self._drop_oldest(connection)
+                    if not self._drop_oldest(connection, response_id):
+                        connection.rollback()
+                        return False
             except sqlite3.Error as error:
-                return _failed("stored", error)
+                _failed("stored", error)
+                return False
         return True
 
     def replace_running(
         self, response_id: str, tenant: str, reply: bytes, *, is_running: bool = False
     ) -> bool:
-        """Replace the reply of a response that still runs; returns whether it did.
+        """Replace the reply of a response; returns False if none runs any more.
 
-        is_running: whether it goes on.
+        is_running: whether it goes on. Raises OverloadedError if it may still have its old reply.
         """
         with self._lock:
             try:
@@ -98,9 +107,9 @@ class ResponseStore:
                         "process * ? WHERE id = ? AND tenant = ? AND process > 0",
                         (reply, len(reply), is_running, response_id, tenant),
                     )
-                    self._drop_oldest(connection)
+                    self._drop_oldest(connection, response_id)
             except sqlite3.Error as error:
-                return _failed("replaced", error)
+                raise _failed("updated", error) from error
         return found.rowcount > 0
 
     def is_running(self, response_id: str, tenant: str) -> bool:
@@ -124,7 +133,10 @@ class ResponseStore:
         return 0 if row is None else int(row[0])
 
     def get(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """A response of this tenant; None if there is none (any more)."""
+        """A response of this tenant; None if there is none (any more).
+
+        Raises OverloadedError if it cannot be read.
+        """
         if not self.is_on:
             return None
         key = (response_id, tenant)
@@ -139,8 +151,7 @@ class ResponseStore:
                     .fetchone()
                 )
             except sqlite3.Error as error:
-                _failed("read", error)
-                return None
+                raise _failed("read", error) from error
             if row is None:
                 return None
             self._note_use(key)
@@ -161,9 +172,7 @@ class ResponseStore:
                         "DELETE FROM responses WHERE id = ? AND tenant = ?", key
                     )
             except sqlite3.Error as error:
-                _failed("deleted", error)
-                text = "the response could not be deleted; send the request again"
-                raise OverloadedError(text, retry_after=1.0) from error
+                raise _failed("deleted", error) from error
         return found.rowcount > 0
 
     def close(self) -> None:
@@ -175,6 +184,7 @@ class ResponseStore:
         if self._connection is None:
             connection = sqlite3.connect(self._path, timeout=_WAIT_SECONDS, check_same_thread=False)
             try:
+                connection.create_function("is_alive", 1, _is_alive)
                 for statement in _SETUP:
                     connection.execute(statement)
             except sqlite3.Error:
@@ -194,14 +204,20 @@ class ResponseStore:
         except sqlite3.Error as error:
             _failed("marked as used", error)
 
-    def _drop_oldest(self, connection: sqlite3.Connection) -> None:
+    def _drop_oldest(self, connection: sqlite3.Connection, newest: str) -> bool:
+        """Drop what is too much, but neither `newest` nor what runs; returns whether that did."""
         count, total = connection.execute("SELECT COUNT(*), TOTAL(size) FROM responses").fetchone()
         while count > MAX_RESPONSES or total > self._max_bytes:
-            response_id, size = connection.execute(
-                "SELECT id, size FROM responses ORDER BY used LIMIT 1"
+            oldest = connection.execute(
+                "SELECT id, size FROM responses WHERE (process = 0 OR NOT is_alive(process)) "
+                "AND id != ? ORDER BY used LIMIT 1",
+                (newest,),
             ).fetchone()
-            connection.execute("DELETE FROM responses WHERE id = ?", (response_id,))
-            count, total = count - 1, total - size
+            if oldest is None:
+                return False
+            connection.execute("DELETE FROM responses WHERE id = ?", oldest[:1])
+            count, total = count - 1, total - oldest[1]
+        return True
 
 
 def _is_alive(process: int) -> bool:
@@ -216,6 +232,8 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _failed(what: str, error: sqlite3.Error) -> bool:
+def _failed(what: str, error: sqlite3.Error) -> OverloadedError:
+    """Log an error of the file; returns what to raise where the caller must know of it."""
     logger.warning("a response could not be %s: %s", what, error)
-    return False
+    text = f"the response could not be {what}; send the request again"
+    return OverloadedError(text, retry_after=1.0)

@@ -79,7 +79,10 @@ def _keep(
     previous: Sequence[msgspec.Raw],
     response: replies.Response,
 ) -> None:
-    """Store a response, unless its request does not want that; replace it once it is queued."""
+    """Store a response, unless its request does not want that; replace it once it is queued.
+
+    Raises OverloadedError if it could not be replaced.
+    """
     if not response.store:
         return
     is_running = response.status in RUNNING
@@ -105,14 +108,14 @@ class ResponsesFormatter:
         conversation: Conversation,
         request: ResponsesRequest,
         tokenizer: Tokenizer,
-        keep: Callable[[replies.Response], None],
+        keep: Callable[[replies.Response], None],  # raises OverloadedError if it must be repeated
         num_bytes: int,
     ) -> None:
         is_stored = request.store is not False
         self.job = msgspec.structs.replace(conversation.job, is_stored=is_stored)
         self.num_bytes = num_bytes
         self._tokenizer = tokenizer
-        self._keep = keep
+        self.keep = keep
         self._logprobs: list[ChatLogprob] = []  # of tokens whose text has not been read yet
         self._conversation = conversation
         self._request = request
@@ -124,6 +127,12 @@ class ResponsesFormatter:
         self._answer: list[int] = []
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> replies.Response:
+        """The complete answer, stored."""
+        response = self.completed(results, usage)
+        self.keep(response)
+        return response
+
+    def completed(self, results: Sequence[RequestOutput], usage: Usage) -> replies.Response:
         """The complete answer."""
         (item,) = results
         (output,) = item.outputs
@@ -132,7 +141,7 @@ class ResponsesFormatter:
             pass
         for _ in self._close():
             pass
-        return self._complete(usage)
+        return self._response(self._conversation.counted(usage))
 
     def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """The stream events that one part of the answer makes."""
@@ -148,7 +157,8 @@ class ResponsesFormatter:
         """The last events of a complete stream."""
         for event in self._close():
             yield self._numbered(event)
-        response = self._complete(usage)
+        response = self._response(self._conversation.counted(usage))
+        self.keep(response)
         if response.status == "incomplete":
             yield self._numbered(replies.Incomplete(response=response))
         else:
@@ -161,25 +171,20 @@ class ResponsesFormatter:
             replies.Failure(code=error.code, message=error.message, param=error.param)
         )
 
-    def _complete(self, usage: Usage) -> replies.Response:
-        response = self._response(self._conversation.counted(usage))
-        self._keep(response)
-        return response
-
     def keep_started(self, status: str) -> bytes:
         """Store the response without an answer; returns it as JSON. Raises OverloadedError."""
         response = self._response(None)
         response.status = status
-        self._keep(response)
+        self.keep(response)
         if not response.store:
             raise OverloadedError("the response could not be stored; send it again", retry_after=1)
         return msgspec.json.encode(response)
 
-    def keep_failed(self, code: str | None, message: str) -> None:
-        """Store why there is no answer."""
+    def failed(self, code: str | None, message: str) -> replies.Response:
+        """The response with why there is no answer."""
         response = self._response(None)
         response.status, response.error = "failed", replies.ResponseError(code, message)
-        self._keep(response)
+        return response
 
     @property
     def is_in_background(self) -> bool:
