@@ -199,6 +199,8 @@ def _type(schema: Schema) -> str:
 
 
 def _plain_type(schema: Schema) -> str:
+    if "prefixItems" in schema:
+        return f"list of {_join(map(_type, schema['prefixItems']), ', then ')}"
     if "items" in schema:
         return f"list of {_type(schema['items'])}"
     if schema.get("additionalProperties"):
