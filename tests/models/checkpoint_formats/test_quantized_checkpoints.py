@@ -221,7 +221,8 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             cast("scales", torch.int64),
             r"up_proj.scales .* its data type is I64, not the F16",
         ),
-        ("awq", configure(group_size=64), r"its shape is \[4, \d+\], not the \[2, \d+\] of quanti"),
+        # of the layer that is read first
+        ("awq", configure(group_size=64), r"is \[(4|8), \d+\], not the \[(2|4), \d+\] of quanti"),
         ("awq", configure(group_size=48), r"128 inputs are no multiple of group_size 48; correct"),
         ("awq", configure(group_size=0), r"group_size is 0; correct quantization_config"),
         ("awq", configure(bits=3), r"quantization_config.bits is 3, but AWQ is read with 4"),
