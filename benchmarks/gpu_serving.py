@@ -175,7 +175,7 @@ class Bench:
         path = resolve_model(self._args.model) if self._args.model else shape_folder(workload.shape)
         vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
         wanted = make_level(workload, level, workload.shape, vocab_size, self._seed, seconds)
-        self._seed += len(wanted.seeds)
+        self._seed = wanted.seeds[-1] + 1
         if most:
             wanted = replace(wanted, seeds=wanted.seeds[:most])
         if workload.is_steady:

@@ -2,8 +2,9 @@
 
 Times are in milliseconds. TTFT: request sent to first token event. ITL: gap between token events
 of one stream. TPOT: (last - first token event) / (tokens - 1), by request. Latency: from the moment
-a request was due (open) or sent (closed) to its last byte. tok_s counts the answers' tokens, from
-the first request sent to the last byte.
+a request was due (open) or sent (closed) to its last byte. Rates are from the first request sent to
+the last byte: tok_s of the answers' tokens, prompt_tok_s of prompts' (cached ones too), total_tok_s
+of both.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 from workloads.plan import Level
 
 COLUMNS = (
-    ("level", 7), ("ok", 5), ("req_s", 9), ("tok_s", 10), ("ttft_p50", 9), ("ttft_p99", 9),
-    ("itl_p50", 8), ("itl_p99", 8), ("tpot_p50", 8), ("lat_p50", 10), ("lat_p99", 10),
-    ("seconds", 8), ("client_cpu", 10),
+    ("level", 7), ("ok", 5), ("req_s", 9), ("tok_s", 10), ("prompt_tok_s", 12),
+    ("ttft_p50", 9), ("ttft_p99", 9), ("itl_p50", 8), ("itl_p99", 8), ("tpot_p50", 8),
+    ("lat_p50", 10), ("lat_p99", 10), ("seconds", 8), ("client_cpu", 10),
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ class RequestResult:
     last: float = 0.0
     done: float = 0.0
     tokens: int = 0
+    prompt_tokens: int = 0
     events: int = 0
     gaps: list[float] = field(default_factory=list)
     error: str | None = None
@@ -72,18 +74,19 @@ def summarize(level: Level, results: Sequence[RequestResult], client_cpu: float)
         "stream": workload.stream,
     }
     if whole:
-        found |= _rates(workload.input_len, whole) | _percentiles(whole, stream=workload.stream)
+        found |= _rates(whole) | _percentiles(whole, stream=workload.stream)
     return found
 
 
-def _rates(input_len: int, whole: Sequence[RequestResult]) -> dict[str, float]:
+def _rates(whole: Sequence[RequestResult]) -> dict[str, float]:
     span = max(e.done for e in whole) - min(e.sent for e in whole)
-    tokens = sum(e.tokens for e in whole)
+    tokens, prompt_tokens = sum(e.tokens for e in whole), sum(e.prompt_tokens for e in whole)
     return {
         "seconds": round(span, 3),
         "req_s": round(len(whole) / span, 3),
         "tok_s": round(tokens / span, 2),
-        "total_tok_s": round((tokens + len(whole) * input_len) / span, 1),
+        "prompt_tok_s": round(prompt_tokens / span, 1),
+        "total_tok_s": round((tokens + prompt_tokens) / span, 1),
         "tok_per_event": round(tokens / max(1, sum(e.events for e in whole)), 3),
     }
 

@@ -236,17 +236,21 @@ class Reader:
         if b'"completion_tokens"' in event:
             chunk = json.loads(event[5:])
             if chunk.get("usage"):
-                self._result.tokens = chunk["usage"]["completion_tokens"]
+                self._take_usage(chunk["usage"])
             if not chunk["choices"]:
                 return
         self._result.take_event(moment)
+
+    def _take_usage(self, usage: dict[str, int]) -> None:
+        self._result.tokens = usage["completion_tokens"]
+        self._result.prompt_tokens = usage["prompt_tokens"]
 
     def _close(self, moment: float) -> None:
         if self._status != 200:
             said = self._body[:200].decode(errors="replace")
             self._result.error = f"HTTP {self._status} {said}"
         elif not self._is_stream:
-            self._result.tokens = json.loads(self._body)["usage"]["completion_tokens"]
+            self._take_usage(json.loads(self._body)["usage"])
             self._result.take_event(moment)
         elif not self._is_ended and self._result.error is None:
             self._result.error = "the stream ended without [DONE]"

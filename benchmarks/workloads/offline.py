@@ -93,7 +93,9 @@ class Run:
         while self._waiting and is_due():
             request, moment = self._waiting.popleft(), now()
             due = self._begin + self._offsets.popleft() if self._offsets else moment
-            self._results[request.request_id] = RequestResult(due, sent=moment)
+            self._results[request.request_id] = RequestResult(
+                due, sent=moment, prompt_tokens=len(request.prompt_token_ids)
+            )
             self._running += 1
             self._core.handle(request)
 

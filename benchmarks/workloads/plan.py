@@ -1,7 +1,8 @@
 """The workloads, and the prompts of one level of load. Owns no clock and sends nothing.
 
 A level is closed (so many requests at a time, each followed by the next) or open (so many arrive a
-second, whatever became of those before).
+second, whatever became of those before). Its figures count all its requests, from the first one
+sent to the last byte: also those at its end, beside which fewer and fewer others run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+BLOCK = 8  # consecutive seeds whose lengths together have the workload's mean
+GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly between the whole numbers
 FIRST_ID, LAST_ID = 1000, 120_000  # of the random prompts, where the vocabulary is as large
 PREFIX_SEED, JITTER_SEED = 11, 1 << 40
 MAX_REQUESTS = 512  # of a closed level
@@ -23,7 +26,8 @@ class Workload:
 
     shared_prefix: tokens at the beginning that all prompts have in common. is_steady: saturated
     from its first moment on, see steady.py; for the engine alone. jitter: lengths of requests are
-    even between 1 - jitter and 1 + jitter of those given.
+    even between 1 - jitter and 1 + jitter of those given, in blocks of BLOCK consecutive seeds:
+    each block has one of every BLOCK-th part of that range, in random order, and the mean of all.
     """
 
     name: str
@@ -39,9 +43,14 @@ class Workload:
 
     def lengths(self, seed: int) -> tuple[int, int]:
         """Tokens in and out of the request of this seed."""
-        rng = random.Random(seed ^ JITTER_SEED)
-        low, high = 1 - self.jitter, 1 + self.jitter
-        ins, outs = (round(n * rng.uniform(low, high)) for n in (self.input_len, self.output_len))
+        block, index = divmod(seed, BLOCK)
+        rng, offset = random.Random(block ^ JITTER_SEED), block * GOLDEN % 1
+        pairs = [(pair + offset) / BLOCK for pair in range(BLOCK // 2)]
+        quantiles = pairs + [1 - quantile for quantile in pairs]
+        ins, outs = (
+            round(n * (1 + self.jitter * (2 * rng.sample(quantiles, BLOCK)[index] - 1)))
+            for n in (self.input_len, self.output_len)
+        )
         return max(self.shared_prefix + 1, ins), max(1, outs)
 
 
@@ -95,7 +104,7 @@ class Level:
 def make_level(
     workload: Workload, level: float, model: str, vocab_size: int, seed: int, seconds: float
 ) -> Level:
-    """A level that begins no request after `seconds`."""
+    """A level that begins no request after `seconds`. seed: its requests' are as high or higher."""
     offsets: list[float] = []
     if workload.is_open:
         offsets = arrivals(level, min(seconds, OPEN_SECONDS), seed)
@@ -104,11 +113,12 @@ def make_level(
     num_requests = len(offsets) or min(MAX_REQUESTS, max(least, rounds * int(level)))
     if workload.is_steady:
         num_requests = STEADY_REQUESTS
+    first = -(-seed // BLOCK) * BLOCK
     return Level(
         workload=workload,
         level=level,
         model=model,
-        seeds=range(seed, seed + num_requests),
+        seeds=range(first, first + num_requests),
         offsets=offsets,
         vocab_size=vocab_size,
         stop_after=seconds,

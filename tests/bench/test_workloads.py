@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
 from serving_table import serving
@@ -43,9 +44,21 @@ def test_lengths_vary_as_far_as_they_are_asked_to() -> None:
     for mean, found in zip((100, 50), lengths, strict=True):
         assert 0.4 * mean <= min(found) < 0.6 * mean
         assert 1.4 * mean < max(found) <= 1.6 * mean
-        assert sum(found) / len(found) == pytest.approx(mean, rel=0.15)
+        assert len(set(found)) > mean / 2
     assert level.output_lens() == lengths[1]
     assert set(level_of(VOICE).output_lens()) == {VOICE.output_len}
+
+
+@pytest.mark.parametrize("seed", [0, 3, 12345678])
+def test_the_mean_of_varied_lengths_is_the_workloads(seed: int) -> None:
+    [workload] = plan.chosen(["varied-4000-50"])
+    seeds = make_level(workload, 48, "m", 2048, seed, seconds=5.0).seeds
+    assert seeds[0] >= seed
+    for num_requests in (len(seeds), 168, 144):
+        ins, outs = zip(*map(workload.lengths, seeds[:num_requests]), strict=True)
+        assert np.mean(ins) == pytest.approx(4000, rel=0.003)
+        assert np.mean(outs) == pytest.approx(50, rel=0.003)
+        assert abs(np.corrcoef(ins, outs)[0, 1]) < 0.25
 
 
 def test_prompts_share_what_is_shared_and_nothing_else() -> None:
@@ -106,11 +119,11 @@ def test_a_stream_is_read_event_by_event() -> None:
 
 
 def test_an_answer_at_once_is_read_whole() -> None:
-    body = json.dumps({"choices": [], "usage": {"completion_tokens": 3}})
+    body = json.dumps({"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 5}})
     script = raw(f"HTTP/1.1 200 OK\r\n{CLOSES}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     found = answers(script, level_of(REWRITE, 40, 0.2))
     assert found
-    assert {(e.error, e.tokens) for e in found} == {(None, 3)}
+    assert {(e.error, e.tokens, e.prompt_tokens) for e in found} == {(None, 3, 5)}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +233,7 @@ def test_requests_with_cached_prompts_find_them_in_blocks_of_their_own() -> None
 
 def test_figures() -> None:
     results = [
-        RequestResult(0.0, 0.0, 0.1 * n, 0.1 * n + 0.02, 1.0, 3, 3, [0.005, 0.015])
+        RequestResult(0.0, 0.0, 0.1 * n, 0.1 * n + 0.02, 1.0, 3, 30, 3, [0.005, 0.015])
         for n in (1, 2, 3)
     ]
     results.append(RequestResult(0.0, error="HTTP 503"))
@@ -229,6 +242,7 @@ def test_figures() -> None:
     assert (found["ttft_p50"], found["ttft_p99"]) == (200.0, 300.0)
     assert (found["itl_p50"], found["itl_p99"], found["tpot_p50"]) == (5.0, 15.0, 10.0)
     assert (found["tok_s"], found["req_s"], found["total_tok_s"]) == (9.0, 3.0, 99.0)
+    assert found["prompt_tok_s"] == 90.0
     assert "HTTP 503" in line(found)
 
 
