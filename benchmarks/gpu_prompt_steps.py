@@ -108,9 +108,9 @@ def measure(case: str, sizes: list[str], budget: Budget, share: float) -> list[d
     kv_dtype = layers[0]["caches"].dtype
     cache = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(kv_dtype)  # noqa: E731
     caches = [(cache(), cache()) for _ in layers]
+    steps = {size: make_step(model, layers, caches, size) for size in sizes}  # graphs use theirs
     graphs = {}
-    for size in sizes:
-        step = make_step(model, layers, caches, size)
+    for size, step in steps.items():
         step.run()
         graphs[size] = capture([step.run], 1)[0]
     seconds = 0.7 * share / (2 * len(sizes))
