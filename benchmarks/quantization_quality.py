@@ -35,8 +35,9 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import LinearWeight
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_sizes import block_bytes, kv_name
-from quire.kvcache.kv_storage import allocate_kv, kv_dtype
+from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
@@ -162,7 +163,7 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """(hidden states [T, H], log-probabilities [T, V]), computed chunk by chunk over a KV cache."""
     num_blocks = -(-len(ids) // BLOCK_SIZE)
-    stored = kv_dtype(cache, torch.float32)
+    stored = torch_dtype(kv_name(cache, "float32"))
     kv = allocate_kv(model_config.spec.kv_layers, num_blocks, BLOCK_SIZE, stored, "cpu")
     table = np.arange(num_blocks, dtype=np.int32)[None]
     parts = []

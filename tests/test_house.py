@@ -242,6 +242,36 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     expect_none(f"gone, delete it: {' '.join(c)}" for c in sorted(KNOWN_CIRCLES - circles))
 
 
+def top_names(path: Path) -> set[str]:
+    """What a module defines, without running it; more than that where functions have own names."""
+    found = set[str]()
+    for node in nodes(path):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {alias.asname or alias.name for alias in names}
+    return found
+
+
+def missing_imports(path: Path) -> Iterator[str]:
+    for node in nodes(path):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("quire"):
+            continue
+        module = SOURCE.parent.joinpath(*str(node.module).split("."))
+        files = (module.with_suffix(".py"), module / "__init__.py")
+        known = {name for file in files if file.is_file() for name in top_names(file)}
+        for alias in node.names:
+            is_module = (module / alias.name).is_dir() or (module / f"{alias.name}.py").is_file()
+            if alias.name not in known and not is_module:
+                yield f"{path}:{node.lineno}: {node.module} has no {alias.name}"
+
+
+def test_programs_import_names_that_there_are() -> None:
+    """Benchmarks run seldom, and mypy does not read them."""
+    expect_none(fault for path in PROGRAMS for fault in missing_imports(path))
+
+
 def test_no_two_files_have_one_name() -> None:
     folders: dict[str, set[str]] = {}
     for path in FILES:
