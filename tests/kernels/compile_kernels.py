@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.gemm.int4_config import scales_codes
+from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
@@ -209,14 +210,16 @@ def ring_int4(
 
 
 def rows_int4(
-    capability: int, group: int = 128, block_n: int = 128, *, zeros: bool = False
-) -> Compiled:
+    capability: int, block_m: int = 256, block_n: int = 128, group: int = 128,
+    *, zeros: bool = False,
+) -> Compiled:  # fmt: skip
     """The result of more than 128 rows in FP8 with weights in four bits."""
+    config = Int4RowsConfig(block_m, block_n, stages=2, split=4)
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(64, 8, 4)
     types = {
-        "x_desc": f"tensordesc<fp8e4nv[4,1,256,64],{columns!r}>",
+        "x_desc": f"tensordesc<fp8e4nv[4,1,{block_m},64],{columns!r}>",
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
-        "out_desc": f"tensordesc<bf16[256, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
         **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
         "group_scale_ptr": "*fp16", "zero_ptr": "*u8", "counter_ptr": INTS,
         **dict.fromkeys(["M", "N", "K"], "i32"),
@@ -230,8 +233,9 @@ def rows_int4(
         types,
         constants,
         capability,
-        num_warps=block_n // 16,
+        num_warps=config.warps,
         launch_pdl=True,
+        maxnreg=config.registers,
     )
 
 
@@ -602,6 +606,9 @@ KERNELS = {
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
     "rows_int4": rows_int4,
     "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
+    "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),
+    "rows_int4_beside_zeros": functools.partial(rows_int4, block_m=128, group=32, zeros=True),
+    "rows_int4_small": functools.partial(rows_int4, block_m=128, block_n=64),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "skinny_turned_int8": functools.partial(skinny, heads=True, cache="*i8"),
     "ring_turned_int8": functools.partial(ring, heads=True, cache="*i8"),

@@ -16,6 +16,8 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
 from quire.kernels.triton.gemm.int4_config import Int4Config, int4_configs
+from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
+from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.int4_linear import linear_int4, pack
 from quire.kernels.triton.ops.rounded_rows import W4A16_ROWS
@@ -25,6 +27,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
+from quire.kernels.triton.step.elementwise import quantize_rows
 
 ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 129, 200, 500, 1100
 
@@ -45,10 +48,10 @@ def packed(weight: Int4Weight) -> Int4Words:
     return found
 
 
-def expected_of(x: Tensor, weight: Int4Weight) -> Tensor:
-    """What a linear operation gives: with more than 128 rows of x both are in FP8."""
+def expected_of(x: Tensor, weight: Int4Weight, *, in_fp8: bool = False) -> Tensor:
+    """What a linear operation gives: with many rows of x both are in FP8."""
     numbers = dequantize_int4(weight)
-    if len(x) > W4A16_ROWS:
+    if in_fp8 or len(x) > W4A16_ROWS:
         scale = packed(weight).row_scale[:, None]
         numbers = (numbers / scale).half().to(torch.float8_e4m3fn).float() * scale
         x = Fp8Rows(*reference.quantize_rows(x)).widened()
@@ -86,6 +89,24 @@ def test_every_config_gives_the_result(rows: int) -> None:
     for config in int4_configs(rows, 2048, 4096, 128, workspace(x.device).num_sms):
         for _ in range(3):  # counters of partial results are left at zero
             assert error_of(skinny_gemm(x, words, config=config), expected) < 4e-3, config
+
+
+@pytest.mark.parametrize("rows", [70, 129, 257, 384])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_every_config_of_many_rows_gives_the_result(rows: int, *, zeros: bool) -> None:
+    """Rows behind the last one of x are not stored, and partial results leave nothing behind."""
+    weight = weight_of(1016, 2048, 64, zeros=zeros)
+    x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(1016, device="cuda", dtype=torch.bfloat16)
+    expected = expected_of(x, weight, in_fp8=True) + bias.double()
+    given, words = quantize_rows(x), packed(weight)
+    configs = list(int4_rows_configs(rows, 1016, 2048, 64, zeros=zeros))
+    assert {(each.block_m, each.split > 2) for each in configs} > {(128, True), (256, False)}
+    for config in configs:
+        outs = [multiply_rows_int4(given, words, bias, config) for _ in range(2)]
+        assert torch.equal(*outs), config
+        assert error_of(outs[0], expected) < 4e-3, config
+        assert not workspace(x.device).counters.any()
 
 
 def test_an_order_of_inputs_is_followed() -> None:

@@ -15,8 +15,11 @@ from quire.kernels.triton.gemm.int4_config import (
     block_rows,
     int4_config,
     int4_configs,
-    int4_rows_config,
     shared_memory,
+)
+from quire.kernels.triton.gemm.int4_rows_config import (
+    int4_rows_config,
+    int4_rows_configs,
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 from quire.kernels.triton.ops import int4_linear, int4_weight
@@ -97,15 +100,27 @@ SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57
          (27648, 5120), (5120, 27648)]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [129, 256, 300, 1024])
+@pytest.mark.parametrize("rows", [65, 129, 256, 300, 1024])
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_a_config_of_many_rows_fits(rows: int, n: int, k: int) -> None:
+def test_configs_of_many_rows_fit(rows: int, n: int, k: int) -> None:
     for group, zeros in ((32, False), (32, True), (128, False), (64, True)):
         found = int4_rows_config(rows, n, k, group, 132, zeros=zeros)
         assert found is not None or k > 14336 or (group == 32 and zeros), (group, zeros)
-        if found is not None and found.split > 1:
-            tiles = -(-n // 128) * -(-rows // 256)
-            assert tiles * found.split * 128 * 256 <= NUM_PARTIALS
+        configs = list(int4_rows_configs(rows, n, k, group, zeros=zeros))
+        assert (found in configs) == (found is not None)
+        for each in configs:
+            assert each.shared_memory(k, group, zeros=zeros) <= 226 * 1024
+            sums = -(-n // each.block_n) * -(-rows // each.block_m) * each.block_n * each.block_m
+            assert each.split == 1 or sums * each.split <= NUM_PARTIALS
+
+
+@pytest.mark.parametrize("n", [28672, 57344])
+def test_tiles_have_few_rows_that_are_missing(n: int) -> None:
+    """From 257 rows on, half of a second tile of 256 would be computed and not stored."""
+    for rows in (257, 300, 384):
+        found = int4_rows_config(rows, n, 4096, 64, 132)
+        assert found is not None
+        assert -rows % found.block_m < 128
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 100, 257, 512])

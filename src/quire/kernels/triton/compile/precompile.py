@@ -33,6 +33,7 @@ from quire.kernels.triton.attention.shared_prefix_attention import (
 from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.ops.int4_weight import dequantize_int4_kernel
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import has_hopper_kernels, plan_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
@@ -60,6 +61,7 @@ _ALL = (
     silu_kernel, silu_rounded_kernel, quantize_kernel, rope_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
+    dequantize_int4_kernel,
 )  # fmt: skip
 
 
@@ -84,13 +86,14 @@ def _hopper_kernels() -> tuple[Any, ...]:
     from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
     from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
     from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
+    from quire.kernels.triton.hopper.hopper_int4_rows import hopper_int4_rows_kernel
     from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_kernel
     from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
     from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 
     return (
         hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_fp8_gemm_kernel,
-        hopper_ordered_gemm_kernel, hopper_split_attention_kernel,
+        hopper_ordered_gemm_kernel, hopper_split_attention_kernel, hopper_int4_rows_kernel,
     )  # fmt: skip
 
 

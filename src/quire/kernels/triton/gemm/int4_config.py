@@ -12,11 +12,7 @@ from quire.kernels.triton.launch.gemm_config import tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 MOST_BLOCK_M = 128  # rows of x in a tile
-_SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
-# microseconds of `hopper_int4_rows`, measured on one H200: of a step of 256 columns, by outputs of
-# a tile and warps; of a program besides; of the exchange of sums, for each part and output
-STEP_US = {(128, 8): 1.7, (64, 4): 0.97}
-START_US, EXCHANGE_US = 4.0, 0.05
+SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +80,9 @@ def int4_config(
         found = Int4Config(block_n, parts, stages, each, warps)
         if each > 1 and each * sums > NUM_PARTIALS:
             return None
-        if shared_memory(m, k, group, zeros=zeros, config=found) <= _SHARED_MEMORY:
+        if shared_memory(m, k, group, zeros=zeros, config=found) <= SHARED_MEMORY:
             return found
     return None
-
-
-@functools.cache
-def int4_rows_config(
-    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False
-) -> Int4Config | None:
-    """The config of `hopper_int4_rows` for x [m, k] and W [n, k]; None where none has the room.
-
-    The one of the least expected time: a program's steps, as often as there are more programs than
-    multiprocessors, and the exchange of partial sums.
-    """
-    steps, found = math.ceil(k / 256), dict[float, Int4Config]()
-    for (block_n, warps), split in itertools.product(STEP_US, range(1, min(steps, 16) + 1)):
-        programs = math.ceil(n / block_n) * math.ceil(m / 256) * split
-        if split > 1 and programs * block_n * 256 > NUM_PARTIALS:
-            continue
-        rounds = math.ceil(programs / num_sms)
-        us = rounds * (math.ceil(steps / split) * STEP_US[block_n, warps] + START_US)
-        us += 0 if split == 1 else split * block_n * EXCHANGE_US
-        for stages in (3, 2):
-            config = Int4Config(block_n, 1, stages, split, warps)
-            ring = stages * (128 * block_n + 256 * 256)
-            groups = (2 if zeros else 1) * 2 * block_n * group_rows(k, group, config)
-            if ring + groups + 64 <= _SHARED_MEMORY:
-                found.setdefault(us, config)
-                break
-    return found[min(found)] if found else None
 
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:
@@ -128,7 +97,7 @@ def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[I
         if parts * block_m < 2 or registers > (2048 if m <= 64 else 4096):
             continue
         found = Int4Config(block_n, parts, stages, split, warps)
-        if shared_memory(m, k, group, zeros=False, config=found) > _SHARED_MEMORY:
+        if shared_memory(m, k, group, zeros=False, config=found) > SHARED_MEMORY:
             continue
         if stages > max(2, steps):
             continue

@@ -190,7 +190,10 @@ def exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     complete = ticket == SPLIT - 1
     if complete:
         gl.store(counter_ptr + tile, 0)
-        acc = gl.load(part_ptrs, cache_modifier=".cg")
-        for other in range(1, SPLIT):
-            acc += gl.load(part_ptrs + other * size, cache_modifier=".cg")
+        if SPLIT == 2:  # both orders of two give the same sum
+            acc += gl.load(part_ptrs + (1 - part) * size, cache_modifier=".cg")
+        else:
+            acc = gl.load(part_ptrs, cache_modifier=".cg")
+            for other in range(1, SPLIT):
+                acc += gl.load(part_ptrs + other * size, cache_modifier=".cg")
     return complete, acc

@@ -1,10 +1,11 @@
 """GEMM of more than 128 rows in FP8 with weights of four bits on Hopper, unpacked in registers.
 
-Floor: twice the tensor cores' 16-bit rate. A tile has 256 rows of x, so that codes are unpacked
-seldom: a warp group unpacks 64 x 64 of them in a third of the time that it multiplies them by 256
-rows. Tiles of 128 outputs are faster, those of 64 occupy twice as many multiprocessors. The rest is
-as in `hopper_int4_ring`: words and columns of x come through a ring, a step is 256 columns, and
-programs may split a tile's k.
+Floor: twice the tensor cores' 16-bit rate. Tiles of 256 rows of x unpack codes seldom: a warp group
+unpacks 64 x 64 of them in a third of the time that it multiplies them by 256 rows. Of tiles of 128
+rows two fit on a multiprocessor, so that one unpacks while the other multiplies, and fewer rows are
+missing in the last one. Tiles of 128 outputs are faster, those of 64 occupy twice as many
+multiprocessors. The rest is as in `hopper_int4_ring`: words and columns of x come through a ring, a
+step is 256 columns, and programs may split a tile's k.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.operands import Int4Words, RoundedRows
-from quire.kernels.triton.gemm.int4_config import Int4Config, group_rows
+from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_fp8_gemm import exchange, store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout
@@ -41,40 +42,38 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
-BLOCK_M = 256  # rows of x in a tile: columns of an MMA
-
 
 def multiply_rows_int4(
-    x: RoundedRows, weight: Int4Words, bias: Tensor | None, config: Int4Config
+    x: RoundedRows, weight: Int4Words, bias: Tensor | None, config: Int4RowsConfig
 ) -> Tensor:
     """x [T, K] · weight [N, K]ᵀ → bfloat16 [T, N]. N: a multiple of 8, as TMA requires."""
     codes, m, n = x.codes, len(x.codes), len(weight.words)
     if weight.inputs % 256:
         codes = F.pad(codes.view(torch.uint8), (0, -weight.inputs % 256)).view(codes.dtype)
-    codes, m_tiles = _whole_boxes(codes), triton.cdiv(m, BLOCK_M)
-    tiles = triton.cdiv(n, config.block_n) * m_tiles
+    block_m, block_n = config.block_m, config.block_n
+    codes, tiles = _whole_boxes(codes, block_m), triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     space = workspace(codes.device)
     assert tiles <= NUM_COUNTERS
-    assert config.split == 1 or tiles * config.split * config.block_n * BLOCK_M <= NUM_PARTIALS
+    assert config.split == 1 or tiles * config.split * block_n * block_m <= NUM_PARTIALS
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
     hopper_int4_rows_kernel[(tiles * config.split,)](
-        column_boxes(codes, 1, BLOCK_M), word_boxes(weight.words, 1, config.block_n),
-        TensorDescriptor.from_tensor(out, [BLOCK_M, config.block_n], tile_layout(2)),
+        column_boxes(codes, 1, block_m), word_boxes(weight.words, 1, block_n),
+        TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
         x.scale, weight.row_scale, weight.scale, weight.zeros, bias, space.partials,
         space.counters, m, n, weight.inputs, STAGES=config.stages, SPLIT=config.split,
-        GROUP=weight.group, GROUP_ROWS=group_rows(weight.inputs, weight.group, config),
-        num_warps=config.warps, launch_pdl=True,
+        GROUP=weight.group, GROUP_ROWS=config.group_rows(weight.inputs, weight.group),
+        num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
 
 
-def _whole_boxes(codes: Tensor) -> Tensor:
+def _whole_boxes(codes: Tensor, block_m: int) -> Tensor:
     """Rows of x with what lies behind them in their memory, up to whole tiles.
 
     TMA is slow where it loads rows that do not exist. What is computed from these is not stored.
     """
     num_bytes = codes.untyped_storage().nbytes() - codes.storage_offset()
-    rows = min(triton.cdiv(len(codes), BLOCK_M) * BLOCK_M, num_bytes // codes.stride(0))
+    rows = min(triton.cdiv(len(codes), block_m) * block_m, num_bytes // codes.stride(0))
     return codes.as_strided((rows, codes.shape[1]), codes.stride())
 
 
@@ -150,6 +149,8 @@ def _multiply(
             a = _block(words, zeros, scales, step, GROUP, i)
             x = x_blocks.index(slot * 4 + i).permute((1, 0))
             total = warpgroup_mma(a, x, total, is_async=True)
+            if i == 1 and ROWS == 128:  # the first block's registers are needed
+                total = warpgroup_mma_wait(1, deps=[total])
         total = warpgroup_mma_wait(0, deps=[total])
         barrier()  # all warps have finished the step, so its slot is free
         ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)

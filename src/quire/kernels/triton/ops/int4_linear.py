@@ -24,7 +24,7 @@ from quire.kernels.operands import (
     RoundedRows,
     Rows,
 )
-from quire.kernels.triton.gemm.int4_config import Int4Config, int4_rows_config
+from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
 from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_codebook, pack_int4
@@ -91,7 +91,7 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     return _by_pieces(weight, torch.float8_e4m3fn, multiply)
 
 
-def _rows_config(rows: int, weight: Int4Words) -> Int4Config | None:
+def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
     """The config that unpacks codes for so many rows in FP8; None where no kernel does."""
     device, n = weight.words.device, len(weight.words)
     if weight.codebook is not None or not has_hopper_gpu(device):
