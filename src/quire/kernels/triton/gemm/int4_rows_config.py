@@ -83,12 +83,12 @@ def int4_rows_configs(
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:
                 break
             both = [Int4RowsConfig(block_m, block_n, stages, split) for stages in (3, 2)]
-            room = [each.shared_memory(k, group, zeros=zeros) <= SHARED_MEMORY for each in both]
-            if room[1]:  # more stages, unless fewer programs fit on a multiprocessor
+            fits = [each.shared_memory(k, group, zeros=zeros) <= SHARED_MEMORY for each in both]
+            if fits[1]:  # more stages, unless fewer programs fit on a multiprocessor
                 fewer = both[1].per_sm(k, group, zeros=zeros) > both[0].per_sm(
                     k, group, zeros=zeros
                 )
-                yield both[1 if fewer or not room[0] else 0]
+                yield both[1 if fewer or not fits[0] else 0]
 
 
 @functools.cache
