@@ -42,3 +42,16 @@ def test_a_ratio_is_of_measurements_beside_one_another(tmp_path: Path) -> None:
     assert found["errors"] == ["why"]
     (row,) = found["rows"]
     assert (row["ratio"], row["least"], row["most"], row["n"]) == (1.2, 1.1, 3.0, 3)
+
+
+def test_undisturbed_values_are_the_best_tenth_of_each_build(tmp_path: Path) -> None:
+    ratios = Ratios("found", tmp_path, "cpu")
+    for step in range(21):
+        for build in (0, 1):
+            slow = (step + 7 * build) % 3 == 0  # other programs run, at different times
+            ratios.add("int8", "cpu tok_s", build, (50.0 if slow else 100.0) * (1 + build))
+            ratios.add("int8", "load_s", build, (8.0 if slow else 4.0) / (1 + build))
+    assert {row["figure"]: row["undisturbed"] for row in ratios.rows()} == {
+        "cpu tok_s": 2.0,
+        "load_s": 0.5,
+    }
