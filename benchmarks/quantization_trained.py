@@ -5,7 +5,9 @@ python benchmarks/quantization_trained.py --random 8b --only GPTQ
 
 The first trains a model of 85 million parameters on Python's sources, quantizes it with each method
 and measures it on files that were held out. The second times an 8B of random numbers: `quantize`
-layer by layer, and `verify`. To try all of it on a CPU in a few minutes:
+layer by layer, and `verify`; it needs 25 GB in --work, and says what each layer took. A row that
+is not done when --most-seconds are over is stopped; what was done by then is in the result. To
+try all of it on a CPU in a few minutes:
 
 python benchmarks/quantization_trained.py --results /tmp/try --dim 128 --layers 2 --heads 4 \\
     --kv-heads 2 --intermediate 384 --vocab 2048 --context 256 --characters 2e6 --no-compile \\
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,6 +38,7 @@ from quire.compress.recipe import Recipe
 from quire.compress.text_samples import TextSamples, Windows
 from quire.compress.verify_model import compare_models
 
+SPACE = 25e9  # bytes that an 8B and its quantized copy take
 RANDOM = {
     "tiny": Shape(128, 2, 4, 2, 384, 512, 1024, is_tied=False),  # to try it
     "8b": Shape(4096, 32, 32, 8, 14336, 128256, 4096, is_tied=False),
@@ -45,7 +49,12 @@ def main() -> None:
     args = _arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     begin, base = time.monotonic(), args.work / "base"
-    shutil.rmtree(base, ignore_errors=True)
+    for old in (base, args.work / "out"):
+        shutil.rmtree(old, ignore_errors=True)
+    if args.random == "8b" and shutil.disk_usage(args.work).free < SPACE:
+        sys.exit(
+            f"{args.work} has less than {SPACE / 1e9:.0f} GB of free space; name another --work"
+        )
     if args.random:
         name, samples, measured = f"quantization_{args.random}", *_random_model(base, args)
     else:
@@ -60,11 +69,49 @@ def main() -> None:
             print(f"{row}: left out, the {args.seconds} seconds are over")
             continue
         recipe = Recipe(group_size=args.group_size, steps=args.steps, **settings)
-        found = {"what": row, **_measure(base, args.work / "out", recipe, samples)}
-        measured["rows"].append(found)
-        print(row, brief(found), f"{found['seconds']} s", flush=True)
+        progress = Progress(begin + args.most_seconds)
+        found: dict[str, Any] = {"what": row}
+        try:
+            found |= _measure(base, args.work / "out", recipe, samples, progress)
+            print(row, brief(found), f"{found['seconds']} s", flush=True)
+        except OutOfTimeError:
+            print(f"{row}: stopped, the {args.most_seconds} seconds are over", flush=True)
+        measured["rows"].append(found | progress.record())
         measured["seconds"] = round(time.monotonic() - begin, 1)
         record.save(name, measured, args.results)
+
+
+class OutOfTimeError(Exception):
+    """Ends a row between two layers."""
+
+
+class Progress:
+    """Tells what each layer took, and ends a row that takes too long. end: by time.monotonic()."""
+
+    def __init__(self, end: float) -> None:
+        self._end, self._last, self._before = end, time.monotonic(), ""
+        self.layers: dict[str, list[float]] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """A layer begins, or the last one has ended."""
+        now = time.monotonic()
+        if done:
+            self.layers.setdefault(what, []).append(now - self._last)
+            print(f"{what}: {done} of {total} layers, {now - self._last:.2f} s", flush=True)
+        self._last = now
+        if now > self._end:
+            raise OutOfTimeError
+
+    def record(self) -> dict[str, Any]:
+        """Layers that were done, and the seconds of the fastest and the slowest one."""
+        return {
+            f"{what}_layers": {
+                "done": len(each),
+                "seconds": [round(min(each), 2), round(max(each), 2)],
+                "seconds_in_all": round(sum(each), 1),
+            }
+            for what, each in self.layers.items()
+        }
 
 
 def _trained_model(base: Path, args: argparse.Namespace) -> tuple[TextSamples, dict[str, Any]]:
@@ -121,29 +168,23 @@ def _device() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
-def _measure(base: Path, out: Path, recipe: Recipe, samples: TextSamples) -> dict[str, Any]:
-    """The report of one method, with the seconds of quantizing, by layer, and of verifying."""
+def _measure(
+    base: Path, out: Path, recipe: Recipe, samples: TextSamples, progress: Progress
+) -> dict[str, Any]:
+    """The report of one method, with the seconds of quantizing and of verifying."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shutil.rmtree(out, ignore_errors=True)
-    times: list[float] = []
-
-    def notify(_: str, __: int, ___: int) -> None:
-        times.append(time.monotonic())
-
-    quantizing = _timed(lambda: Quantization(base, out, recipe, samples, device).run(notify))[0]
-    layers = np.diff(times)
+    quantizing = _timed(lambda: Quantization(base, out, recipe, samples, device).run(progress))[0]
     verifying, report = _timed(
         lambda: compare_models(
-            ModelParts(base, device), ModelParts(out, device), samples.verification, [],
-            lambda *_: None,
+            ModelParts(base, device), ModelParts(out, device), samples.verification, [], progress
         )
-    )  # fmt: skip
+    )
     del report["layers"]
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     return {
         **report,
         "seconds": round(quantizing, 1),
-        "layer_seconds": [round(float(layers.min()), 2), round(float(layers.max()), 2)],
         "verify_seconds": round(verifying, 1),
         "gpu_gib": round(memory, 1),
     }
@@ -172,6 +213,7 @@ def _arguments() -> argparse.Namespace:
     add("--batch-tokens", type=int, default=65536, help="of a training step")
     add("--train-seconds", type=float, default=120)
     add("--seconds", type=float, default=420, help="no method begins after so many")
+    add("--most-seconds", type=float, default=560, help="a row is stopped after so many")
     add("--samples", type=int, default=128, help="windows for calibration")
     add("--windows", type=int, default=128, help="held-out windows")
     add("--seq-len", type=int, default=512)
