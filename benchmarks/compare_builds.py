@@ -16,9 +16,11 @@ and a second of one processor, which other programs change least), served (`quir
 starts (import; `quire generate` without and with prepared weights; first answer of `quire serve`).
 Both trees need their compiled library there.
 
-The result file has a row for each figure: the values of both builds by measurement, and the median
-of the ratios of neighbouring measurements. A ratio above 1 means that the new build is faster where
-the figure is a rate (its name ends in tok_s or req_s), and slower where it is a time.
+The result file has a row for each figure: the values of both builds by measurement, the median of
+the ratios of neighbouring measurements, and with ten or more the ratio of undisturbed values
+(90th percentiles). Engines are loaded anew in each round, in the other order if --repeats is odd.
+A ratio above 1 means that the new build is faster where the figure is a rate (its name ends in
+tok_s or req_s), and slower where it is a time.
 """
 
 from __future__ import annotations
