@@ -50,13 +50,14 @@ class LineWriter:
         line = text.encode(errors="backslashreplace")
         with self._lock:
             before = self._num_waiting
+            after = before + len(line)
             self._is_slow = self._is_slow and before > 0
-            if before + len(line) > MAX_QUEUED_BYTES:
+            if after > MAX_QUEUED_BYTES:
                 self.num_dropped += 1
                 return
             self._num_put += len(line)
             self._lines.put(line)
-            if hurry or before < _AT_ONCE <= self._num_waiting:
+            if hurry or before < _AT_ONCE <= after:
                 self._hurry.put(None)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="quire-log", daemon=True)

@@ -53,10 +53,10 @@ class Histogram:
         """The number of values that were observed."""
         return sum(self.counts)
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, or `times` equal ones."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
     def add(self, data: HistogramData) -> None:
         """Add the content of another histogram with the same bounds."""

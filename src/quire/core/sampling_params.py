@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import reprlib
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -112,6 +113,8 @@ class SamplingParams(
 
     def check_lists(self) -> None:
         """Check lists and maps, which may be changed in place. Raises InvalidRequestError."""
+        if _lists_of(self) == _NO_LISTS:  # as in most requests
+            return
         _check_words("stop", self.stop, MAX_STOP_STRINGS)
         _check_words("bad_words", self.bad_words, MAX_BAD_WORDS)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
@@ -176,6 +179,8 @@ _DEFAULTS = tuple(
 _LISTS = ("stop", "stop_token_ids", "bad_words", "kept_token_ids")
 _OPTIONAL_LISTS = ("allowed_token_ids", "logprob_token_ids")
 _WORDS = ("stop", "bad_words")
+_lists_of = attrgetter(*_LISTS, *_OPTIONAL_LISTS, "logit_bias")
+_NO_LISTS = ([], [], [], [], None, None, None)
 
 
 def _convert_lists(params: SamplingParams) -> None:

@@ -117,7 +117,7 @@ class ChatTemplate:
 
     def _run(self, variables: dict[str, Any]) -> str:
         environment = self._template.environment
-        if is_hurried() and time.monotonic() < self._long_until:
+        if self._long_until and is_hurried() and time.monotonic() < self._long_until:
             raise TooLongError
         start_render()
         try:

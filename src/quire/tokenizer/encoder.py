@@ -34,9 +34,12 @@ class Encoder:
         """
         try:
             backend = self._careful if BREAK in text else self._backend
-            # the batch form skips offsets, which makes it twice as fast
-            work = partial(backend.encode_batch_fast, [text], add_special_tokens=add_special_tokens)
-            (encoding,) = call_native(work) if len(text) > LONG_CHARS else work()
+            encode = backend.encode_batch_fast  # skips offsets, which makes it twice as fast
+            if len(text) > LONG_CHARS:
+                work = partial(encode, [text], add_special_tokens=add_special_tokens)
+                (encoding,) = call_native(work)
+            else:
+                (encoding,) = encode([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
         except BaseException as error:
             if not is_failure(error):

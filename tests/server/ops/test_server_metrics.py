@@ -148,7 +148,8 @@ def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> No
 
 def test_the_engine_counts_once_however_many_processes_know_it(tmp_path: Path) -> None:
     tokens = Histogram(STEP_TOKEN_BOUNDS)
-    tokens.observe(3.0, times=7)
+    for _ in range(7):
+        tokens.observe(3.0)
     engines = [FakeEngine(), FakeEngine()]
     old = {"num_steps": 5, "num_graph_steps": 4, "num_running": 9, "time": 1.0}
     engines[0].stats = EngineStats(epoch=0, **old)

@@ -157,7 +157,7 @@ class AsyncEngine:
         arrival = time.monotonic()
         unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
         work = partial(prepare, unique_id, prompt, pooling, **options)
-        prepared = await self._encode(prompt, work)
+        prepared = await self._in_thread(prompt, work) if _is_long(prompt) else work()
         try:
             return await self._tracker.send(prepared, arrival, final_only=True).take()
         finally:
@@ -185,19 +185,20 @@ class AsyncEngine:
         label: str | None,
         **options: Unpack[PrepareOptions],
     ) -> PreparedRequest:
-        unique_id, prepare = self._unique_id(label), self._inputs.prepare
-        work = partial(prepare, unique_id, prompt, sampling, **options)
-        prepared = await self._encode(prompt, work, options.get("caller", ""))
+        prepare, unique_id = self._inputs.prepare, self._unique_id(label)
+        if _is_long(prompt):
+            work = partial(prepare, unique_id, prompt, sampling, **options)
+            prepared = await self._in_thread(prompt, work, options.get("caller", ""))
+        else:
+            prepared = prepare(unique_id, prompt, sampling, **options)
         if sampling.structured_outputs is not None:
             await self._inputs.grammar_checker.check_async(
                 sampling.structured_outputs, prepared.caller
             )
         return prepared
 
-    async def _encode(self, prompt: Prompt, work: Callable[[], T], caller: str = "") -> T:
-        """The result of the work; that for a long text is done in a thread, in a fair order."""
-        if not isinstance(prompt, str) or len(prompt) <= ENCODE_IN_THREAD_CHARS:
-            return work()
+    async def _in_thread(self, prompt: Prompt, work: Callable[[], T], caller: str = "") -> T:
+        """The result of the work for a long text, done in a thread, in a fair order."""
         if self._tracker.failure is not None:
             raise self._tracker.failure
         return await self._threads.run(caller, work, expected=SECONDS_PER_CHAR * len(prompt))
@@ -205,3 +206,7 @@ class AsyncEngine:
     def _unique_id(self, label: str | None) -> str:
         self._num_requests += 1
         return f"{label or self._link.client}-{self._num_requests}"
+
+
+def _is_long(prompt: Prompt) -> bool:
+    return isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS

@@ -194,18 +194,18 @@ class OutputProcessor:
     def _extend(
         self, answer: _AnswerState, delta: RequestDelta, now: float, processed: Processed
     ) -> None:
-        request = answer.request
-        if delta.timing is not None:
-            answer.times.timing = delta.timing
-        if delta.token_ids:
+        request, times, timing = answer.request, answer.times, delta.timing
+        if timing is not None:
+            times.timing = timing
+        if count := len(delta.token_ids):
             answer.token_ids += delta.token_ids
-            request.times.first_token = request.times.first_token or now
-            request.times.last_token = now
-            count = len(delta.token_ids)
-            if count > 1 and delta.finish_reason is not None and delta.timing is not None:
-                self._metrics.tokens_at_end(answer.times, count, delta.timing, now)
+            of_request = request.times
+            of_request.first_token = of_request.first_token or now
+            of_request.last_token = now
+            if count > 1 and delta.finish_reason is not None and timing is not None:
+                self._metrics.tokens_at_end(times, count, timing, now)
             else:
-                self._metrics.tokens(answer.times, count, now)
+                self._metrics.tokens(times, count, now)
         if answer.index == 0:  # the others find what the first has computed
             request.num_cached_tokens = delta.num_cached_tokens
             request.embedding = delta.embedding
@@ -215,8 +215,8 @@ class OutputProcessor:
         if part.finish_reason is not None:
             request.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
-            answer.times.num_cached_tokens = delta.num_cached_tokens
-            self._metrics.finish(answer.times, part.finish_reason, now)
+            times.num_cached_tokens = delta.num_cached_tokens
+            self._metrics.finish(times, part.finish_reason, now)
             if delta.finish_reason is None:  # the front ended it by its text
                 processed.aborts.append(delta.request_id)
         if answer.index in request.changed:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from msgspec.structs import replace
+import msgspec
 
 from quire.core.request_limits import RequestLimits
 from quire.errors import ContextLengthError, invalid_value
@@ -39,7 +39,7 @@ class PromptTokenizer(Protocol):
         """The token ids of what the tokenizer's chat_prompt has made."""
 
 
-class Encoding(NamedTuple):
+class Encoding(msgspec.Struct, frozen=True):
     """How a caller wants a prompt to be encoded.
 
     keep: the number of tokens to keep; -1: as many as fit beside the answer; None: all.
@@ -73,6 +73,8 @@ def token_ids_of(
     `RequestLimits.check` decides. Raises InvalidRequestError, or ContextLengthError for text that
     is far too long.
     """
+    if encoding.keep is None and not isinstance(prompt, str):
+        return prompt
     if is_rendered:
         special = encoding.special is True
         encode = partial(tokenizer.encode_prompt, add_special_tokens=special)
@@ -83,8 +85,7 @@ def token_ids_of(
         most = _most_tokens(limits, encoding.keep, reserved)
         cut = _first_tokens if encoding.keeps_first else _last_tokens
         return cut(encode, prompt, most)
-    if not isinstance(prompt, str):
-        return prompt
+    assert isinstance(prompt, str)
     return _all_tokens(limits, encode, prompt, "messages" if is_rendered else "prompt")
 
 
@@ -121,7 +122,7 @@ def counting(limits: RequestLimits) -> RequestLimits:
     """The limits for texts whose tokens are only counted: up to four contexts."""
     longest = limits.max_model_len
     most = max(longest, min(COUNTED_CONTEXTS * longest, COUNTED_TOKENS))
-    return replace(limits, max_model_len=most)
+    return msgspec.structs.replace(limits, max_model_len=most)
 
 
 def _check_pieces(encode: Callable[[str], list[int]], text: str, most: int, param: str) -> None:

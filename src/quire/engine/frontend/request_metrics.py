@@ -129,7 +129,7 @@ class RequestMetrics:
         times.first_token = now
         self.time_to_first_token.observe(now - times.arrival)
         if count > 1:  # the others came with the first
-            self.inter_token_latency.observe(0.0, count - 1)
+            self.inter_token_latency.counts[0] += count - 1
 
     def tokens_at_end(
         self, times: AnswerTimes, count: int, timing: RequestTiming, now: float

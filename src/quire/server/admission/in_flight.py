@@ -15,7 +15,10 @@ _NUM_BYTES = 8  # of a word
 
 
 class InFlightCounter:
-    """Counts of one model, or of all. pids, answers, tokens: a word per process; row: our own."""
+    """Counts of one model, or of all. pids, answers, tokens: a word per process; row: our own.
+
+    num_own_answers: answers in flight in this process.
+    """
 
     def __init__(
         self,
@@ -26,9 +29,9 @@ class InFlightCounter:
     ) -> None:
         self._pids, self._answers, self._tokens, self._row = pids, answers, tokens, row
         self._other_rows = [other for other in range(len(pids)) if other != row]
-        answers[row] = tokens[row] = (
-            0  # what an earlier process of this row had in flight ended with it
-        )
+        self.num_own_answers = self._num_own_tokens = 0
+        # what an earlier process of this row had in flight ended with it
+        answers[row] = tokens[row] = 0
         pids[row] = os.getpid()
 
     @classmethod
@@ -38,23 +41,18 @@ class InFlightCounter:
         return cls(words[:1], words[1:2], words[2:], 0)
 
     @property
-    def num_own_answers(self) -> int:
-        """Answers in flight in this process."""
-        return self._answers[self._row]
-
-    @property
     def num_answers(self) -> int:
         """Answers in flight in all processes."""
-        return self._sum(self._answers)
+        return self.num_own_answers + self._of_others(self._answers)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens in flight in all processes."""
-        return self._sum(self._tokens)
+        return self._num_own_tokens + self._of_others(self._tokens)
 
-    def _sum(self, words: memoryview[int]) -> int:
-        """The sum over live processes; a dead one's words stay until its row is taken again."""
-        total = words[self._row]
+    def _of_others(self, words: memoryview[int]) -> int:
+        """The sum over other live processes; a dead one's words stay until its row is taken."""
+        total = 0
         for row in self._other_rows:
             if words[row] and is_alive(self._pids[row]):
                 total += words[row]
@@ -62,10 +60,12 @@ class InFlightCounter:
 
     def add(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Add to the counts of this process; negative numbers remove."""
-        self._answers[self._row] += num_answers
-        self._tokens[self._row] += num_prompt_tokens
-        is_negative = self._answers[self._row] < 0 or self._tokens[self._row] < 0
-        assert not is_negative, "more was removed than had been added"
+        answers = self.num_own_answers + num_answers
+        tokens = self._num_own_tokens + num_prompt_tokens
+        assert answers >= 0 <= tokens, "more was removed than had been added"
+        self._answers[self._row] = self.num_own_answers = answers
+        if num_prompt_tokens:
+            self._tokens[self._row] = self._num_own_tokens = tokens
 
 
 def local_counters(num_counters: int) -> list[InFlightCounter]:

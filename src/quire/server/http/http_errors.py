@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 from starlette.datastructures import Headers
@@ -173,11 +173,11 @@ async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
     await send_json(send, reply.status, reply.body(path), reply.headers)
 
 
-async def send_json(
+def send_json(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
-) -> None:
+) -> Awaitable[None]:
     """Send a JSON text as a complete response, in one message; see SINGLE_MESSAGE."""
-    await send_complete(send, status, body, "application/json", headers)
+    return send_complete(send, status, body, "application/json", headers)
 
 
 async def send_complete(

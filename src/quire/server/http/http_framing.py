@@ -16,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quire.server.http.http_errors import HttpError
 from quire.server.http.request_reader import STATE_KEY as BODY
 
+_FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionLimits:
@@ -51,8 +53,9 @@ class FramedProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._limits = limits
         self._phase = Phase.NONE
-        self._num_headers = self._num_hosts = 0
+        self._num_hosts = 0
         self._num_bytes = 0  # of this phase; of a body, only those of its framing
+        self._max_bytes = limits.header_bytes  # the framing of a body's chunks grows with them
         self._num_body_bytes = 0
         self._refusal: HttpError | None = None  # of the request that is being parsed
         self._ignores_upgrade = False  # the parser stops after these headers; see _feed
@@ -66,13 +69,8 @@ class FramedProtocol(HttpToolsProtocol):
             raise self._refusal or _malformed() from None
         if self._phase is before is not Phase.NONE:
             self._num_bytes += len(data)
-            if self._is_too_long:
+            if self._num_bytes > self._max_bytes:
                 raise _headers_too_large()
-
-    @property
-    def _is_too_long(self) -> bool:
-        """Whether headers, or the framing of a body's chunks, take too many bytes."""
-        return self._num_bytes > self._limits.header_bytes + 8 * self._num_body_bytes
 
     def _feed(self, data: bytes) -> None:
         """Feed the parser. It stops after headers that ask for an upgrade to another protocol.
@@ -102,24 +100,28 @@ class FramedProtocol(HttpToolsProtocol):
         """The first byte of a request has come."""
         super().on_message_begin()
         self._phase = Phase.HEADERS
-        self._num_headers = self._num_hosts = self._num_bytes = self._num_body_bytes = 0
+        self._num_hosts = self._num_bytes = self._num_body_bytes = 0
+        self._max_bytes = self._limits.header_bytes
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header or trailer has come."""
-        self._num_headers += 1
         self._num_bytes += len(name) + len(value)
-        if self._is_too_long or self._num_headers > self._limits.num_headers:
+        if self._num_bytes > self._max_bytes or len(self.headers) >= self._limits.num_headers:
             self._refusal = _headers_too_large()
             raise self._refusal
         name = name.lower()
+        if name in _FRAMING_HEADERS:
+            self._read_header(name, value)
+        self.headers.append((name, value))
+
+    def _read_header(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             self._num_hosts += 1
         elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
-        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+        elif value.strip().lower() != b"chunked":
             self._refusal = _unknown_coding()
             raise self._refusal
-        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """All headers have come: the request can be served."""
@@ -144,6 +146,7 @@ class FramedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """A part of the body has come."""
         self._num_body_bytes += len(body)
+        self._max_bytes += 8 * len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

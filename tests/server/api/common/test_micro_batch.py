@@ -54,8 +54,12 @@ def test_each_turn_of_the_loop_is_prepared_at_its_end() -> None:
 def test_a_cancelled_caller_gets_no_result() -> None:
     async def scenario() -> list[Any]:
         in_step, log = MicroBatch(), list[str]()
-        leaving = asyncio.ensure_future(in_step.run(preparation("a", 2, log)))
-        staying = asyncio.ensure_future(in_step.run(preparation("b", 2, log)))
+
+        async def caller(name: str) -> str:
+            return await in_step.run(preparation(name, 2, log))
+
+        leaving = asyncio.create_task(caller("a"))
+        staying = asyncio.create_task(caller("b"))
         await asyncio.sleep(0)
         leaving.cancel()
         return await asyncio.gather(leaving, staying, return_exceptions=True)

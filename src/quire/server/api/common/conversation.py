@@ -40,6 +40,7 @@ from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, to
 from quire.tokenizer.tokenizer import Tokenizer
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
+_PLAIN = ParserConfig()
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ class Conversation(msgspec.Struct, frozen=True):
     @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens of all answers so far."""
-        return sum(counter.num_tokens for counter in self._counters.values())
+        return sum([counter.num_tokens for counter in self._counters.values()])
 
     def _parser(self, index: int) -> StreamParser:
         parser = self._parsers.get(index)
@@ -120,7 +121,7 @@ def prepare(
         sampling = with_reasoning_marks(
             sampling, config.reasoning, engine.tokenizer, is_open=config.in_reasoning
         )
-        if not config.is_plain:
+        if not (is_plain := config.is_plain):
             sampling = _with_marks(sampling, config, engine.tokenizer)
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
@@ -131,7 +132,7 @@ def prepare(
             cut_to_context=cut,
         )
     hides = request.include_reasoning is False
-    if config.is_plain:
+    if is_plain:
         return Conversation(job, PlainParser, hides)
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
@@ -213,6 +214,8 @@ def _parser_config(
     tokenizer: Tokenizer,
 ) -> ParserConfig:
     reasoning = parsers.reasoning
+    if reasoning is None and not use.allowed:
+        return _PLAIN
     return ParserConfig(
         reasoning=reasoning,
         in_reasoning=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.input_processor import Options, StopWhen
+from quire.engine.frontend.input_processor import StopWhen
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
@@ -59,14 +59,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmittedJob(msgspec.Struct, frozen=True):
-    """A job and the engine that runs it. options: of each of its prompts; caller: see `caller_of`.
+    """A job and the engine that runs it. caller: see `caller_of`.
 
-    The options' cache_salt is that of the request's tenant: what it caches, only it can find.
+    cache_salt: of the request's tenant, too: what it caches, only it can find.
     """
 
     job: Job
     engine: AsyncEngine
-    options: Options
+    cache_salt: str
+    queue_timeout: float | None
     caller: str
 
 
@@ -89,6 +90,7 @@ def make_job(
         problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
         raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
     options = request.stream_options
+    has_usage = options is not None and bool(options.include_usage)
     return Job(
         reply_id=f"{id_prefix}{new_id()}",
         model=model,
@@ -96,9 +98,8 @@ def make_job(
         sampling=sampling,
         encoding=encoding,
         stream=bool(request.stream),
-        include_usage=options is not None and bool(options.include_usage),
-        continuous_usage=options is not None
-        and bool(options.include_usage and options.continuous_usage_stats),
+        include_usage=has_usage,
+        continuous_usage=has_usage and bool(options and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         spells_token_ids=bool(request.return_tokens_as_token_ids),
         priority=request.priority or 0,

@@ -61,7 +61,10 @@ def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, N
 def _options(admitted: AdmittedJob) -> GenerateOptions:
     job = admitted.job
     return {
-        **admitted.options,
+        "encoding": job.encoding,
+        "priority": job.priority,
+        "cache_salt": admitted.cache_salt,
+        "queue_timeout": admitted.queue_timeout,
         "caller": admitted.caller,
         "cut_to_context": job.cut_to_context,
         "stop_when": job.stop_when,

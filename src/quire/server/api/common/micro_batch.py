@@ -25,12 +25,10 @@ Stages = Generator[None, None, T]
 
 
 class _Work(msgspec.Struct, eq=False):
-    """A preparation whose caller waits for `done`. result or error: how it ended."""
+    """A preparation whose caller waits for its result."""
 
     stages: Stages[Any]
-    done: asyncio.Future[None]
-    result: Any = None
-    error: BaseException | None = None
+    result: asyncio.Future[Any]
 
 
 class MicroBatch:
@@ -40,21 +38,17 @@ class MicroBatch:
         self._waiting: list[_Work] = []
         self._loop: asyncio.AbstractEventLoop  # of the waiting callers
 
-    async def run(self, stages: Stages[T]) -> T:
-        """Run a preparation with all others; returns its result or raises its error.
+    def run(self, stages: Stages[T]) -> asyncio.Future[T]:
+        """Run a preparation with all others; returns the future of its result.
 
-        Raises TooLongError if it is for a thread.
+        Its error is TooLongError if it is for a thread.
         """
         if not self._waiting:
             self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._run_all)
         work = _Work(stages, self._loop.create_future())
         self._waiting.append(work)
-        await work.done
-        if work.error is not None:
-            raise work.error
-        result: T = work.result
-        return result
+        return work.result
 
     def _run_all(self) -> None:
         running, self._waiting = self._waiting, []
@@ -69,13 +63,13 @@ def _run_stage(work: _Work) -> bool:
         next(work.stages)
         return True
     except StopIteration as end:
-        work.result = end.value
+        if not work.result.done():  # else its client has disconnected meanwhile
+            work.result.set_result(end.value)
     except BaseException as error:
         if not is_failure(error):
             raise
-        work.error = error
-    if not work.done.done():  # else its client has disconnected meanwhile
-        work.done.set_result(None)
+        if not work.result.done():
+            work.result.set_exception(error)
     return False
 
 

@@ -100,21 +100,22 @@ class _GenerationApp(Generic[T]):
 
     async def _serve(self, body: bytes, send: Send, context: RequestContext) -> None:
         try:
-            await self._run(body, send, context)
+            job = await self._prepared(body, context)
+            await self._send_answer(job, context, send)
+            return
         except ModelNotLoadedError as error:  # nothing has been sent
             context.deadline.shorten(_timeout_decoder.decode(body).timeout, "timeout")
             await context.wait_for_model(error.model, self._load_timeout)
-            await self._run(body, send, context)
-
-    async def _run(self, body: bytes, send: Send, context: RequestContext) -> None:
         await self._send_answer(await self._prepared(body, context), context, send)
 
     async def _prepared(self, body: bytes, context: RequestContext) -> T:
         own = (context.tenant,) if self._needs_tenant else ()
         prepare = partial(self._prepare, body, self._loader.models, *own)
         if not self._in_thread(body):
-            with suppress(TooLongError):
+            try:
                 return await self._micro_batch.run(prepare())
+            except TooLongError:
+                pass
         run = self._gate.prepare_threads.run
         return await run(context.caller, lambda: run_stages(prepare()))
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from starlette.types import Scope
 
-from quire.engine.frontend.input_processor import Options
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
@@ -45,30 +43,33 @@ class RequestContext:
 
     record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
     deadline: when the request must have ended. tenant: of its API key. caller: see `caller_of`.
-    usage: its token counts, once it has started. outlive_client: lets it run on when its client
-    disconnects.
+    usage: its token counts, once it has started.
     """
 
     def __init__(
         self,
-        record: RequestRecord,
+        scope: Scope,
         loader: ModelLoader,
-        tenant: str,
         settings: ServerSettings,
         ticket: Ticket,
         body_space: BodySpace,
     ) -> None:
-        self.record = record
+        state = scope["state"]
+        self.record: RequestRecord = state["record"]
         self.hold_bytes = body_space.hold
         self.deadline = Deadline(settings.request_timeout)
         self.usage: UsageCounter
-        self.caller: str
-        self.outlive_client: Callable[[], None]
+        self.tenant: str = "" if settings.share_prefix_cache else state["tenant"]
+        self.caller = caller_of(scope)
+        self._scope = scope
         self._loader = loader
-        self.tenant = tenant
         self._queue_timeout = settings.queue_timeout
         self._ticket = ticket
         self._body_space = body_space
+
+    def outlive_client(self) -> None:
+        """Let the request run on when its client disconnects."""
+        outlive_client(self._scope)
 
     def join_queue(self) -> None:
         """Count the request among the answers: its body is complete. Raises QueueFullError."""
@@ -94,13 +95,8 @@ class RequestContext:
             num_tokens = min(num_tokens, max_tokens)
         self._ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
-        options = Options(
-            encoding=job.encoding,
-            priority=job.priority,
-            cache_salt=cache_salt_of(self.tenant, job.cache_salt),
-            queue_timeout=self._queue_timeout,
-        )
-        return AdmittedJob(job, model.engine, options, self.caller)
+        salt = cache_salt_of(self.tenant, job.cache_salt)
+        return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.
@@ -158,15 +154,9 @@ class RequestGate:
         if not self._loader.models.may_answer:
             raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
         timeout = _timeout_of(scope)
-        state = scope["state"]
-        tenant = "" if self._settings.share_prefix_cache else state["tenant"]
         self._loader.models.entrance.check()
-        ticket = Ticket(self._receiving)
-        context = RequestContext(
-            state["record"], self._loader, tenant, self._settings, ticket, BodySpace(self.bodies)
-        )
-        context.caller = caller_of(scope)
-        context.outlive_client = partial(outlive_client, scope)
+        ticket, space = Ticket(self._receiving), BodySpace(self.bodies)
+        context = RequestContext(scope, self._loader, self._settings, ticket, space)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context
 

@@ -86,24 +86,13 @@ async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send)
     usage = context.usage
     async with context.deadline.enforced():
         results = await gather(admitted, usage)
-    await send_json(
-        send, 200, await _ended(formatter.job, lambda: _reply(formatter, results, usage))
-    )
 
+    def reply() -> bytes:
+        return _encoder.encode(formatter.reply(results, usage.total()))
 
-async def _ended(job: Job, end: Callable[[], bytes]) -> bytes:
-    """The end of an answer, made without blocking the event loop if that also stores it."""
-    return await asyncio.to_thread(end) if job.is_stored else end()
-
-
-def _reply(
-    formatter: ReplyFormatter, results: Sequence[RequestOutput], usage: UsageCounter
-) -> bytes:
-    return _encoder.encode(formatter.reply(results, usage.total()))
-
-
-def _ending(formatter: ReplyFormatter, usage: UsageCounter) -> bytes:
-    return b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
+    # what stores the answer must not block the event loop
+    is_stored = formatter.job.is_stored
+    await send_json(send, 200, await asyncio.to_thread(reply) if is_stored else reply())
 
 
 async def events(
@@ -118,7 +107,11 @@ async def events(
                 chunks = _with_usage(chunks, usage.total(), output)
             if data := b"".join([_event(chunk) for chunk in chunks]):
                 yield data
-    yield await _ended(formatter.job, lambda: _ending(formatter, usage))
+
+    def ending() -> bytes:
+        return b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
+
+    yield await asyncio.to_thread(ending) if formatter.job.is_stored else ending()
 
 
 def _with_usage(

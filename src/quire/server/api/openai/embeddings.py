@@ -182,7 +182,12 @@ async def embed_all(
 
     async def embed(index: int, prompt: Prompt) -> RequestOutput:
         output = await admitted.engine.embed(
-            prompt, pooling, request_id=f"{job.reply_id}-{index}", **admitted.options
+            *(prompt, pooling),
+            request_id=f"{job.reply_id}-{index}",
+            encoding=job.encoding,
+            priority=job.priority,
+            cache_salt=admitted.cache_salt,
+            queue_timeout=admitted.queue_timeout,
         )
         usage.add(index, output)
         window.leave(len(prompt))
