@@ -180,7 +180,7 @@ _LISTS = ("stop", "stop_token_ids", "bad_words", "kept_token_ids")
 _OPTIONAL_LISTS = ("allowed_token_ids", "logprob_token_ids")
 _WORDS = ("stop", "bad_words")
 _lists_of = attrgetter(*_LISTS, *_OPTIONAL_LISTS, "logit_bias")
-_NO_LISTS = ([], [], [], [], None, None, None)
+_NO_LISTS: tuple[Any, ...] = ([], [], [], [], None, None, None)
 
 
 def _convert_lists(params: SamplingParams) -> None:
