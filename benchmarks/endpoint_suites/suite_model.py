@@ -36,14 +36,18 @@ TEMPLATE = """
 {%- endif -%}
 {%- endif -%}
 """
+_THOUGHT = TEMPLATE.index("{%- if enable_thinking")
+_PLAIN = (
+    TEMPLATE[:_THOUGHT] + TEMPLATE[TEMPLATE.index("{%- endif", _THOUGHT) + len("{%- endif -%}") :]
+)
 
 
-def make_model(folder: Path) -> None:
-    """Write the model's folder."""
+def make_model(folder: Path, *, reasons: bool) -> None:
+    """Write the model's folder. reasons: whether its template knows of reasoning."""
     bundled = Path(quire.__file__).parent / "bundled" / "quire-tiny"
     shutil.copytree(bundled, folder)
     _change(folder / "config.json", max_position_embeddings=MAX_MODEL_LEN)
-    names = {"model_max_length": MAX_MODEL_LEN, "chat_template": TEMPLATE}
+    names = {"model_max_length": MAX_MODEL_LEN, "chat_template": TEMPLATE if reasons else _PLAIN}
     _change(folder / "tokenizer_config.json", **names)
 
 

@@ -1,4 +1,7 @@
-"""A pytest plugin: one JSON line for each test in SUITE_REPORT; a time limit; one tokenizer."""
+"""A pytest plugin: one JSON line for each test in SUITE_REPORT; a time limit; one tokenizer.
+
+A test that fails has pytest's message, and the latest refusals that it got (`note`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from typing import Any
 import pytest
 import transformers
 
-SECONDS = 120  # that a test may take, with the start of its server
+SECONDS = 60  # that a test may take, with the start of its server
+
+_notes: list[str] = []  # of the test that runs
+
+
+def note(text: str) -> None:
+    """Add a sentence to the message of this test, if it fails."""
+    _notes.append(text)
 
 
 def pytest_configure() -> None:
@@ -31,6 +41,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     def too_long(*_: object) -> None:
         raise TimeoutError(f"{item.name} took more than {SECONDS} s")
 
+    _notes.clear()
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(SECONDS)
     try:
@@ -51,10 +62,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     crash = getattr(report.longrepr, "reprcrash", None)
     why = getattr(crash, "message", None) or str(report.longrepr or "")
-    _write(report.nodeid, report.outcome, why)
+    _write(report.nodeid, report.outcome, " | ".join([why, *_notes[-2:]]))
 
 
 def _write(test: str, outcome: str, why: str) -> None:
-    row = {"test": test, "outcome": outcome, "why": " ".join(why.split())[:300]}
+    row = {"test": test, "outcome": outcome, "why": " ".join(why.split())[:1000]}
     with open(os.environ["SUITE_REPORT"], "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

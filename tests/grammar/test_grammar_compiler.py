@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
+from quire.grammar.gbnf import embedded
 from quire.grammar.grammar_compiler import GRAMMAR_BYTES, GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.vocabulary import Vocabulary
@@ -68,7 +69,12 @@ def test_answers_are_one_of_the_choices(compiler: GrammarCompiler, tokenizer: To
 
 @pytest.mark.parametrize(
     "grammar",
-    ['start: "ab" start | "no"', 'root ::= "ab" root | "no"', "start: A\nA: /(ab)*no/"],
+    [
+        'start: "ab" start | "no"',
+        'root ::= "ab" root | "no"',
+        "start: A\nA: /(ab)*no/",
+        "start: form\nform: " + embedded('root ::= "ab" root | "no"'),
+    ],
 )
 def test_answers_are_derived_from_the_grammar(
     grammar: str, byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer

@@ -40,6 +40,8 @@ class FakeInfo:
     num_blocks: int = 256
     block_size: int = 16
     kv_cache_bytes: int = 3 << 20
+    quantization: str = "none"
+    kv_cache_dtype: str = "float32"
     pooling: PoolingParams = field(default_factory=PoolingParams)
     seconds: dict[str, float] = field(default_factory=dict)
     sampling_defaults: dict[str, float] = field(default_factory=dict)

@@ -293,6 +293,9 @@ def test_names_of_other_engines_are_their_own_fields(complete: Post, engine: Fak
     sampling = engine.calls[0]["sampling"]
     assert (sampling.max_tokens, sampling.repetition_penalty) == (5, 1.5)
     assert complete(n_predict=-1).status == 200
+    assert complete(n_predict=5).status == complete(num_predict=5).status == 200
+    cut = [call["cut_to_context"] for call in engine.calls]
+    assert cut == [False, True, True, True]  # as their own servers do
     assert complete(max_new_tokens=5, max_tokens=5).error["param"] == "max_new_tokens"
     assert complete(max_new_tokens="5").error["param"] == "max_tokens"
 

@@ -9,9 +9,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import suite_report
 import upstream_utils
 from upstream_utils import *  # noqa: F403 - the tests' helpers as they are
 
@@ -31,6 +33,7 @@ REFUSED = {
     "mcp_servers_json": "clients run the tools",
     "backend_sampling": "no sampling in the backend",
     "no_ui": "the page is always there",
+    "reasoning": "each request says whether a model reasons",
     "n_ga": "a context is never extended",
 }
 
@@ -60,7 +63,7 @@ class ServerProcess(upstream_utils.ServerProcess):
     def start(self, timeout_seconds: int = 60) -> None:  # noqa: ARG002 - the suite has a limit
         """Start it at a free port."""
         for name, reason in REFUSED.items():
-            if getattr(self, name):
+            if getattr(self, name) not in (None, False, "auto"):
                 pytest.fail(f"refused by choice: {reason}", pytrace=False)
         words = list(self._words())
         if words == _running.get("words") and not self.server_metrics:
@@ -79,10 +82,20 @@ class ServerProcess(upstream_utils.ServerProcess):
         self.server_port = int(ready[1])
         _running.update(words=words, port=self.server_port, process=process)
 
+    def make_request(self, *args: Any, **options: Any) -> Any:
+        """Send a request; a refusal joins the message of a test that fails."""
+        response = super().make_request(*args, **options)
+        if response.status_code >= 400:
+            suite_report.note(f"{response.status_code}: {json.dumps(response.body)}")
+        return response
+
     def _words(self) -> Iterator[str]:
         """Options of `quire serve`."""
         yield os.environ["SUITE_MODEL"]
-        yield from ("--override-generation-config", json.dumps({"temperature": self.temperature}))
+        most = self.n_predict if (self.n_predict or 0) > 0 else None  # -1: no limit
+        defaults = {"temperature": self.temperature, "max_new_tokens": most}
+        found = {name: value for name, value in defaults.items() if value is not None}
+        yield from ("--override-generation-config", json.dumps(found))
         yield from ("--seed", str(self.seed))
         slots = 1 if self.kv_unified else self.n_slots  # which share the context
         given = {
@@ -90,12 +103,22 @@ class ServerProcess(upstream_utils.ServerProcess):
             "--max-model-len": self.n_ctx and self.n_ctx // (slots or 1),
             "--max-num-seqs": self.n_slots,
             "--api-key": self.api_key,
-            "--chat-template": self.chat_template_file,
+            "--chat-template": self.chat_template_file or self._template(),
             "--allowed-origins": self.cors_origins,
         }
         for option, value in given.items():
             if value:
                 yield from (option, str(value))
+
+    def _template(self) -> str | None:
+        """A file with the template, if it is none of those that llama.cpp knows by name."""
+        if self.chat_template is None:
+            return None
+        if " " not in self.chat_template:
+            pytest.fail("refused by choice: a template is a file, not a name", pytrace=False)
+        file = Path("template.jinja").absolute()
+        file.write_text(self.chat_template)
+        return str(file)
 
 
 upstream_utils.ServerProcess = ServerProcess

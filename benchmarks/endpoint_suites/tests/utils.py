@@ -128,6 +128,8 @@ def own_args(model: str, args: list[str]) -> list[str]:
             is_left_out = word.partition("=")[0] in LEFT_OUT
         if not is_left_out:
             own.append(word)
+    if not any("generation-config" in word for word in own):  # the model may not end an answer
+        own += ["--override-generation-config", '{"max_new_tokens": 512}']
     if "--served-model-name" not in own:
         own += ["--served-model-name", model]
     return own if "--uds" in own or "--port" in own else [*own, "--port", "0"]

@@ -6,7 +6,6 @@ messages. Compiled grammars are cached: another request with the same one copies
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
+from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
@@ -27,9 +27,6 @@ DEFAULT_CACHE_BYTES = 64 << 20
 GRAMMAR_BYTES = 256 << 10
 GRAMMAR_BYTES_PER_BYTE = 64
 
-MAX_REASON_CHARS = 300
-MAX_GBNF_CHARS = 8 << 10
-_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
 
@@ -149,11 +146,7 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
             return LLMatcher.grammar_from_regex(
                 "|".join(map(_literally, structured_outputs.choice or ()))
             )
-    lark = (
-        _from_gbnf(structured_outputs.text)
-        if _GBNF_RULE.search(structured_outputs.text)
-        else structured_outputs.text
-    )
+    lark = to_lark(structured_outputs.text)
     check_grammar(lark)
     return LLMatcher.grammar_from_lark(lark)
 
@@ -163,22 +156,6 @@ def _json_grammar(structured_outputs: StructuredOutputs, schema: str) -> str:
 
     options: JsonCompileOptions = {**_JSON_OPTIONS, **json_style(structured_outputs)}  # type: ignore[typeddict-item]
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
-
-
-def _from_gbnf(text: str) -> str:
-    """A GBNF grammar translated to Lark. llguidance's translator is slow for long texts."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    if len(text) > MAX_GBNF_CHARS:
-        problem = f"GBNF must have at most {MAX_GBNF_CHARS} characters, not {len(text)}; shorten it"
-        raise OverBoundsError(f"{problem}, or write it in Lark")
-    try:
-        return gbnf_to_lark(text)
-    except RecursionError:
-        raise OverBoundsError("nested too deeply; flatten it") from None
-    except Exception as error:  # llguidance raises plain Exception
-        reason = str(error)[:MAX_REASON_CHARS]
-        raise OverBoundsError(f"must be a GBNF grammar ({reason})") from None
 
 
 def _literally(text: str) -> str:

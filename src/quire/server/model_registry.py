@@ -17,6 +17,7 @@ from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
 from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
 from quire.server.settings import ServerSettings
+from quire.server.system_fingerprint import system_fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,13 +25,15 @@ class RegisteredModel:
     """A loaded model. parsers: for its tool calls and reasoning.
 
     spells_token_ids: whether tokens of log-probabilities are "token_id:5" by default.
+    fingerprint: the system_fingerprint of its answers.
     """
 
     name: str
     engine: AsyncEngine
     parsers: ModelParsers
     admission: Admission
-    spells_token_ids: bool = False
+    spells_token_ids: bool
+    fingerprint: str
 
     @property
     def request_defaults(self) -> Mapping[str, float]:
@@ -172,7 +175,9 @@ class ModelRegistry:
             reasoning=self._settings.reasoning_parser,
         )
         entry.model = RegisteredModel(
-            *(name, engine, parsers, entry.admission), self._settings.return_tokens_as_token_ids
+            *(name, engine, parsers, entry.admission),
+            spells_token_ids=self._settings.return_tokens_as_token_ids,
+            fingerprint=system_fingerprint(engine.info),
         )
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
         for on_engine in self._on_engine:

@@ -30,5 +30,5 @@ class EngineInfo(msgspec.Struct, frozen=True):
     quantization: str = "none"
     kv_cache_dtype: str = ""
     pooling: PoolingParams = msgspec.field(default_factory=PoolingParams)
-    sampling_defaults: dict[str, float] = msgspec.field(default_factory=dict)
+    sampling_defaults: dict[str, int | float] = msgspec.field(default_factory=dict)
     quality: dict[str, bool | float | str] | None = None

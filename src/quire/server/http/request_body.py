@@ -23,9 +23,13 @@ SCOPES: tuple[Scope, ...] = ("request", "sampling")
 
 
 class RequestBody(msgspec.Struct, kw_only=True, dict=True):
-    """The base of request bodies. no_effect: a sentence for each field that was without effect."""
+    """The base of request bodies. no_effect: a sentence for each field that was without effect.
+
+    foreign_names: the names of the body's fields that are not this route's.
+    """
 
     no_effect: ClassVar[Sequence[str]] = ()
+    foreign_names: ClassVar[frozenset[str]] = frozenset()
 
     def note_no_effect(self, *sentences: str) -> None:
         """Add sentences about fields without effect."""
@@ -55,9 +59,11 @@ def read_body(
         return request, found
     known = known.difference(refused)
     own, notices = _own_fields(found, known, refused)
+    foreign = frozenset(found.keys() - known)
     if own:
         found = {**{n: v for n, v in strict_json.read_names(data).items() if n in known}, **own}
         request = strict_json.decode(msgspec.json.encode(found), decoder)
+    request.__dict__["foreign_names"] = foreign
     request.note_no_effect(*notices)
     return request, found
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.core.sampling_params import StructuredOutputs
+from quire.grammar.gbnf import embedded
 from quire.grammar.json_style import json_style
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import ReasoningParser
@@ -70,8 +71,6 @@ class _Writer:
         """The complete grammar; the rule `start` comes first."""
         must_call = self._config.must_call
         reasoning, tools = self._reasoning(self._config.reasoning), self._config.tool_parser
-        if text_format is not None and not must_call:
-            self._rules.append(f"form: {_text_rule(text_format)}")
         if tools is None:
             answer = "form"
         elif must_call:
@@ -80,6 +79,8 @@ class _Writer:
             answer = (
                 f"({self._calls(tools)} | form)" if text_format else self._text_and_calls(tools)
             )
+        if text_format is not None and not must_call:
+            self._rules.append(f"form: {_text_rule(text_format)}")
         return "\n".join([f"start: {reasoning} {answer}", *self._rules, ""])
 
     def _reasoning(self, reasoning: ReasoningParser | None) -> str:
@@ -181,9 +182,7 @@ def _text_rule(outputs: StructuredOutputs) -> str:
             return " | ".join(map(_quoted, outputs.choice or ()))
         case "regex":
             return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], outputs.text)}/"
-    if "::=" in outputs.text:
-        raise NoGrammarError("a grammar beside reasoning or tools must be Lark; rewrite it")
-    return f"%lark {{\n{outputs.text}\n}}"
+    return embedded(outputs.text)
 
 
 def _quoted(text: str) -> str:

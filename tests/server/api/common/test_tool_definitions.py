@@ -226,14 +226,16 @@ def test_what_the_template_gets() -> None:
         {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "hm"},
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "reasoning": "ah", "tool_calls": None},
+        {"role": "assistant", "reasoning": "so"},
     ]
     assert server.chat(messages=messages).status == 200
     seen, tools = server.tokenizer.seen
     assert seen == [
         USER,
-        {"role": "assistant", "tool_calls": [made], "reasoning_content": "hm"},
+        {"role": "assistant", "content": "", "tool_calls": [made], "reasoning_content": "hm"},
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "reasoning_content": "ah"},
+        {"role": "assistant", "content": "", "reasoning_content": "so"},
     ]
     assert tools[0] == WEATHER
     empty = {"type": "object", "properties": {}}
@@ -384,8 +386,8 @@ def test_grammars_are_unchanged_without_reasoning_and_tools() -> None:
 
 
 def test_a_grammar_that_excludes_reasoning_is_refused() -> None:
-    reply = Server("a").chat(guided_grammar="root ::= [a-z]")
-    assert (reply.status, reply.error["param"]) == (400, "guided_grammar")
+    reply = Server("a").chat(guided_json="[]")
+    assert (reply.status, reply.error["param"]) == (400, "guided_json")
 
 
 def test_parameters_that_a_format_cannot_write() -> None:

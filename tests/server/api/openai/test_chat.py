@@ -13,6 +13,7 @@ from fake_engine import LIMITS, FakeEngine
 from quire.server.api.common import chat_request
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
+from quire.version import __version__
 
 
 def rendered(engine: FakeEngine) -> str:
@@ -39,8 +40,8 @@ def test_whole_answer(chat: Post, engine: FakeEngine) -> None:
             "token_ids": None,
         }
     ]
-    nulls = ("system_fingerprint", "prompt_logprobs", "prompt_token_ids")
-    assert [reply[name] for name in nulls] == [None] * 3
+    assert reply["prompt_logprobs"] is reply["prompt_token_ids"] is None
+    assert reply["system_fingerprint"].startswith(f"build-{__version__}-")
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9}
 
 

@@ -136,10 +136,9 @@ def check_message(message: Message, path: str) -> None:
 
 def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[str, Any]:
     """A message as chat templates read it. fit_id: converts call ids for the template."""
-    plain: dict[str, Any] = {"role": message.role}
-    if isinstance(message.content, str):
-        plain["content"] = message.content
-    elif message.content is not None:
+    # always with a text, as in vLLM: templates read it beside calls and reasoning, too
+    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if isinstance(message.content, list):
         plain["content"] = [{"type": "text", "text": part.text} for part in message.content]
     if message.name is not None:
         plain["name"] = message.name

@@ -105,7 +105,7 @@ def prepare(
     engine, parsers = model.engine, model.parsers
     with names:
         use = _checked_use(request, model)
-        cut = take_defaults(request, model.request_defaults)
+        cut = take_defaults(request, model.request_defaults) or request.is_cut_to_context
         sampling = chat_request.sampling(request)
         yield
         prompt = _rendered(request, use, model)
@@ -127,7 +127,7 @@ def prepare(
             sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
         field = names.own("messages")
         job = make_job(
-            *(id_prefix, request, [token_ids], sampling, model.name),
+            *(id_prefix, request, [token_ids], sampling, model),
             prompt_field=field,
             cut_to_context=cut,
         )

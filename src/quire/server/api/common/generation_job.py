@@ -14,13 +14,15 @@ from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prom
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
 from quire.server.http.ids import new_id
+from quire.server.model_registry import RegisteredModel
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts and sampling parameters, ready to run.
 
     sampling: of all prompts, unless samplings has one for each, which then agree in `n`.
-    reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
+    reply_id: the id in the answer, such as "cmpl-...". fingerprint: of the model, see
+    system_fingerprint. prompt_alone: only the prompt's log
     probabilities are returned, without sampled tokens. spells_token_ids: tokens of
     log-probabilities are "token_id:5". stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
@@ -31,6 +33,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     reply_id: str
     model: str
+    fingerprint: str = ""
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     samplings: Sequence[SamplingParams] = ()
@@ -76,7 +79,7 @@ def make_job(
     request: GenerationRequest,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
-    model: str,
+    model: RegisteredModel,
     *,
     encoding: Encoding = USUAL_ENCODING,
     prompt_field: str = "prompt",
@@ -93,7 +96,8 @@ def make_job(
     has_usage = options is not None and bool(options.include_usage)
     return Job(
         reply_id=f"{id_prefix}{new_id()}",
-        model=model,
+        model=model.name,
+        fingerprint=model.fingerprint,
         prompts=prompts,
         sampling=sampling,
         encoding=encoding,

@@ -86,7 +86,13 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
         """Whether the request gives no value for a field, under any name."""
         return getattr(self, name) is None
 
+    @property
+    def is_cut_to_context(self) -> bool:
+        """Whether max_tokens may exceed the context: under names whose own servers cut it."""
+        return not self.foreign_names.isdisjoint(_CUT_NAMES)
 
+
+_CUT_NAMES = frozenset({"n_predict", "num_predict"})  # of max_tokens: llama.cpp's and Ollama's
 NO_EFFECT = ("user",)  # fields that are accepted and never read
 
 ASKS_FOR_NOTHING: strict_json.NeutralValues = {

@@ -59,7 +59,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     prompts = completion_request.prompts(request, encode)
     check_num_logprobs(sampling, prompts, limits, "n_probs")
     job = make_job(
-        *("cmpl-", request, prompts, sampling, model.name),
+        *("cmpl-", request, prompts, sampling, model),
         encoding=request.encoding,
         cut_to_context=True,
     )

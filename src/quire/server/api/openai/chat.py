@@ -84,7 +84,12 @@ class ChatFormatter(OpenAIReplyFormatter):
         """The reply with these answers."""
         job = self.job
         reply = ChatReply(
-            id=job.reply_id, created=job.created, model=job.model, choices=choices, usage=usage
+            id=job.reply_id,
+            created=job.created,
+            model=job.model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=job.fingerprint,
         )
         if self._metadata is not None:
             reply.metadata = self._metadata
@@ -104,7 +109,10 @@ class ChatFormatter(OpenAIReplyFormatter):
             if output.finish_reason is not None:
                 self._end(parts, output)
             for choice in parts:
-                yield self._chunk(choice)
+                chunk = self._chunk(choice)
+                if choice.finish_reason is not None:
+                    chunk.system_fingerprint = self.job.fingerprint
+                yield chunk
 
     def ending(self, usage: Usage) -> Iterator[ChatChunk]:
         """The token counts, if the request asks for them."""

@@ -65,7 +65,7 @@ class ChatReply(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: None = None
+    system_fingerprint: str
     metadata: dict[str, str] | UnsetType = UNSET
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
@@ -93,7 +93,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
-    """One chunk of a stream."""
+    """One chunk of a stream. system_fingerprint: in the last one of each answer, as vLLM's."""
 
     id: str
     object: str = "chat.completion.chunk"
@@ -101,6 +101,7 @@ class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

@@ -64,7 +64,7 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
 
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
@@ -75,7 +75,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     request = completions_request.parse(body)
     model = models.find(request.model)
     yield
-    has_no_limit = request.max_tokens is None
+    is_cut = request.max_tokens is None or request.is_cut_to_context
     take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
     sampling = with_reasoning_marks(sampling, model.parsers.reasoning, model.engine.tokenizer)
@@ -87,9 +87,9 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
         prompts = [encode(prompt, tokenizer, limits, request.encoding) for prompt in prompts]
     check_num_logprobs(sampling, prompts, limits)
     job = make_job(
-        *("cmpl-", request, prompts, sampling, model.name),
+        *("cmpl-", request, prompts, sampling, model),
         encoding=request.encoding,
-        cut_to_context=has_no_limit,
+        cut_to_context=is_cut,
     )
     return CompletionFormatter(job, request, model.engine.tokenizer)
 
@@ -116,7 +116,7 @@ class CompletionFormatter(OpenAIReplyFormatter):
             for output in item.outputs
         ]
         reply = self._reply(choices, usage)
-        reply.system_fingerprint = None
+        reply.system_fingerprint = self.job.fingerprint
         return reply
 
     def chunks(self, prompt_index: int, item: RequestOutput) -> Iterator[CompletionReply]:
@@ -134,7 +134,10 @@ class CompletionFormatter(OpenAIReplyFormatter):
             self._waiting[prompt_index] = item
             return
         for output in item.outputs:
-            yield self._reply([self._choice(prompt_index, item, output)], self._no_usage)
+            chunk = self._reply([self._choice(prompt_index, item, output)], self._no_usage)
+            if output.finish_reason is not None:
+                chunk.system_fingerprint = self.job.fingerprint
+            yield chunk
 
     def ending(self, usage: Usage) -> Iterator[CompletionReply]:
         """The token counts, if the request asks for them."""
