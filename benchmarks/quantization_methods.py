@@ -47,6 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "INT8 + SmoothQuant": {"method": "smoothquant"},
     "INT8 + SmoothQuant + GPTQ": {"method": "smoothquant+gptq"},
     "FP8": {"method": "fp8"},
+    "FP8 + GPTQ": {"method": "fp8+gptq"},
     "NF4": {"method": "nf4"},
     "MXFP4": {"method": "mxfp4"},
 }

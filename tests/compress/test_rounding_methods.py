@@ -10,6 +10,7 @@ from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
 from quire.compress.activation_aware_scaling import clipped_scales
 from quire.compress.block_error import BlockError
+from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_statistics import InputStatistics, input_statistics
@@ -19,7 +20,7 @@ from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
 from quire.compress.model_parts import ModelParts, linears_of, weight_of
 from quire.compress.packing import gptq_tensors
-from quire.compress.quantized_rows import nearest
+from quire.compress.quantized_rows import nearest, nearest_fp8
 from quire.compress.recipe import METHODS, Recipe
 from quire.compress.verify_model import compare_models
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -30,6 +31,7 @@ GRIDS = [
     IntegerGrid(4, 32, False, "bfloat16"),
     IntegerGrid(4, -1, False, "float16"),
 ]
+FP8_GRID = FloatGrid("bfloat16")
 
 
 def weight_and_inputs(n: int = 48, k: int = 192) -> tuple[torch.Tensor, InputStatistics]:
@@ -81,12 +83,35 @@ def test_gptq_loses_less_than_rounding_to_nearest(grid: IntegerGrid, act_order: 
     assert stats.loss(rows.numbers() - weight) < 0.6 * plain
 
 
+def test_gptq_of_floats_loses_less_than_rounding_them_to_nearest() -> None:
+    weight, stats = weight_and_inputs()
+    for act_order in ("off", "static"):
+        rows = HessianRounding(FP8_GRID, act_order, 0.01)(weight, stats)
+        assert stats.loss(rows.numbers() - weight) < 0.6 * stats.loss(
+            nearest_fp8(weight, FP8_GRID).numbers() - weight
+        )
+
+
+def test_scales_of_floats_are_the_best_of_those_tried() -> None:
+    weight, _ = weight_and_inputs()
+    weight[3] = 0.0
+    rows = nearest_fp8(weight, FP8_GRID)
+    assert not rows.numbers()[3].any()
+    scale = (weight.abs().amax(1, keepdim=True) / 448).clamp_min(1e-9).bfloat16().float()
+    usual = (weight / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+    error, plain = ((each - weight).square().sum(1) for each in (rows.numbers(), usual))
+    assert (error <= plain).all()
+    assert error.sum() < 0.95 * plain.sum()
+
+
 def test_gptq_without_correlations_is_rounding_to_nearest() -> None:
     weight, _ = weight_and_inputs()
     stats = InputStatistics(torch.eye(192) * 3.0, torch.ones(192), torch.ones(192), 1)
     for grid in GRIDS:
         rows = HessianRounding(grid, "off", 0.01)(weight, stats)
         assert torch.equal(rows.codes, nearest(weight, grid).codes)
+    floats = HessianRounding(FP8_GRID, "off", 0.01)(weight, stats)
+    assert torch.equal(floats.numbers(), nearest_fp8(weight, FP8_GRID).numbers())
 
 
 def test_gptq_takes_inputs_that_are_always_zero() -> None:

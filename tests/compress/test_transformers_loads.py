@@ -26,6 +26,7 @@ CASES = [
     (COMPRESSED, "gptq", {"format": "compressed-tensors"}, torch.float32, 1e-3),
     (COMPRESSED, "int8", {}, torch.float32, 1e-3),
     (COMPRESSED, "fp8", {}, torch.float32, 1e-3),
+    (COMPRESSED, "fp8+gptq", {}, torch.float32, 1e-3),
     (COMPRESSED, "mxfp4", {}, torch.bfloat16, 0.6),
     (BNB, "nf4", {}, torch.float32, 0.6),  # computes in bfloat16
     (GPTQ, "gptq", {}, torch.float32, 0.02),

@@ -170,7 +170,7 @@ class CheckpointLayout:
         }
         if by_group:
             found["group_size"] = self.group
-        if self.act_order == "static":
+        if by_group and self.act_order == "static":
             found["actorder"] = "static"
         return found
 

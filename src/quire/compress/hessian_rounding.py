@@ -7,16 +7,18 @@ in the authors' code (`act_order`), with groups in place ("static") or in that o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import ActOrder
+from quire.compress.float_grid import FloatGrid
 from quire.compress.input_statistics import InputStatistics
 from quire.compress.integer_grid import GroupScales, IntegerGrid
-from quire.compress.quantized_rows import IntegerCodes
+from quire.compress.quantized_rows import FloatCodes, IntegerCodes
 from quire.errors import CheckpointError
+from quire.kernels.reference import FP8
 
 _BLOCK = 128  # columns whose errors are carried to the others at once
 _MOST_DAMPING = 1e3  # times what was asked for, before a Hessian is given up
@@ -26,33 +28,37 @@ _MOST_DAMPING = 1e3  # times what was asked for, before a Hessian is given up
 class HessianRounding:
     """damping: share of the mean diagonal that is added to it."""
 
-    grid: IntegerGrid
+    grid: IntegerGrid | FloatGrid
     act_order: ActOrder
     damping: float
 
     def __call__(
         self, weight: Tensor, stats: InputStatistics, scales: GroupScales | None = None
-    ) -> IntegerCodes:
+    ) -> IntegerCodes | FloatCodes:
         """The codes of a weight [N, K]. scales: of its groups, if they are known already."""
         k = weight.shape[1]
+        size = self.grid.group_size(k)
         order = torch.arange(k, device=weight.device)
         if self.act_order != "off":
             order = torch.argsort(stats.hessian.diagonal(), descending=True, stable=True)
         by_rank = order if self.act_order == "static" else torch.arange(k, device=order.device)
-        group_of = by_rank // self.grid.group_size(k)
-        if scales is None and self.act_order == "static":
-            scales = self.grid.scales_of(weight)
+        group_of = by_rank // size
         if self.act_order == "group":
             scales = None
+        if scales is None and (self.act_order == "static" or size == k):
+            scales = self.grid.scales_of(weight)
         factor = self._factor(stats.hessian[order][:, order])
-        codes, scales = self._round(weight[:, order].clone(), factor, group_of, scales)
-        by_input = torch.empty_like(codes)
+        codes, scales = self._round(weight[:, order], factor, group_of, scales)
+        by_input = torch.empty_like(weight)
         by_input[:, order] = codes
+        if isinstance(self.grid, FloatGrid):
+            return FloatCodes(by_input.to(FP8), scales.scale)
+        stored = by_input.to(torch.uint8)
         if self.act_order != "group":
-            return IntegerCodes(self.grid, by_input, scales)
+            return IntegerCodes(self.grid, stored, scales)
         groups = torch.empty_like(group_of)
         groups[order] = group_of
-        return IntegerCodes(self.grid, by_input, scales, groups.int())
+        return IntegerCodes(self.grid, stored, scales, groups.int())
 
     def _factor(self, hessian: Tensor) -> Tensor:
         """The upper Cholesky factor of the inverse Hessian [K, K]. Raises CheckpointError."""
@@ -84,41 +90,30 @@ class HessianRounding:
         size, groups = self.grid.group_size(k), group_of.tolist()
         is_open = scales is None
         scales = scales or GroupScales(*(weight.new_ones(n, k // size) for _ in range(2)))
-        codes = torch.empty_like(weight, dtype=torch.uint8)
+        codes = torch.empty_like(weight)
         for start in range(0, k, _BLOCK):
             end = min(start + _BLOCK, k)
-            errors = torch.empty_like(weight[:, start:end])
-            for column in range(start, end):
+            block = weight[:, start:end].t().contiguous()  # a column in one piece of memory
+            coded, errors, rows = (
+                torch.empty_like(block),
+                torch.empty_like(block),
+                factor[start:end],
+            )
+            for index, column in enumerate(range(start, end)):
                 if is_open and column % size == 0:
                     # columns of later blocks have had all errors so far; this block's, own ones
-                    self._open_group(weight, column, size, factor, errors, start, scales)
-                own = groups[column]
+                    later = slice(end, max(end, column + size))
+                    changes = errors[:index].t() @ rows[:index, later]
+                    values = [block[index : index + size].t(), weight[:, later] - changes]
+                    found = self.grid.scales_of(torch.cat(values, 1))
+                    scales.scale[:, column // size] = found.scale[:, 0]
+                    scales.zero[:, column // size] = found.zero[:, 0]
+                own, value = groups[column], block[index]
                 scale, zero = scales.scale[:, own], scales.zero[:, own]
-                value = weight[:, column]
-                code = ((value / scale).round() + zero).clamp(0, self.grid.most)
-                codes[:, column] = code.to(torch.uint8)
-                error = (value - (code - zero) * scale) / factor[column, column]
-                weight[:, column + 1 : end] -= torch.outer(error, factor[column, column + 1 : end])
-                errors[:, column - start] = error
-            weight[:, end:] -= errors @ factor[start:end, end:]
+                coded[index] = code = self.grid.code(value, scale, zero)
+                error = torch.sub(value, self.grid.number(code, scale, zero), out=errors[index])
+                error /= rows[index, column]
+                block[index + 1 :].addr_(rows[index, column + 1 : end], error, alpha=-1)
+            codes[:, start:end] = coded.t()
+            weight[:, end:] -= errors.t() @ rows[:, end:]
         return codes, scales
-
-    def _open_group(
-        self,
-        weight: Tensor,
-        column: int,
-        size: int,
-        factor: Tensor,
-        errors: Tensor,
-        start: int,
-        scales: GroupScales,
-    ) -> None:
-        """Choose the scales of the group that begins at a column, by its numbers so far."""
-        end, block_end = column + size, start + errors.shape[1]
-        values = weight[:, column:end]
-        if end > block_end:
-            later = errors[:, : column - start] @ factor[start:column, block_end:end]
-            values = torch.cat([weight[:, column:block_end], weight[:, block_end:end] - later], 1)
-        found = replace(self.grid, group=-1).scales_of(values)
-        scales.scale[:, column // size] = found.scale[:, 0]
-        scales.zero[:, column // size] = found.zero[:, 0]

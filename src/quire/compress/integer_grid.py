@@ -76,13 +76,20 @@ class IntegerGrid:
     def codes(self, weight: Tensor, scales: GroupScales) -> Tensor:
         """The nearest codes of a weight [N, K]: float32 [N, K] with whole numbers."""
         scale, zero = scales.scale[:, :, None], scales.zero[:, :, None]
-        found = (self.groups(weight) / scale).round() + zero
-        return found.clamp(0, self.most).flatten(1)
+        return self.code(self.groups(weight), scale, zero).flatten(1)
 
     def numbers(self, codes: Tensor, scales: GroupScales) -> Tensor:
         """What codes [N, K] stand for."""
         scale, zero = scales.scale[:, :, None], scales.zero[:, :, None]
-        return ((self.groups(codes) - zero) * scale).flatten(1)
+        return self.number(self.groups(codes), scale, zero).flatten(1)
+
+    def code(self, value: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        """The nearest codes of values that have such scales and zero points."""
+        return (value / scale).round_().add_(zero).clamp_(0, self.most)
+
+    def number(self, code: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        """What codes with such scales and zero points stand for."""
+        return (code - zero) * scale
 
     def _storable(self, scale: Tensor) -> Tensor:
         scale = torch.where(scale > 0.0, scale, torch.ones_like(scale))

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.compress.activation_aware_scaling import best_scale, clipped_scales
 from quire.compress.block_error import BlockError
 from quire.compress.checkpoint_layout import CheckpointLayout, Packing
+from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
 from quire.compress.input_statistics import InputStatistics, input_statistics
@@ -30,7 +31,6 @@ from quire.core.layer_spec import LayerSpec
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import QuantSpec
-from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaDecoderLayer
 
 _CODEBOOKS: dict[Packing, QuantSpec] = {"nf4": NF4.spec, "mxfp4-pack-quantized": MXFP4.spec}
@@ -105,8 +105,10 @@ class LayerRounding:
         self, inputs: list[Tensor], names: list[str], known: dict[str, GroupScales]
     ) -> Coded:
         """One linear layer after the other, each for the inputs that it then gets."""
-        grid, recipe = grid_of(self._layout), self._recipe
-        rounding, coded = HessianRounding(grid, self._layout.act_order, recipe.damping), Coded()
+        layout, coded = self._layout, Coded()
+        is_float = layout.packing == "float-quantized"
+        grid = FloatGrid(layout.scale_dtype) if is_float else grid_of(layout)
+        rounding = HessianRounding(grid, layout.act_order, self._recipe.damping)
         for name in names:
             stats = input_statistics(self._layer, self._run, inputs, [name])[name]
             rows = rounding(weight_of(self._linears[name]), stats, known.get(name))
@@ -116,7 +118,7 @@ class LayerRounding:
     def _nearest(self, name: str, scales: GroupScales | None) -> CodedRows:
         weight = weight_of(self._linears[name])
         if self._layout.packing == "float-quantized":
-            return nearest_fp8(weight, torch_dtype(self._layout.scale_dtype))
+            return nearest_fp8(weight, FloatGrid(self._layout.scale_dtype))
         if (codebook := _CODEBOOKS.get(self._layout.packing)) is not None:
             return nearest_codebook(weight, codebook)
         return nearest(weight, grid_of(self._layout), scales)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire.compress.float_grid import FloatGrid
 from quire.compress.integer_grid import GroupScales, IntegerGrid
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, QuantSpec
-from quire.kernels.reference import FP8, quantize_fp8
+from quire.kernels.reference import FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,10 @@ def nearest(weight: Tensor, grid: IntegerGrid, scales: GroupScales | None = None
     return IntegerCodes(grid, grid.codes(weight, scales).to(torch.uint8), scales)
 
 
-def nearest_fp8(weight: Tensor, dtype: torch.dtype) -> FloatCodes:
-    """A weight [N, K] in e4m3 with a scale for each output, in a data type of the checkpoint's."""
-    scale = quantize_fp8(weight)[1].to(dtype).float()[:, None]
-    codes = (weight / scale).clamp(-448.0, 448.0).to(FP8)
-    return FloatCodes(codes, scale)
+def nearest_fp8(weight: Tensor, grid: FloatGrid) -> FloatCodes:
+    """A weight [N, K] in e4m3 with a scale for each output."""
+    scale = grid.scales_of(weight).scale
+    return FloatCodes(grid.code(weight, scale).to(FP8), scale)
 
 
 def nearest_codebook(weight: Tensor, spec: QuantSpec) -> CodebookCodes:

@@ -49,6 +49,7 @@ METHODS = {
     "smoothquant": Method("smoothquant", "nearest", "int-quantized"),
     "smoothquant+gptq": Method("smoothquant", "gptq", "int-quantized"),
     "fp8": Method("none", "nearest", "float-quantized"),
+    "fp8+gptq": Method("none", "gptq", "float-quantized"),
     "nf4": Method("none", "nearest", "nf4"),
     "mxfp4": Method("none", "nearest", "mxfp4-pack-quantized"),
 }
