@@ -12,7 +12,8 @@ prompts (the same for both), answers of forced lengths, temperature 0.
 Rows on a GPU (`quire serve`, shapes of Llama-3.1-8B and Llama-3.2-1B): 8b, 8b-fp8, 1b; each build
 starts anew in each round. In the first round a start compiles kernels, in later ones it finds them.
 Rows on a CPU: fp32, bf16, int8, int4 (`quire.LLM`: prefill; 1, 8 and 16 streams; tokens a second,
-and a second of one processor, which other programs change least), served (`quire serve`),
+and a second of one processor, which other programs change least), served (`quire serve`), prompts
+(`quire serve` with a small model saturated by prompts, and at 0.8 of that rate, --repeats times),
 starts (import; `quire generate` without and with prepared weights; first answer of `quire serve`).
 Both trees need their compiled library there.
 
@@ -33,15 +34,16 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workloads import figures
 from workloads.backends import BackendError, ServedEngine, shape_folder
 from workloads.build_ratios import SIDES, Ratios
+from workloads.build_rows import SERVED, SERVED_ON_CPU, Load, ServedRow
 from workloads.builds import Build, LLMProcess, Rates, has_native_code, read_whole_libraries
-from workloads.plan import Level, Workload, make_level
+from workloads.plan import Level, make_level
 from workloads.vocabulary import make_folder
 
 TIMES = ("itl_p50", "itl_p99", "ttft_p50", "ttft_p99", "lat_p50", "lat_p99")
@@ -49,63 +51,7 @@ KV_CACHE_BYTES = 20 * 10**9  # for 64 requests of 2,150 tokens, so that two engi
 CPU_MAX_LEN, PREFILL = 1024, 512
 STEPS = {1: 48, 8: 24, 16: 16}  # of decoding, by the number of streams
 PATIENCE = 180.0  # seconds that a start or a measurement may take
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests for a server: name, workload, how many at a time (or a second), how many in all."""
-
-    name: str
-    workload: Workload
-    level: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRow:
-    """A model behind `quire serve`, and what is asked of it."""
-
-    shape: str
-    loads: tuple[Load, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def _voice(shape: str) -> Workload:
-    return Workload("voice", shape, 1950, 200, ())
-
-
-def _voice_loads(shape: str, *, most: int = 64) -> tuple[Load, ...]:
-    counts = {1: 4, 16: 48, 64: 128}
-    return tuple(Load(f"voice {n}", _voice(shape), n, counts[n]) for n in counts if n <= most)
-
-
-_8B, _1B = "llama-3.1-8b", "llama-3.2-1b"
-_REWRITE = Workload("rewrite", _1B, 15, 15, (), stream=False)
-SERVED = {
-    "8b": ServedRow(
-        _8B,
-        (*_voice_loads(_8B), Load("shared 16", replace(_voice(_8B), shared_prefix=1750), 16, 48)),
-    ),
-    "8b-fp8": ServedRow(_8B, _voice_loads(_8B), {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
-    "1b": ServedRow(
-        _1B,
-        (
-            *_voice_loads(_1B),
-            Load("rewrite 256 at a time", _REWRITE, 256, 8192),
-            Load("rewrite 1000/s", replace(_REWRITE, is_open=True), 1000, 3000),
-        ),
-    ),
-}
-_SHORT = Workload("short", _1B, 64, 32, ())
-SERVED_ON_CPU = ServedRow(
-    _1B,
-    (
-        Load("short 1", _SHORT, 1, 4),
-        Load("short 8", _SHORT, 8, 16),
-        Load("rewrite 16 at a time", _REWRITE, 16, 64),
-        Load("rewrite 2/s", replace(_REWRITE, is_open=True), 2, 8),
-    ),
-)
+_1B = "llama-3.2-1b"
 WEIGHTS = {
     "fp32": {"dtype": "float32"},
     "bf16": {"dtype": "bfloat16"},
@@ -145,13 +91,21 @@ class Comparison:
                 for figure in ("ready_s", "first_token_s"):
                     self.ratios.add(f"{name} start {round_}", figure, build, engine.start[figure])
                 engine.run(make_level(warm_up, 4, row.shape, 512, 1, PATIENCE))
-            for load in row.loads:
+            for load in row.loads * (self._args.repeats if row.is_repeated else 1):
+                at_rate = self._at_rate(name, load)
                 for build in self.in_turn():
-                    self._put(name, load, engines[build], build, model)
+                    self._put(name, at_rate, engines[build], build, model)
                 self.ratios.save()
         finally:
             for engine in engines.values():
                 engine.close()
+
+    def _at_rate(self, name: str, load: Load) -> Load:
+        """The load at its level; if that is a share of another one's rate, of the slower build."""
+        if not load.share_of:
+            return load
+        rate = self.ratios.least(f"{name} {load.share_of}", "req_s")
+        return replace(load, level=load.level * rate)
 
     def _put(self, name: str, load: Load, engine: ServedEngine, build: int, model: str) -> None:
         level = level_of(load, vocab_size_of(model), self._num_measured * 1_000_003)
@@ -231,7 +185,7 @@ def level_of(load: Load, vocab_size: int, seed: int) -> Level:
     level = make_level(workload, load.level, workload.shape, vocab_size, seed, seconds)
     if workload.is_open:
         return replace(level, stop_after=PATIENCE, cut_after=PATIENCE)
-    return replace(level, seeds=range(seed, seed + load.count))
+    return replace(level, seeds=range(level.seeds[0], level.seeds[0] + load.count))
 
 
 def random_prompt(vocab_size: int, length: int, seed: int) -> list[int]:
@@ -240,25 +194,25 @@ def random_prompt(vocab_size: int, length: int, seed: int) -> list[int]:
     return [rng.randrange(vocab_size // 8, vocab_size // 2) for _ in range(length)]
 
 
-def checkpoint(args: argparse.Namespace, folder: Path) -> str:
+def checkpoint(args: argparse.Namespace, folder: Path, shape: str) -> str:
     """The folder of the model that rows on a CPU run: --model, or one with random weights."""
     if args.model:
         return str(args.model)
     from peers.checkpoint import write_checkpoint
 
-    return str(write_checkpoint(shape_folder(_1B), folder / "checkpoint"))
+    own = folder / "checkpoint" / shape
+    return str(own if own.exists() else write_checkpoint(shape_folder(shape), own))
 
 
 def run(compare: Comparison, args: argparse.Namespace, folder: Path) -> None:
     """Measure all rows, for the given number of rounds or until the time is over."""
-    model = checkpoint(args, folder) if args.device == "cpu" else ""
     for round_ in range(1, args.rounds + 1):
         for name in args.rows:
             print(f"round {round_}: {name}, {compare.left:.0f} s left", flush=True)
             try:
                 if compare.left < 10:
                     raise BackendError(f"no time was left in round {round_}")
-                run_row(compare, name, model, args, folder, round_)
+                run_row(compare, name, args, folder, round_)
             except BackendError as error:
                 compare.ratios.errors.append(f"{name}: {error}")
                 print(compare.ratios.errors[-1], flush=True)
@@ -266,7 +220,7 @@ def run(compare: Comparison, args: argparse.Namespace, folder: Path) -> None:
 
 
 def run_row(
-    compare: Comparison, name: str, model: str, args: argparse.Namespace, folder: Path, round_: int
+    compare: Comparison, name: str, args: argparse.Namespace, folder: Path, round_: int
 ) -> None:
     """Raises BackendError."""
     common = {"device": args.device} | ({"threads": args.threads} if args.threads else {})
@@ -274,6 +228,8 @@ def run_row(
         own, options = served_model(SERVED[name], folder)
         return compare.served(name, SERVED[name], own, options | common, round_)
     common |= {"max_model_len": CPU_MAX_LEN}
+    shape = SERVED_ON_CPU[name].shape if name in SERVED_ON_CPU else _1B
+    model = checkpoint(args, folder, shape)
     if name == "starts":
         return compare.starts(model, common)
     options = common | {"model": model}
@@ -281,8 +237,9 @@ def run_row(
         most = max(STEPS)
         cache = {"num_blocks": most * CPU_MAX_LEN // 16, "max_num_seqs": most}
         return compare.on_cpu(name, model, options | WEIGHTS[name] | cache)
-    options |= {"served_model_name": SERVED_ON_CPU.shape, "log_level": "warning"}
-    return compare.served(name, SERVED_ON_CPU, model, options, round_)
+    row = SERVED_ON_CPU[name]
+    options |= {"served_model_name": row.shape, "log_level": "warning"} | row.options
+    return compare.served(name, row, model, options, round_)
 
 
 def served_model(row: ServedRow, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -312,7 +269,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", default="compare_builds", help="of the result file")
     parser.add_argument("--out", default=".", help="folder of the result file")
     args = parser.parse_args()
-    known = [*SERVED] if args.device == "cuda" else [*WEIGHTS, "served", "starts"]
+    known = [*SERVED] if args.device == "cuda" else [*WEIGHTS, *SERVED_ON_CPU, "starts"]
     args.rows = args.rows or known
     args.rounds = args.rounds or (2 if args.device == "cuda" else 1)
     if unknown := set(args.rows) - set(known):

@@ -26,6 +26,10 @@ class Ratios:
         """Keep a value of build 0 (old) or 1 (new)."""
         self._values.setdefault((row, figure), ([], []))[build].append(round(value, 4))
 
+    def least(self, row: str, figure: str) -> float:
+        """The lower of both builds' newest values. Raises KeyError before both have one."""
+        return min(values[-1] for values in self._values[row, figure])
+
     def rows(self) -> list[dict[str, Any]]:
         """For each figure: the median ratio new/old, the least, the greatest, and the values.
 

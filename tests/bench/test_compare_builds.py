@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import compare_builds
 import pytest
-from compare_builds import SERVED, SERVED_ON_CPU, Comparison, level_of
+from compare_builds import Comparison, level_of
 from workloads.build_ratios import Ratios
+from workloads.build_rows import SERVED, SERVED_ON_CPU, Load
 
-LOADS = [load for row in (*SERVED.values(), SERVED_ON_CPU) for load in row.loads]
+LOADS = [load for row in (SERVED | SERVED_ON_CPU).values() for load in row.loads]
 
 
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
-def test_a_load_has_all_of_its_requests(load: compare_builds.Load) -> None:
+def test_a_load_has_all_of_its_requests(load: Load) -> None:
+    load = replace(load, level=10 * load.level) if load.share_of else load
     level = level_of(load, 1000, 5)
     assert level == level_of(load, 1000, 5)  # of both builds
     assert level.stop_after >= compare_builds.PATIENCE
@@ -29,6 +32,18 @@ def test_the_builds_alternate_in_being_first(tmp_path: Path) -> None:
     builds: Any = (None, None)
     compare = Comparison(builds, args)
     assert [compare.in_turn() for _ in range(3)] == [(0, 1), (1, 0), (0, 1)]
+
+
+def test_a_share_is_of_the_slower_builds_newest_rate(tmp_path: Path) -> None:
+    args = argparse.Namespace(seconds=1.0, name="found", out=tmp_path, device="cpu")
+    builds: Any = (None, None)
+    compare = Comparison(builds, args)
+    for build, value in ((0, 1.0), (0, 12.0), (1, 10.0)):
+        compare.ratios.add("prompts 400/20 8 at a time", "req_s", build, value)
+    *_, load = SERVED_ON_CPU["prompts"].loads
+    found = compare._at_rate("prompts", load)
+    assert (found.level, found.name) == (8.0, load.name)
+    assert compare._at_rate("prompts", LOADS[0]) == LOADS[0]
 
 
 def test_a_ratio_is_of_measurements_beside_one_another(tmp_path: Path) -> None:
