@@ -434,13 +434,18 @@ def boxes_of(kind: str, head_dim: int) -> dict[str, str]:
     return dict.fromkeys(["k_desc", "v_desc"], f"tensordesc<{kind}[16, {head_dim}],{layout!r}>")
 
 
-def hopper(capability: int, kind: str = "bf16", *, split: bool = True) -> Compiled:
+def hopper(
+    capability: int, kind: str = "bf16", head_dim: int = 64, tile: int = 64, *, split: bool = True
+) -> Compiled:
     """Prefill attention for Hopper, in its smallest form: the larger take three times as long."""
     names = hopper_prefill_kernel.arg_names
     types = {name: kind for name, kind in ATTENTION.items() if name in names}
-    types |= boxes_of(kind, 64)
-    shape = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": 64, "BLOCK_SIZE": 16, "WINDOW": 0}
-    cut = {"FIELDS": 8, "TILE": 64, "SLOTS": 4, "SPLIT": split, "PING_PONG": not split}
+    types |= boxes_of(kind, head_dim)
+    shape: dict[str, Any] = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
+    pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
+    (types if kind == "i8" else shape).update(pair)
+    cut = {"FIELDS": 8, "TILE": tile, "SLOTS": 4 if split else 256 // head_dim, "WINDOW": 0}
+    cut |= {"SPLIT": split, "PING_PONG": not split}
     return compile_kernel(hopper_prefill_kernel, types, shape | cut, capability, num_warps=4)
 
 
@@ -622,6 +627,12 @@ KERNELS = {
     "hopper": hopper,
     "hopper_halves": hopper_halves,
     "hopper_fp8": functools.partial(hopper, kind="fp8e4nv"),
+    "hopper_int8": functools.partial(hopper, kind="i8"),
+    "hopper_int8_halves": functools.partial(hopper, kind="i8", head_dim=128, tile=128, split=False),
+    "hopper_bf16_halves": functools.partial(
+        hopper, kind="bf16", head_dim=128, tile=128, split=False
+    ),
+    "hopper_int8_split": functools.partial(hopper, kind="i8", head_dim=128, split=True),
     "hopper_decode": hopper_decode,
     "hopper_decode_int8": functools.partial(hopper_decode, kind="i8"),
     "hopper_decode_int8_few": functools.partial(hopper_decode, kind="i8", tile=128, registers=136),

@@ -98,11 +98,23 @@ def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
     return registers
 
 
+def bf16_pair(word: int) -> Tensor:
+    """The two bfloat16 of a word, in float64."""
+    halves = torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.int32).to(torch.int16)
+    return halves.view(torch.bfloat16).double()
+
+
 def _instruction(op: str, a: int, others: list[int]) -> int:
     if op == "shl.b32":
         return a << others[0] & 0xFFFFFFFF
     if op == "and.b32":
         return a & others[0]
+    if op == "add.u32":
+        return (a + others[0]) & 0xFFFFFFFF
+    if op == "fma.rn.bf16x2":
+        x, y, z = (bf16_pair(each) for each in (a, *others))
+        low, high = (x * y + z).bfloat16().view(torch.int16).tolist()
+        return low & 0xFFFF | (high & 0xFFFF) << 16
     if op == "lop3.b32":
         b, c, table = others
         return sum(
@@ -141,10 +153,8 @@ def test_instructions_look_up_the_numbers(found: CodebookFormat) -> None:
                 for half in range(2):
                     column = 256 * step + 64 * block + 32 * half + 2 * pair
                     value = after[f"${half}"]
-                    bits = torch.tensor([value & 0xFFFF, value >> 16], dtype=torch.int32)
-                    numbers = bits.to(torch.int16).view(torch.bfloat16)
                     expected = table[from_rows[column : column + 2].int()]
-                    assert torch.equal(numbers, expected)
+                    assert torch.equal(bf16_pair(value), expected.double())
 
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")

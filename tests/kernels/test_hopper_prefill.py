@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import AttentionParams
+from quire.kernels.operands import AttentionParams, KVScales
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperConfig, hopper_config
 from quire.kernels.triton.ops import paged_attention
 
@@ -37,8 +37,8 @@ def case(
     lens: list[int],
     shape: tuple[int, int, int, int, int | None],
     kv_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, BatchLayout, Tensor]:
-    """(query, caches with NaN where nothing was written, layout, what attention gives)."""
+) -> tuple[Tensor, Tensor, Tensor, BatchLayout, KVScales | None, Tensor]:
+    """(query, caches with NaN where nothing was written, layout, scales, what attention gives)."""
     group, heads, dim, block_size, window = shape
     torch.manual_seed(sum(lens))
     most = max(-(-n // block_size) for n in lens)
@@ -47,24 +47,40 @@ def case(
         queries, lens, table.numpy().astype(np.int32), block_size, torch.device("cuda")
     )
     query = torch.randn(sum(queries), group * heads, dim, device="cuda").bfloat16()
-    cache = torch.randn(2, table.numel(), block_size, heads, dim, device="cuda").to(kv_dtype)
+    cache, scales = torch.randn(2, table.numel(), block_size, heads, dim, device="cuda"), None
+    if kv_dtype == torch.int8:
+        rows = reference.quantize_heads(cache * torch.rand(*cache.shape[:4], 1, device="cuda"))
+        found = rows[..., -2:].contiguous().view(torch.bfloat16).squeeze(-1)
+        scales = KVScales(found[0], found[1])
+        cache = rows[..., :-2].contiguous()
+    cache = cache.to(kv_dtype)
     written = torch.zeros(table.numel(), block_size, dtype=torch.bool)
     for row, length in enumerate(lens):
         positions = torch.arange(length)
         written[table[row, positions // block_size], positions % block_size] = True
     k_cache, v_cache = cache
     params = AttentionParams(dim**-0.5, window)
-    expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, params)
-    hole = (
-        torch.full((1,), math.nan)
-        .to(kv_dtype)
-        .view(torch.uint8 if kv_dtype.itemsize == 1 else kv_dtype)
-    )
-    cache.view(hole.dtype)[:, ~written.cuda()] = hole.cuda()
-    return query, k_cache, v_cache, layout, expected
+    pairs = (k_cache, scales and scales.keys), (v_cache, scales and scales.values)
+    numbers = [reference.widened(codes, torch.float32, own) for codes, own in pairs]
+    expected = reference.attention(query.float(), *numbers, layout, params)
+    hole = written.logical_not().cuda()
+    if scales is None:
+        bits = torch.full((1,), math.nan).to(kv_dtype)
+        kind = torch.uint8 if kv_dtype.itemsize == 1 else kv_dtype
+        cache.view(kind)[:, hole] = bits.view(kind).cuda()
+    else:
+        cache[:, hole] = -128
+        for own in (scales.keys, scales.values):
+            own[hole] = math.nan
+    return query, k_cache, v_cache, layout, scales, expected
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+DTYPES = pytest.mark.parametrize(
+    "kv_dtype", [torch.bfloat16, reference.FP8, torch.int8], ids=["bfloat16", "fp8", "int8"]
+)
+
+
+@DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("split", [False, True], ids=["halves", "split"])
 def test_any_mixture_of_chunks(
@@ -72,14 +88,14 @@ def test_any_mixture_of_chunks(
 ) -> None:
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
+        query, k_cache, v_cache, layout, scales, expected = case(queries, lens, shape, kv_dtype)
         config = hopper_config(k_cache, split=split)
         plan = paged_attention.make_plan(
             layout, window, DecodeConfig(64, 3), config.tokens(shape[0]), shape[1]
         )
         out = torch.full_like(query, math.nan)
         paged_attention.prefill_attention(
-            query, k_cache, v_cache, layout, plan, params, out, config
+            query, k_cache, v_cache, layout, plan, params, out, config, scales
         )
         chunk = torch.tensor([n > 1 for n in queries for _ in range(n)], device="cuda")
         error = (out[chunk] - expected[chunk]).norm() / expected[chunk].norm()
@@ -91,16 +107,16 @@ NOT_PLAIN = [AttentionParams(0.1, soft_cap=5.0), AttentionParams(0.1, sinks=torc
 SHORT = [([16] * 9, [16] * 9), ([1, 2, 15, 64, 100, 128], [300, 2, 15, 128, 111, 128])]
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_of_short_prompts(
     shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
 ) -> None:
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
+        query, k_cache, v_cache, layout, scales, expected = case(queries, lens, shape, kv_dtype)
         assert layout.has_few_keys == is_short
         params = AttentionParams(shape[2] ** -0.5, shape[4])
-        out = paged_attention.attention(query, k_cache, v_cache, layout, params)
+        out = paged_attention.attention(query, k_cache, v_cache, layout, params, scales)
         assert (out - expected).norm() / expected.norm() < 6e-3, (queries, lens)
 
 
@@ -110,7 +126,8 @@ def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     plain = AttentionParams(0.1)
     short = paged_attention.choose_prefill_config(query, served, plain, has_few_keys=True)
     assert not isinstance(short, HopperConfig)
-    for taken in ((query, served), (query.half(), served.half())):
+    codes = served.to(torch.int8)
+    for taken in ((query, served), (query.half(), served.half()), (query, codes)):
         assert isinstance(paged_attention.choose_prefill_config(*taken, plain), HopperConfig)
         for params in NOT_PLAIN:
             assert not isinstance(
@@ -118,5 +135,6 @@ def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
             )
     caches = served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]
     refused = [(query, cache) for cache in caches] + [(query.half(), served.to(reference.FP8))]
+    refused += [(query.half(), codes)]
     for left in refused:
         assert not isinstance(paged_attention.choose_prefill_config(*left, plain), HopperConfig)

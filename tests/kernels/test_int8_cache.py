@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_codebook_words import bf16_pair, run_ptx
 from test_shared_attention import on_device, shared_case
 from test_triton_kernels import ON_GPU, close, moved
 from torch import Tensor
@@ -132,3 +133,20 @@ def test_scales_are_counted(head_dim: int) -> None:
     total = sum(t.nbytes for t in found)
     assert total == 3 * block_bytes([layer], 16, "int8")
     assert block_bytes([layer], 16, "bfloat16") / block_bytes([layer], 16, "int8") > 1.9
+
+
+@pytest.mark.parametrize("scale", [2.0**-60, 0.0077, 0.9961, 1.0, 3.0e5, 0.0])
+def test_instructions_scale_codes(scale: float) -> None:
+    """What prompts on a Hopper do in registers: each code times its scale, rounded once."""
+    widen = pytest.importorskip("quire.kernels.triton.hopper.hopper_prefill_widen")
+    found = torch.tensor([scale, scale]).bfloat16()
+    own, less = (pair.view(torch.int32).item() & 0xFFFFFFFF for pair in (found, found * -128))
+    codes = torch.arange(-128, 128, dtype=torch.int8) if scale else torch.zeros(4, dtype=torch.int8)
+    for start in range(0, len(codes), 4):
+        four = codes[start : start + 4]
+        word = four.view(torch.int32).item() & 0xFFFFFFFF
+        registers = {"$2": word, "$3": own, "$4": own, "$5": less, "$6": less}
+        after = run_ptx(widen.SCALING.value, registers)
+        numbers = torch.cat([bf16_pair(after["$0"]), bf16_pair(after["$1"])])
+        expected = (four.double() * found[0].double()).bfloat16().double()
+        torch.testing.assert_close(numbers, expected, rtol=0, atol=1e-30)

@@ -66,6 +66,7 @@ KERNELS = {
     "hopper": ["90"],
     "hopper_halves": ["90"],
     "hopper_fp8": ["90"],
+    "hopper_int8": ["90"],
     "hopper_decode": ["90"],
     "hopper_decode_bf16": ["90"],
     "hopper_decode_int8": ["90"],

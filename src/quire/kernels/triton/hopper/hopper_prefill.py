@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import attend
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_prefill_work import fetch, widen
+from quire.kernels.triton.hopper.hopper_prefill_widen import scale_codes, widen
+from quire.kernels.triton.hopper.hopper_prefill_work import fetch
 from quire.kernels.triton.hopper.hopper_queries import ROWS
 from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
 from quire.kernels.triton.launch.attention_config import HopperConfig
@@ -38,16 +39,18 @@ def launch_prefill(
     window: int,
     out: Tensor,
     config: HopperConfig,
+    kv_scales: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
 
     work, num_query_tiles: of a `Plan` with config's tiles. scale: of the scores, times log2(e).
+    kv_scales: of caches in INT8.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_programs = min(workspace(query.device).num_sms, num_kv_heads * len(work))
     boxes = [cache_boxes(cache, config.tile) for cache in (k_cache, v_cache)]
     hopper_prefill_kernel[(num_programs,)](
-        query, *boxes, out, block_table, work, num_query_tiles, scale,
+        query, *boxes, *kv_scales, out, block_table, work, num_query_tiles, scale,
         query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
         NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots,
@@ -58,7 +61,8 @@ def launch_prefill(
 
 @gluon.jit(do_not_specialize=["stride_table"])
 def hopper_prefill_kernel(
-    q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, scale,
+    q_ptr, k_desc, v_desc, k_scale_ptr, v_scale_ptr, out_ptr, block_table_ptr, work_ptr,
+    num_tiles_ptr, scale,
     stride_q_token, stride_q_head, stride_table, stride_out_token,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
@@ -68,16 +72,19 @@ def hopper_prefill_kernel(
 
     work: tiles of TOKENS queries (see `prefill_tiles.py`). SPLIT: both warpgroups have the same
     queries, and every other tile of keys; else each its own half of the queries and all keys.
-    scale: of the scores, times log2(e).
+    scale: of the scores, times log2(e). k_scale, v_scale [slots, Hkv]: of keys and values in INT8.
     """
     TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
-    dtype: gl.constexpr = gl.float16 if FP8 else k_desc.dtype
+    INT8: gl.constexpr = k_desc.dtype == gl.int8
+    key_type: gl.constexpr = gl.bfloat16 if INT8 else k_desc.dtype
+    dtype: gl.constexpr = gl.float16 if FP8 else key_type
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    LAYOUT: gl.constexpr = k_desc.layout
+    CODES: gl.constexpr = k_desc.layout
+    LAYOUT: gl.constexpr = WIDE if INT8 else CODES
     USERS: gl.constexpr = 1 if SPLIT else 2
-    q_smem = gl.allocate_shared_memory(k_desc.dtype, [4 if FP8 else 2, ROWS, HEAD_DIM], LAYOUT)
-    keys = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, USERS, LAYOUT)
+    q_smem = gl.allocate_shared_memory(key_type, [4 if FP8 else 2, ROWS, HEAD_DIM], LAYOUT)
+    keys = _ring(key_type, HEAD_DIM, TILE, SLOTS, USERS, LAYOUT)
     values = _ring(dtype, HEAD_DIM, TILE, SLOTS, USERS, WIDE)
     rings = (keys, values)
     other = ()
@@ -88,7 +95,34 @@ def hopper_prefill_kernel(
         stride_q_token, stride_q_head, stride_out_token,
     )  # fmt: skip
     # last lists: registers for each thread; the first warpgroup has as many as the second
-    if not FP8:
+    if INT8:
+        codes = _ring(gl.int8, HEAD_DIM, TILE, 3, 1, CODES)  # of keys and values by turns
+        scale_smem = gl.allocate_shared_memory(
+            gl.bfloat16, [4, TILE], gl.SwizzledSharedLayout(1, 1, 1, [0])
+        )
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    PING_PONG, FIELDS, 0)),
+                (attend, (
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    PING_PONG, FIELDS, 1)),
+                (scale_codes, (
+                    codes, rings, (k_scale_ptr, v_scale_ptr), scale_smem,
+                    work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
+                    NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
+                (fetch, (
+                    k_desc, v_desc, codes, codes, work_ptr, num_tiles_ptr, block_table_ptr,
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, 2)),
+            ],
+            [4, 4, 1],
+            [208, 56, 40],
+        )  # fmt: skip
+        invalidate(codes[1])
+        invalidate(codes[2])
+    elif not FP8:
         fence_async_shared()
         gl.warp_specialize(
             [

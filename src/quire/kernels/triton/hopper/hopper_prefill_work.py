@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box
+from quire.kernels.triton.launch.gluon_compat import fetch_box
 
 
 @gluon.jit
@@ -56,9 +56,12 @@ def key_tiles(
 def fetch(
     k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
     NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
-    WINDOW: gl.constexpr, FIELDS: gl.constexpr,
+    WINDOW: gl.constexpr, FIELDS: gl.constexpr, EACH: gl.constexpr = 1,
 ):  # fmt: skip
-    """Keep the rings filled by TMA: a tile of keys, its values, the next tile's keys, ..."""
+    """Keep the rings filled by TMA: a tile of keys, its values, the next tile's keys, ...
+
+    EACH: 2 where both rings are one, and a tile's values follow its keys.
+    """
     num_items = gl.load(num_tiles_ptr) * NUM_HEADS
     at = 0  # number of tiles so far
     cycle = 0
@@ -70,38 +73,11 @@ def fetch(
         table = block_table_ptr + request * stride_table
         for key_tile in range(end - 1, begin - 1, -1):
             rows = rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
-            fetch_tile(k_desc, rows, head, keys, at, TILE)
-            fetch_tile(v_desc, rows, head, values, at, TILE)
+            fetch_tile(k_desc, rows, head, keys, EACH * at, TILE)
+            fetch_tile(v_desc, rows, head, values, EACH * at + EACH - 1, TILE)
             at += 1
         cycle += 1
         head, request, _, num_queries, seq_len, first_query = work_item(
-            work_ptr, num_items, cycle, NUM_HEADS, FIELDS
-        )
-
-
-@gluon.jit
-def widen(
-    codes, values, work_ptr, num_tiles_ptr,
-    NUM_HEADS: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
-    FIELDS: gl.constexpr,
-):  # fmt: skip
-    """Convert a ring of FP8 value tiles to a ring of float16 tiles."""
-    num_items = gl.load(num_tiles_ptr) * NUM_HEADS
-    at = 0
-    cycle = 0
-    _, _, _, num_queries, seq_len, first_query = work_item(
-        work_ptr, num_items, cycle, NUM_HEADS, FIELDS
-    )
-    while num_queries > 0:
-        begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
-        for _ in range(end - begin):
-            code_slot, slot = await_tile(codes, at), await_free_slot(values, at)
-            _widen_tile(codes[0].index(code_slot), values[0].index(slot), TILE)
-            mbarrier.arrive(values[1].index(slot), count=1)
-            mbarrier.arrive(codes[2].index(code_slot), count=1)
-            at += 1
-        cycle += 1
-        _, _, _, num_queries, seq_len, first_query = work_item(
             work_ptr, num_items, cycle, NUM_HEADS, FIELDS
         )
 
@@ -150,18 +126,3 @@ def fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
     mbarrier.expect(filled, TILE * HEAD_DIM * desc.dtype.primitive_bitwidth // 8)
     for box in gl.static_range(TILE // BOX):
         fetch_box(desc, [rows[box], head * HEAD_DIM], filled, tile.slice(box * BOX, BOX))
-
-
-@gluon.jit
-def _widen_tile(codes, tile, TILE: gl.constexpr):
-    """Store codes [TILE, D] as float16 (exact) to a tile in shared memory."""
-    ROWS: gl.constexpr = 64
-    HEAD_DIM: gl.constexpr = tile.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout(  # eight numbers: no bank conflicts
-        [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
-    )
-    for part in gl.static_range(TILE // ROWS):
-        narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)
-        tile.slice(part * ROWS, ROWS).store(narrow.to(gl.float16))
-    fence_async_shared()
-    barrier()

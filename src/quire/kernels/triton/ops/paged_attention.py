@@ -51,9 +51,10 @@ _FOR_PROMPTS = frozenset(
         (torch.bfloat16, torch.bfloat16),
         (torch.float16, torch.float16),
         (torch.bfloat16, reference.FP8),
+        (torch.bfloat16, torch.int8),
     }
 )
-_FOR_DECODES = _FOR_PROMPTS | {(torch.bfloat16, torch.int8), (torch.float16, torch.int8)}
+_FOR_DECODES = _FOR_PROMPTS | {(torch.float16, torch.int8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def prefill_attention(
 
         launch_prefill(
             query, k_cache, v_cache, layout.block_table, plan.work, plan.num_query_tiles,
-            params.scale * LOG2_E, window, out, config,
+            params.scale * LOG2_E, window, out, config, scale_operands(scales),
         )  # fmt: skip
         return
     prefill_attention_kernel[(num_kv_heads, len(plan.work))](

@@ -1,0 +1,174 @@
+"""Hopper's prefill attention: the warpgroup that converts keys and values in 8 bits to 16 bits.
+
+Values in FP8 become float16, by one instruction for two; keys need no conversion. Keys and values
+in INT8 become bfloat16, times their scales, as they were before they were stored: rounded once, as
+bfloat16 rounds what a cache in 16 bits has.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from quire.kernels.triton.hopper.hopper_prefill_work import (
+    await_free_slot,
+    await_tile,
+    key_tiles,
+    work_item,
+)
+from quire.kernels.triton.launch.gluon_compat import barrier
+
+# Four codes as two pairs of bfloat16, times a scale. The last seven bits of a code are those of a
+# number from 128 on; what is to be subtracted is 128 times the scale, or twice that, by the code's
+# sign, which is where the last bit of an exponent is. So a product is rounded once.
+SCALING = tl.constexpr("""
+    {
+        .reg .b32 pair, digits, less;
+        prmt.b32 pair, $2, 0, 0x4140;
+        lop3.b32 digits, pair, 0x007F007F, 0x43004300, 0xEA;
+        and.b32 less, pair, 0x00800080;
+        add.u32 less, less, $5;
+        fma.rn.bf16x2 $0, digits, $3, less;
+        prmt.b32 pair, $2, 0, 0x4342;
+        lop3.b32 digits, pair, 0x007F007F, 0x43004300, 0xEA;
+        and.b32 less, pair, 0x00800080;
+        add.u32 less, less, $6;
+        fma.rn.bf16x2 $1, digits, $4, less;
+    }
+""")
+
+
+@gluon.jit
+def widen(
+    codes, values, work_ptr, num_tiles_ptr,
+    NUM_HEADS: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
+    FIELDS: gl.constexpr,
+):  # fmt: skip
+    """Convert a ring of FP8 value tiles to a ring of float16 tiles."""
+    num_items = gl.load(num_tiles_ptr) * NUM_HEADS
+    at = 0
+    cycle = 0
+    _, _, _, num_queries, seq_len, first_query = work_item(
+        work_ptr, num_items, cycle, NUM_HEADS, FIELDS
+    )
+    while num_queries > 0:
+        begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
+        for _ in range(end - begin):
+            code_slot, slot = await_tile(codes, at), await_free_slot(values, at)
+            _widen_tile(codes[0].index(code_slot), values[0].index(slot), TILE)
+            mbarrier.arrive(values[1].index(slot), count=1)
+            mbarrier.arrive(codes[2].index(code_slot), count=1)
+            at += 1
+        cycle += 1
+        _, _, _, num_queries, seq_len, first_query = work_item(
+            work_ptr, num_items, cycle, NUM_HEADS, FIELDS
+        )
+
+
+@gluon.jit
+def scale_codes(
+    codes, wide, scale_ptrs, scale_smem, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
+    NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
+    WINDOW: gl.constexpr, FIELDS: gl.constexpr,
+):  # fmt: skip
+    """Convert a ring of tiles of keys and of values in INT8, by turns, to two of bfloat16 tiles.
+
+    scale_smem [4, TILE]: of a tile's keys and values, and of the next tile's.
+    """
+    num_items = gl.load(num_tiles_ptr) * NUM_HEADS
+    at = 0
+    cycle = 0
+    head, request, _, num_queries, seq_len, first_query = work_item(
+        work_ptr, num_items, cycle, NUM_HEADS, FIELDS
+    )
+    while num_queries > 0:
+        begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
+        table = block_table_ptr + request * stride_table
+        blocks = _blocks(table, end - 1, seq_len, BLOCK_SIZE, TILE)
+        scales = _scales(scale_ptrs, head, blocks, end - 1, seq_len, NUM_HEADS, BLOCK_SIZE, TILE)
+        blocks = _blocks(table, end - 2, seq_len, BLOCK_SIZE, TILE)
+        for tile in range(end - 1, begin - 1, -1):
+            own = at % 2 * 2
+            scale_smem.index(own).store(scales[0])
+            scale_smem.index(own + 1).store(scales[1])
+            barrier()
+            # loaded early, so that they are there when the next tile is
+            scales = _scales(
+                scale_ptrs, head, blocks, tile - 1, seq_len, NUM_HEADS, BLOCK_SIZE, TILE
+            )
+            blocks = _blocks(table, tile - 2, seq_len, BLOCK_SIZE, TILE)
+            _scale_tile(codes, 2 * at, wide[0], at, scale_smem.index(own), TILE)
+            _scale_tile(codes, 2 * at + 1, wide[1], at, scale_smem.index(own + 1), TILE)
+            at += 1
+        cycle += 1
+        head, request, _, num_queries, seq_len, first_query = work_item(
+            work_ptr, num_items, cycle, NUM_HEADS, FIELDS
+        )
+
+
+@gluon.jit
+def _keys(tile, TILE: gl.constexpr):
+    return tile * TILE + gl.arange(0, TILE, gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def _blocks(table, tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """The block of each key of a tile."""
+    key = _keys(tile, TILE)
+    return gl.load(table + key // BLOCK_SIZE, mask=(key >= 0) & (key < seq_len), other=0)
+
+
+@gluon.jit
+def _scales(
+    scale_ptrs, head, blocks, tile, seq_len,
+    NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Scales of a tile's keys and values of one head; 0 behind the last key."""
+    key = _keys(tile, TILE)
+    there = (key >= 0) & (key < seq_len)
+    offset = (blocks.to(gl.int64) * BLOCK_SIZE + key % BLOCK_SIZE) * NUM_HEADS + head
+    key_scale = gl.load(scale_ptrs[0] + offset, mask=there, other=0.0)
+    value_scale = gl.load(scale_ptrs[1] + offset, mask=there, other=0.0)
+    return key_scale.to(gl.bfloat16), value_scale.to(gl.bfloat16)
+
+
+@gluon.jit
+def _scale_tile(codes, number, wide, at, scales, TILE: gl.constexpr):
+    """Convert tile `number` of codes to tile `at`, by scales [TILE] of rows in shared memory."""
+    ROWS: gl.constexpr = 32
+    code_slot, slot = await_tile(codes, number), await_free_slot(wide, at)
+    source, tile = codes[0].index(code_slot), wide[0].index(slot)
+    LAYOUT: gl.constexpr = _by_eight(tile.shape[1])
+    for part in gl.static_range(TILE // ROWS):
+        numbers = source.slice(part * ROWS, ROWS).load(LAYOUT)
+        scale = scales.slice(part * ROWS, ROWS).load(gl.SliceLayout(1, LAYOUT))
+        less = (scale * -128.0).to(gl.bfloat16)
+        wider = gl.inline_asm_elementwise(
+            SCALING, "=r,=r,r,r,r,r,r", [numbers, scale[:, None], less[:, None]],
+            dtype=gl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+        tile.slice(part * ROWS, ROWS).store(wider)
+    fence_async_shared()
+    barrier()
+    mbarrier.arrive(wide[1].index(slot), count=1)
+    mbarrier.arrive(codes[2].index(code_slot), count=1)
+
+
+@gluon.constexpr_function
+def _by_eight(head_dim):
+    """Eight neighbours of a row in a thread: no bank conflicts."""
+    return gl.BlockedLayout([1, 8], [256 // head_dim, head_dim // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _widen_tile(codes, tile, TILE: gl.constexpr):
+    """Store codes [TILE, D] as float16 (exact) to a tile in shared memory."""
+    ROWS: gl.constexpr = 64
+    LAYOUT: gl.constexpr = _by_eight(tile.shape[1])
+    for part in gl.static_range(TILE // ROWS):
+        narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)
+        tile.slice(part * ROWS, ROWS).store(narrow.to(gl.float16))
+    fence_async_shared()
+    barrier()
