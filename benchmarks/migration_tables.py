@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire.compat.call_names import METHODS
+from quire.compat.environment import VARIABLES, own_spelling
+from quire.compat.foreign_imports import NAMES as IMPORTS
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
 from quire.compat.names_table import NAMES, Scope
@@ -27,7 +30,13 @@ def filled(page: str) -> str:
 
 
 def _table(name: str) -> str:
-    own_tables = {"values": _values, "methods": _methods, "paths": _paths}
+    own_tables = {
+        "values": _values,
+        "methods": partial(_texts, "method", METHODS),
+        "imports": partial(_texts, "import", IMPORTS),
+        "paths": _paths,
+        "environment": _environment,
+    }
     lines = own_tables[name]() if name in own_tables else _names(_SCOPES[name])
     return "\n".join(lines)
 
@@ -64,11 +73,18 @@ def _values() -> Iterator[str]:
             yield f"| `{name}` | {spellings} | {_shown(own)} |"
 
 
-def _methods() -> Iterator[str]:
-    yield "| method | here |"
+def _texts(kind: str, texts: Mapping[str, str]) -> Iterator[str]:
+    yield f"| {kind} | here |"
     yield "|---|---|"
-    for name, text in METHODS.items():
+    for name, text in texts.items():
         yield f"| `{name}` | {text} |"
+
+
+def _environment() -> Iterator[str]:
+    yield "| environment variable there | here |"
+    yield "|---|---|"
+    for name, (_, others) in VARIABLES.items():
+        yield f"| {', '.join(f'`{other}`' for other in others)} | `{own_spelling(name)}` |"
 
 
 def _paths() -> Iterator[str]:

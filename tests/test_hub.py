@@ -100,3 +100,21 @@ def test_offline_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match="was not downloaded before"):
         hub.resolve_model("org/model")
+
+
+@pytest.mark.parametrize("url", ["https://huggingface.co/a/b", "hf.co/a/b", "huggingface.co/a/b"])
+def test_a_page_of_the_hub_is_its_model(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: f"/cache/{name}")
+    assert hub.resolve_model(url) == Path("/cache/a/b")
+
+
+def test_names_of_ollama(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"'llama3\.2:1b' is no name of the hub, .* no tags"):
+        hub.resolve_model("llama3.2:1b")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise errors.LocalEntryNotFoundError("no")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(CheckpointError, match="has its owner in front, as meta-llama/"):
+        hub.resolve_model("llama3.2")

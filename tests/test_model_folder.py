@@ -45,7 +45,7 @@ def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
         ("model.gguf", "", "is no GGUF file; download it again"),
         ("model.bin", "GGUF...", "is damaged at byte 4: "),
         ("model.safetensors", "", "is one file of a model; use its folder, /"),
-        ("notes.txt", "", "is a file; use the folder of a model, or a hub name"),
+        ("notes.txt", "", "is a file; use the folder of a model, a GGUF file, or a hub name"),
     ],
 )
 def test_files(tmp_path: Path, name: str, content: str, text: str) -> None:

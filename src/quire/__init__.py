@@ -3,8 +3,10 @@
 Importing this package is cheap: the front doors load on first use, and torch with them.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from quire.compat.foreign_imports import NAMES, ForeignModules
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from quire.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.frontend.beam_search import BeamSearchParams
+    from quire.engine.frontend.prompt_inputs import TextPrompt, TokensPrompt
     from quire.llm import LLM
 
 __all__ = [
@@ -38,6 +41,8 @@ __all__ = [
     "ScoreOutput",
     "StructuredOutputs",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
     "errors",
 ]
@@ -57,18 +62,26 @@ _LAZY = {
     "ScoreOutput": ("quire.core.request_output", "ScoreOutput"),
     "StructuredOutputs": ("quire.core.structured_outputs", "StructuredOutputs"),
     "StructuredOutputsParams": ("quire.core.structured_outputs", "StructuredOutputs"),
+    "TextPrompt": ("quire.engine.frontend.prompt_inputs", "TextPrompt"),
+    "TokensPrompt": ("quire.engine.frontend.prompt_inputs", "TokensPrompt"),
     "errors": ("quire.errors", ""),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
+        if name in NAMES:  # no AttributeError, which `from quire import` would swallow
+            raise ImportError(f"quire has no {name}; {NAMES[name]}")
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     import importlib
 
     module, inner = _LAZY[name]
     found = importlib.import_module(module)
     return getattr(found, inner) if inner else found
+
+
+if ForeignModules not in sys.meta_path:
+    sys.meta_path.append(ForeignModules)
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ one name, one default, one range and one description everywhere.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -337,12 +338,19 @@ class EngineConfig:
         warn_no_effect(notices)
         for name, value in own.items():
             if name not in known:
-                near = nearest_name(name, known)
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(f"unknown setting {name!r}; {hint}")
+                raise ConfigError(_unknown(name, known))
             section, option = known[name]
             groups.setdefault(section, {})[name] = option.checked(value)
         return cls(**{s: _SECTIONS[s](**groups.get(s, {})) for s in _SECTIONS})
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    """What is wrong with the name of a setting that there is not."""
+    from quire.compat.name_homes import python_home  # usually not needed
+
+    near = nearest_name(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return python_home(name) or f"unknown setting {name!r}; {hint}"
 
 
 _SECTIONS: dict[str, Any] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 from pathlib import Path
 
 from quire.config import EngineConfig
@@ -19,6 +20,8 @@ BUNDLED = ("quire-tiny", "quire-tiny-draft")
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 # of weights: a name that ends so is meant as a file
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml", ".onnx")
+_URL = re.compile(r"\A(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/")  # before a hub name
+_OWNERS = "; a name on the hub has its owner in front, as meta-llama/Llama-3.2-1B-Instruct does"
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _PATTERNS = [
     "config.json",
@@ -46,6 +49,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if name in BUNDLED:
         _refuse_revision(name, revision, "comes with this version of quire")
         return _bundled(name)
+    name = _URL.sub("", name)
     folder = Path(os.path.expanduser(name))  # unlike Path's, leaves an unknown ~user as it is
     if name.strip() and folder.is_dir():
         _refuse_revision(name, revision, "is a local folder")
@@ -112,6 +116,11 @@ def _download(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
     except HFValidationError as error:
+        if ":" in name:
+            raise CheckpointError(
+                f"{name!r} is no name of the hub, which has no tags; leave the tag out, "
+                "or download a GGUF file (hf download REPO FILE) and name it as the model"
+            ) from error
         raise CheckpointError(
             f"{name!r} is neither a folder nor a name that the hub could have; "
             "use a folder, or a hub name such as 'meta-llama/Llama-3.2-1B-Instruct'"
@@ -127,12 +136,17 @@ def _download(name: str, revision: str | None) -> Path:
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"{name} is not a folder here, and the hub does not know it; check the spelling, or "
-            "set HF_TOKEN if it is private"
+            f"set HF_TOKEN if it is private{_owner_hint(name)}"
         ) from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
             f"{name} is not a folder here, was not downloaded before, and the hub cannot be "
-            "reached; check the network (and HF_HUB_OFFLINE), or use a folder"
+            f"reached; check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(f"{name} cannot be downloaded ({error}); try again") from error
+
+
+def _owner_hint(name: str) -> str:
+    """For names such as Ollama's, which are not the hub's."""
+    return "" if "/" in name else _OWNERS

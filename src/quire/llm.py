@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import numpy as np
 
 from quire.compat.call_names import METHODS
-from quire.config import BUNDLED_MODEL, EngineConfig
+from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
 from quire.core.request_output import (
@@ -35,6 +35,7 @@ from quire.engine.frontend.prompt_inputs import (
 from quire.engine.frontend.prompt_options import (
     EncodingOptions,
     read_encoding,
+    refuse_misplaced,
     without_foreign,
 )
 from quire.errors import invalid_value
@@ -56,9 +57,10 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Unpack[LLMOptions]
+        self, model: str | os.PathLike[str] | None = None, **options: Unpack[LLMOptions]
     ) -> None:
-        config = EngineConfig.from_options(model=model, **options)
+        named = {} if model is None else {"model": model}
+        config = EngineConfig.from_options(**named, **options)
         check_tokenizer(config)  # before the model is loaded
         self.tokenizer = load_tokenizer(config)
         self._engine = OfflineEngine(config, self.tokenizer)
@@ -121,7 +123,9 @@ class LLM:
         that the template reads. Raises as `generate` does.
         """
         tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
-        variables = {**(chat_template_kwargs or {}), **without_foreign(template_kwargs)}
+        own = without_foreign(template_kwargs)
+        refuse_misplaced(own)
+        variables = {**(chat_template_kwargs or {}), **own}
 
         def encode(conversation: list[Message]) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
@@ -248,8 +252,9 @@ class LLM:
 
         def __getattr__(self, name: str) -> Any:
             """Raises AttributeError, which says what to use for a method of vLLM's `LLM`."""
-            fix = f"; {METHODS[name]}" if name in METHODS else ""
-            raise AttributeError(f"LLM has no {name}{fix}", name=name, obj=self)
+            if name in METHODS:  # no obj, to which Python would add a name that is merely alike
+                raise AttributeError(f"LLM has no {name}; {METHODS[name]}", name=name, obj=None)
+            raise AttributeError(f"LLM has no {name}", name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self

@@ -73,7 +73,9 @@ def check_model_file(file: Path) -> None:
     """Raise CheckpointError for a file that was named as a model, and is none."""
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{file} is one file of a model; use its folder, {file.parent}")
-    raise CheckpointError(f"{file} is a file; use the folder of a model, or a hub name")
+    raise CheckpointError(
+        f"{file} is a file; use the folder of a model, a GGUF file, or a hub name"
+    )
 
 
 def check_regular(file: Path) -> int:

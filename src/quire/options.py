@@ -35,8 +35,13 @@ def setting(
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one most probably means; None if there is none."""
-    return next(iter(difflib.get_close_matches(name[:64], list(known), 1, _MISSPELT)), None)
+    """The known name that a misspelt one most probably means; None if there is none.
+
+    Names are compared without the dashes of options, which would make all of them more alike.
+    """
+    bare = {each.lstrip("-"): each for each in known}
+    near = difflib.get_close_matches(name[:64].lstrip("-"), bare, 1, _MISSPELT)
+    return bare[near[0]] if near else None
 
 
 def require(condition: bool, message: str) -> None:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(SERVER_TESTS))
 from fake_engine import FakeEngine  # noqa: E402
 
 from quire.cli import main  # noqa: E402
-from quire.cli.chat import Chat, Speed, read_lines  # noqa: E402
+from quire.cli.chat import Chat, Speed, read_lines, with_blocks  # noqa: E402
 from quire.core.sampling_params import SamplingParams  # noqa: E402
 
 
@@ -104,3 +104,18 @@ def test_speed_without_a_rate() -> None:
     speed = Speed()
     speed.count(1)
     assert "tokens/s" not in str(speed)
+
+
+def test_commands_of_other_chats(capsys: pytest.CaptureFixture[str]) -> None:
+    _, chat = talk(FakeEngine(), "hi", "/clear", "/?", "/set temperature 0", "/bye", "more")
+    assert chat.messages == []
+    err = capsys.readouterr().err
+    assert "/system TEXT" in err
+    assert "there is no /set here; use options of `quire chat`" in err
+
+
+def test_a_message_of_several_lines() -> None:
+    quotes = '"' * 3
+    lines = [f"{quotes}one\n", "\n", f"  two{quotes}\n", f"{quotes}three{quotes}\n", "four\n"]
+    assert list(with_blocks(iter(lines))) == ["one\n\n  two", "three", "four\n"]
+    assert list(with_blocks(iter([f"{quotes}open\n", "end"]))) == ["open\nend"]

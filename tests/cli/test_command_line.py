@@ -35,6 +35,7 @@ SAMPLING = """
     --repetition-penalty --stop --stop-token-ids --include-stop-str-in-output
     --no-include-stop-str-in-output --max-tokens --min-tokens --ignore-eos --no-ignore-eos
     --bad-words --skip-special-tokens --no-skip-special-tokens
+    --json-schema --regex --grammar --choice
 """
 SERVE = """
     --host --port --uds --root-path --api-key --api-key-file

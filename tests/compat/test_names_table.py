@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.cli import generate, main, serve
-from quire.cli.foreign_options import OWN_FLAGS, flags_of
+from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
 from quire.compat import call_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
@@ -27,7 +27,7 @@ SERVER = {option.name for option in options_of(ServerSettings)}
 SAMPLING = set(SamplingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": set(),
-    "call": set(),
+    "cli": set(), "call": set(),
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
@@ -50,7 +50,7 @@ def test_a_name_has_one_row(scope: Scope) -> None:
 
 
 def test_a_flag_has_one_meaning() -> None:
-    rows = [row for scope in ("engine", "server", "sampling") for row in NAMES[scope]]
+    rows = [row for scope in SCOPES for row in NAMES[scope]]
     rows = [row for row in rows if row.name not in ("logits_processors", "stream_interval")]
     flags = Counter(flag for row in rows for flag in flags_of(row)) + Counter([*OWN_FLAGS])
     assert [flag for flag, times in flags.items() if times > 1] == []
@@ -142,7 +142,8 @@ def test_messages_name_what_exists() -> None:
     known = ENGINE | SERVER | SAMPLING | {
         "stream_options", "chat_template_kwargs", "enable_thinking", "tool_choice", "top_logprobs",
         "include_usage", "cache_salt", "merge_and_unload", "peft", "xtc_probability",
-        "tokenizer_info", "beam_search",
+        "tokenizer_info", "beam_search", "response_format", "json_object", "json_schema",
+        "reasoning_effort",
     }  # fmt: skip
     for _, row in ROWS:
         for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):
@@ -187,7 +188,10 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
         ("--tensor-parallel-size 4", "^--tensor-parallel-size 4 is not supported"),
         ("-ctk q4_0", "^-ctk 'q4_0' is not supported"),
         ("--lora a.gguf", "^--lora 'a.gguf' is not supported: .*; merge the adapter"),
-        ("--temp 0.7", "^--temp is temperature here, which each request sets"),
+        (
+            "--temp 0.7",
+            "^--temp \\(--temperature\\) is set by each request; .*--override-generation-config",
+        ),
         ("--ctx-sizes 1", "^unknown option --ctx-sizes; see quire serve --help"),
         ("--ctx-size", "^--ctx-size: expected one argument"),
     ],

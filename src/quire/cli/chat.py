@@ -28,7 +28,14 @@ COMMANDS_HELP = """\
 /help          this
 /system TEXT   start again with a system message; without TEXT, with none
 /reset         start again
-/quit          leave (or Ctrl-D); Ctrl-C stops an answer"""
+/quit          leave (or Ctrl-D); Ctrl-C stops an answer
+\"\"\"            begins and ends a message of several lines"""
+
+# of Ollama and llama.cpp: Quire's
+_ALIASES = {"/bye": "/quit", "/exit": "/quit", "/q": "/quit", "/?": "/help", "/clear": "/reset"}
+_AT_START = ("/set", "/show", "/load", "/save", "/read", "/regen")
+
+_QUOTES = '"' * 3
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -81,9 +88,10 @@ class Chat:
 
     def run(self, lines: Iterator[str]) -> int:
         """Answer each line; returns the exit status."""
-        for line in lines:
+        for line in with_blocks(lines):
             word, _, rest = line.strip().partition(" ")
-            if word in ("/quit", "/exit"):
+            word = _ALIASES.get(word, word)
+            if word == "/quit":
                 break
             if word.startswith("/"):
                 self._command(word, rest.strip())
@@ -99,6 +107,8 @@ class Chat:
                 self._begin(rest)
             case "/reset":
                 self._begin(self._system)
+            case _ if word in _AT_START:
+                say(f"there is no {word} here; use options of `quire chat`")
             case _:
                 say(f"unknown command {word}; /help lists them")
 
@@ -158,6 +168,19 @@ class Speed:
             rate = (self._num_tokens - self._num_first) / (self._last - self._first)
             return f"[{self._num_tokens} tokens, {rate:.1f} tokens/s, {first}]"
         return f"[{self._num_tokens} tokens, {first}]"
+
+
+def with_blocks(lines: Iterator[str]) -> Iterator[str]:
+    """The lines, but those from one triple quote to the next as one message."""
+    for line in lines:
+        text = line.strip()
+        if not text.startswith(_QUOTES):
+            yield line
+            continue
+        block = [text.removeprefix(_QUOTES)]
+        while not block[-1].endswith(_QUOTES) and (more := next(lines, None)) is not None:
+            block.append(more.rstrip("\n"))
+        yield "\n".join(block).removesuffix(_QUOTES)
 
 
 def read_lines() -> Iterator[str]:

@@ -7,17 +7,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT, ForeignName
+from quire.compat.name_homes import command_home
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.compat.names_table import Scope
 
-SCOPES: tuple[Scope, ...] = ("engine", "server", "sampling")
+SCOPES: tuple[Scope, ...] = ("engine", "server", "sampling", "cli")
 
 # Other engines' flags for options that have the same long name here.
 OWN_FLAGS = {
     "-m": "--model", "-p": "--prompt", "-t": "--threads", "-s": "--seed", "-sys": "--system",
-    "--system-prompt": "--system",
+    "--system-prompt": "--system", "-j": "--json-schema", "-dev": "--device",
 }  # fmt: skip
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
 
@@ -119,7 +120,7 @@ class _Rewriter:
         elif name == "model":
             self.words.append(str(value))
         else:
-            raise ConfigError(f"{flag} is {name} here, which each request sets; send it there")
+            raise ConfigError(command_home(flag, name, value) or f"{flag} is of another command")
 
 
 def _row_of(flag: str) -> tuple[ForeignName, bool] | None:

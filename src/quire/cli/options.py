@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from quire.cli.foreign_options import own_argv
 from quire.cli.served_names import with_joined_names
 from quire.compat.foreign_name import DEFAULT
+from quire.compat.name_homes import command_home
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
@@ -63,7 +64,8 @@ class CommandParser(argparse.ArgumentParser):
                 name = word.partition("=")[0]
                 near = nearest_name(name, self._option_string_actions)
                 hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
-                raise ConfigError(f"unknown option {name[:64]}; {hint}")
+                home = command_home(name, name.lstrip("-").replace("-", "_"))
+                raise ConfigError(home or f"unknown option {name[:64]}; {hint}")
         if unknown:
             raise ConfigError(f"unexpected {unknown[0][:64]!r}; see {self.prog} --help")
         return args

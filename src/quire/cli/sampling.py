@@ -10,6 +10,7 @@ import msgspec
 
 from quire.cli.options import CommandParser, chosen, human_int
 from quire.core.sampling_params import SamplingParams
+from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import ConfigError, InvalidRequestError
 
 # The engine's --seed serves requests as well; log-probabilities and biases are for programs.
@@ -30,6 +31,14 @@ HELP = {
     "ignore_eos": "go on past the model's end token",
     "bad_words": "text that is never produced; may be given several times",
     "skip_special_tokens": "leave special tokens out of the text",
+}
+
+# options that constrain the answer: field of StructuredOutputs, help
+CONSTRAINTS = {
+    "json_schema": ("json", "JSON schema that the answer matches"),
+    "regex": ("regex", "regular expression that the whole answer matches"),
+    "grammar": ("grammar", "grammar that the answer matches, in GBNF or Lark"),
+    "choice": ("choice", "text that the answer may be; may be given several times"),
 }
 
 
@@ -58,6 +67,10 @@ def add_sampling_options(
             kind = float if isinstance(default, float) else human_int
             metavar = "X" if kind is float else "N"
             group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {shown})")
+    for name, (field, text) in CONSTRAINTS.items():
+        action = "append" if field == "choice" else "store"
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, action=action, metavar="TEXT", help=text)
 
 
 def take_defaults(
@@ -72,7 +85,11 @@ def take_defaults(
 def sampling_params(args: argparse.Namespace, *, max_tokens: int | None) -> SamplingParams:
     """The sampling params of the command line. Raises ConfigError."""
     given: dict[str, Any] = {"max_tokens": max_tokens} | chosen(args, HELP)
+    constraints = chosen(args, CONSTRAINTS)
     try:
+        if constraints:
+            fields = {CONSTRAINTS[name][0]: value for name, value in constraints.items()}
+            given["structured_outputs"] = StructuredOutputs(**fields)
         return SamplingParams(**given)
     except InvalidRequestError as error:
         raise ConfigError(str(error)) from None

@@ -27,6 +27,7 @@ from quire.cli.options import (
     engine_config,
     engine_options,
 )
+from quire.compat.environment import unread_variables
 from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
@@ -98,6 +99,8 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     read_config(args)
     settings = server_settings(args)
+    for notice in unread_variables(os.environ, vars(args)):
+        print(f"note: {notice}", file=sys.stderr)
     locked = settings.keys.are_required  # a file of keys that cannot be read is told at once
     from_environment = settings.api_key is not None and "api_key" not in vars(args)
     key = key_in_shell(settings, from_environment=from_environment) if locked else ""

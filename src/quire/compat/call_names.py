@@ -20,8 +20,12 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     no_effect("concurrency_limit", _V, "requests beyond max_num_seqs wait for their turn"),
 )  # fmt: skip
 
-# methods of vLLM's `LLM` that are not there, and what to use in their place
+# methods of `LLM` in vLLM, and of llama-cpp-python, that are not there, and what to use instead
 METHODS: Mapping[str, str] = {
+    "create_completion": "use generate",
+    "create_chat_completion": "use chat",
+    "create_embedding": "use embed",
+    "stream": "use AsyncEngine",
     "get_metrics": "use llm.stats, and output.metrics of each request",
     "reward": "reward models are not supported; use score, or embed",
     "llm_engine": "use LLM itself; for requests that come one by one use AsyncEngine",
@@ -52,6 +56,8 @@ COMMANDS: Mapping[str, str] = {
     "show": "use `quire serve MODEL --dry-run`",
     "ps": "ask a server for /v1/models",
     "stop": "end a server by Ctrl-C or SIGTERM; its admin endpoints unload models",
+    "cp": "use the folder of a model, and --served-model-name for another name",
+    "push": "use hf upload",
     "create": "use the folder of a model; options are in a file for --config",
     "bench": "use `quire profile MODEL`",
 }

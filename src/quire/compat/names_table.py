@@ -1,9 +1,10 @@
-"""The table of foreign names: what a name of another engine means in one of five scopes.
+"""The table of foreign names: what a name of another engine means in one of six scopes.
 
 - "engine": `LLM(...)`, the command line and a YAML file;
 - "server": the command line of `quire serve` and its YAML file;
 - "sampling": `SamplingParams`, the command line, and a request over HTTP;
 - "request": a request over HTTP alone;
+- "cli": the command lines of `quire generate` and `quire chat`;
 - "call": `LLM.generate`, `LLM.chat` and `LLM.embed`.
 
 HTTP asks for a field that its route does not know:
@@ -27,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.compat.call_names import CALL_NAMES
+from quire.compat.cli_names import CLI_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
 from quire.compat.request_names import REQUEST_NAMES
@@ -34,13 +36,14 @@ from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
 from quire.compat.vllm_names import VLLM_NAMES
 
-Scope = Literal["engine", "server", "sampling", "request", "call"]
+Scope = Literal["engine", "server", "sampling", "request", "cli", "call"]
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
     "engine": VLLM_NAMES + LLAMA_CPP_NAMES,
     "server": SERVER_NAMES,
     "sampling": SAMPLING_NAMES,
     "request": REQUEST_NAMES,
+    "cli": CLI_NAMES,
     "call": CALL_NAMES,
 }
 _BY_NAME = {scope: {row.name: row for row in rows} for scope, rows in NAMES.items()}

@@ -23,7 +23,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"} | dict.fromkeys(_CHECKPOINTS, "none"),
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "generation_config": {"vllm": "none"},
-    "device": {"gpu": "cuda"},
+    "device": {"gpu": "cuda", "cuda:0": "cuda", "CUDA0": "cuda", "none": "cpu"},
     "max_model_len": {-1: DEFAULT},
     "tool_call_parser": dict.fromkeys(_LLAMA3, "llama3")
     | {"qwen3_xml": "qwen3_coder", "qwen25": "hermes", "qwen": "hermes",

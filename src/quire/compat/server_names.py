@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
 
 _V, _L, _O, _S = "vLLM", "llama.cpp", "Ollama", "SGLang"
 _PROXY = "put a proxy in front, such as Caddy or nginx"
@@ -22,9 +22,9 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("exclude_tools_when_tool_choice_none", _V,
               "with tool_choice none the template gets no tools", arity="switch"),
     alias("uvicorn_log_level", "log_level", _V, values=_LEVELS),
-    alias("verbose", "log_level", _L, "-v", "--log-verbose", values={True: "debug"},
+    alias("verbose", "log_level", _L, "-v", "--log-verbose", values={True: "debug", False: DEFAULT},
           arity="switch"),
-    alias("log_disable", "log_level", _L, values={True: "error"}, arity="switch"),
+    alias("log_disable", "log_level", _L, values={True: "error", False: DEFAULT}, arity="switch"),
     alias("timeout", "request_timeout", _L, "-to"),
     only("keep_alive", _O, (-1,), "a model stays loaded", "use idle_unload_seconds"),
     alias("max_queue", "max_queued_requests", _O),
@@ -84,6 +84,19 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     only("default_chat_template_kwargs", _V, (), "each request has its own",
          "send chat_template_kwargs in requests"),
     no_effect("enable_reasoning", _V, "reasoning_parser alone asks for it", arity="switch"),
+    no_effect("reranking", _L, "/rerank is always there", "--rerank", arity="switch"),
+    no_effect("slot_prompt_similarity", _L, "there are no slots", "-sps"),
+    no_effect("spm_infill", _L, "infill tokens are written into the prompt", arity="switch"),
+    only("log_verbosity", _L, (), "levels have names", "use log_level 'debug'", "-lv",
+         "--verbosity"),
+    alias("api_prefix", "root_path", _L),
+    alias("sleep_idle_seconds", "idle_unload_seconds", _L, values={-1: DEFAULT}),
+    only("models_dir", _L, (), "several models are named one by one",
+         "use --model NAME=FOLDER for each, or config"),
+    only("models_max", _L, (), "loaded models are bounded by their memory",
+         "use model_memory_bytes"),
+    only("webui_config", _L, (), "the page comes with the server", "leave it out"),
+    only("media_path", _L, (), "models read text alone", "leave it out"),
     only("slot_save_path", _L, (), "KV blocks are not written to disk", "leave it out"),
     only("path", _L, (), "the page comes with the server", _PROXY),
     only("headless", _V, (False,), "each server has its API", "leave it out", arity="switch"),

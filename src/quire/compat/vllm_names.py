@@ -134,4 +134,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     alias("disable_radix_cache", "enable_prefix_caching", _S,
           values={True: False, False: True}, arity="switch"),
     alias("disable_cuda_graph", "enforce_eager", _S, arity="switch"),
+    only("hf_config_path", _V, (), "config.json is that of the model's folder",
+         "change it in a copy of the folder"),
+    only("logits_processor_pattern", _V, (), "no code is loaded at run time", "leave it out"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ processor and the tokenizer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -15,6 +15,19 @@ from quire.core.plain_values import plain_value
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
+
+
+class TextPrompt(TypedDict):
+    """A prompt as a map, which is what vLLM's scripts make of this class."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt's token ids as a map."""
+
+    prompt_token_ids: list[int]
+
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
 OnePrompt = Prompt | tuple[int, ...] | Mapping[str, Any] | np.ndarray
@@ -49,6 +62,8 @@ def _read_prompt(item: Any, where: str) -> Prompt:
 def _read_map(item: dict[Any, Any], where: str) -> Prompt:
     """The prompt of a map with `prompt` or `prompt_token_ids`, as other engines have it."""
     given = {name: value for name, value in item.items() if value is not None}
+    if "role" in given:
+        raise invalid_value("prompt", "it is a message of a chat; use chat", where=where)
     for name in sorted(map(str, given.keys() - {"prompt", "prompt_token_ids"})):
         raise invalid_value("prompt", "not supported; leave it out", where=f"{where}.{name[:64]}")
     if not given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
 from quire.compat.no_effect_warnings import warn_no_effect
@@ -31,6 +31,15 @@ def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def refuse_misplaced(names: Iterable[str]) -> None:
+    """Raises InvalidRequestError for the name of a sampling param, or of a server's setting."""
+    from quire.compat.name_homes import python_home  # usually not needed
+
+    for name in names:
+        if (text := python_home(name)) is not None:
+            raise InvalidRequestError(text, param=name, code="unknown_parameter")
+
+
 class EncodingOptions(TypedDict, total=False):
     """truncate_prompt_tokens: the number of tokens to keep; -1: as many as fit.
 
@@ -55,6 +64,7 @@ def read_encoding(options: EncodingOptions) -> Encoding:
     if side not in (None, "left", "right"):
         raise invalid_value("truncation_side", f"must be 'left' or 'right', not {side!r}")
     for name in without_foreign(given):
+        refuse_misplaced([name])
         raise invalid_value(name, "unknown option; remove it")
     if truncate is not None and (type(truncate) is not int or truncate == 0 or truncate < -1):
         problem = f"must be an integer >= 1, or -1, not {truncate!r}"

@@ -1,0 +1,33 @@
+"""Environment variables of other engines, which are not read here, and what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+# Quire's setting: its variable if it has one, and the variables of other engines
+VARIABLES: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
+    "api_key": ("QUIRE_API_KEY", ("VLLM_API_KEY", "LLAMA_API_KEY")),
+    "host": (None, ("OLLAMA_HOST", "LLAMA_ARG_HOST")),
+    "port": (None, ("LLAMA_ARG_PORT",)),
+    "max_model_len": (None, ("OLLAMA_CONTEXT_LENGTH", "LLAMA_ARG_CTX_SIZE")),
+    "max_num_seqs": (None, ("OLLAMA_NUM_PARALLEL", "LLAMA_ARG_N_PARALLEL")),
+    "idle_unload_seconds": (None, ("OLLAMA_KEEP_ALIVE",)),
+    "kv_cache_dtype": (None, ("OLLAMA_KV_CACHE_TYPE",)),
+    "allowed_origins": (None, ("OLLAMA_ORIGINS",)),
+    "hub_folder": ("HF_HOME", ("OLLAMA_MODELS", "LLAMA_CACHE")),
+}
+
+
+def own_spelling(name: str) -> str:
+    """How a setting is given here: by its own variable, or as an option."""
+    return VARIABLES[name][0] or "--" + name.replace("_", "-")
+
+
+def unread_variables(environ: Mapping[str, str], given: Collection[str]) -> Iterator[str]:
+    """A sentence for each variable of another engine whose setting is not among those given."""
+    for name, (own, others) in VARIABLES.items():
+        if name in given or (own and own in environ):
+            continue
+        for variable in others:
+            if environ.get(variable):
+                yield f"{variable} is not read; use {own_spelling(name)}"

@@ -1,0 +1,49 @@
+"""What to say to an import of a name or a module that another engine's package has, and Quire not.
+
+Imported by `import quire`, so it imports nothing.
+"""
+
+from __future__ import annotations
+
+# modules of vLLM whose names are in Quire's own
+MODULES = (
+    "attention", "beam_search", "config", "distributed", "engine.arg_utils",
+    "engine.async_llm_engine",
+    "engine.llm_engine", "entrypoints", "inputs", "logger", "lora", "model_executor", "multimodal",
+    "outputs", "pooling_params", "platforms", "reasoning", "sampling_params", "tokenizers",
+    "transformers_utils", "usage", "utils", "v1", "worker",
+)  # fmt: skip
+
+_NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
+_ENGINE = "use LLM; for requests that come one by one use AsyncEngine"
+_CLOSE = "use LLM.close, or `with LLM() as llm:`"
+
+# names that scripts import from vLLM or llama-cpp-python, and what to use instead
+NAMES = {
+    "LoRARequest": _NO_ADAPTER,
+    "LLMEngine": _ENGINE,
+    "AsyncLLM": _ENGINE,
+    "AsyncLLMEngine": _ENGINE,
+    "AsyncEngineArgs": "use EngineArgs, or the arguments of AsyncEngine.start",
+    "Llama": "use LLM",
+    "LlamaGrammar": "use StructuredOutputs(grammar=...) in SamplingParams",
+    "GuidedDecodingParams": "use StructuredOutputs in SamplingParams",
+    "RequestOutputKind": "leave it out: LLM returns whole answers, AsyncEngine streams new parts",
+    "PoolingOutput": "use EmbeddingOutput",
+    "EmbeddingRequestOutput": "use EmbeddingOutput",
+    "cleanup_dist_env_and_memory": _CLOSE,
+    "destroy_model_parallel": _CLOSE,
+    "LogitsProcessor": "use logit_bias, bad_words or structured_outputs in SamplingParams",
+}
+
+
+class ForeignModules:
+    """The last finder of modules: an import of another engine's module fails with the way."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:  # noqa: ARG004
+        """Raises ModuleNotFoundError for `quire.` and such a module; else does nothing."""
+        package, _, module = name.partition(".")
+        if package == "quire" and any(f"{module}.".startswith(f"{each}.") for each in MODULES):
+            text = f"no module {name!r}: its names are in quire itself; write from quire import"
+            raise ModuleNotFoundError(text, name=name)

@@ -1,0 +1,65 @@
+"""Where a name belongs that was given in a place where it is none: a sampling param, a server's.
+
+The names are listed, as both classes are above this room; a test compares them.
+"""
+
+from __future__ import annotations
+
+_SAMPLING_PARAMS = """
+    allowed_token_ids bad_words detokenize frequency_penalty ignore_eos
+    include_stop_str_in_output kept_token_ids logit_bias logprob_token_ids logprobs max_tokens
+    min_p min_tokens n presence_penalty prompt_logprobs reasoning_marks repetition_penalty seed
+    skip_special_tokens stop stop_token_ids structured_outputs temperature thinking_token_budget
+    top_k top_p
+"""
+SAMPLING_PARAMS = frozenset(_SAMPLING_PARAMS.split())
+
+_SERVER_SETTINGS = """
+    admin_api_key admin_port admin_uds allowed_hosts allowed_origins api_key api_key_file
+    api_server_count engine_hang_timeout gpu_hour_cost host idle_unload_seconds log_format
+    log_level max_body_bytes max_held_body_bytes max_queued_requests max_queued_tokens
+    model_load model_load_timeout model_memory_bytes otlp_traces_endpoint port queue_timeout
+    reasoning_parser request_timeout response_store_bytes return_tokens_as_token_ids root_path
+    share_prefix_cache shutdown_timeout slow_reader_timeout tool_call_parser uds
+"""
+SERVER_SETTINGS = frozenset(_SERVER_SETTINGS.split())
+
+# sampling params that have a default of the model, by their key in generation_config.json
+DEFAULTS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+DEFAULTS |= {"max_tokens": "max_new_tokens"}
+
+
+def own_name(name: str) -> str:
+    """Quire's name of another engine's sampling param or server setting; else the name itself."""
+    from quire.compat.names_table import row_of  # usually not needed
+
+    row = row_of(name, ("sampling", "server"))
+    return name if row is None or row.same_as is None else row.same_as
+
+
+def python_home(name: str) -> str | None:
+    """What to do with a name in Python that is none of the setting's or method's; None: unknown."""
+    own = own_name(name)
+    if own in SAMPLING_PARAMS:
+        return f"{name} is a sampling param; use SamplingParams({own}=...)"
+    if own in SERVER_SETTINGS:
+        return f"{name} is a setting of the server; use `quire serve`, or leave it out"
+    return None
+
+
+def command_home(flag: str, name: str, value: object = None) -> str | None:
+    """What to do with an option of another command; name: Quire's; None: unknown."""
+    own = "--" + name.replace("_", "-")
+    shown = flag if flag == own else f"{flag} ({own})"
+    if name in DEFAULTS:
+        example = "..." if value in (None, True) else value
+        key = DEFAULTS[name]
+        return (
+            f"{shown} is set by each request; for those that leave it out use "
+            f"--override-generation-config '{{\"{key}\": {example}}}'"
+        )
+    if name in SAMPLING_PARAMS:
+        return f"{shown} is set by each request; send {name} there"
+    if name in SERVER_SETTINGS:
+        return f"{shown} is an option of quire serve; leave it out"
+    return None

@@ -1,0 +1,115 @@
+"""Names given where they are none say where they belong: sampling params, a server's settings."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+import quire
+from quire.cli import generate, serve
+from quire.compat.environment import VARIABLES, unread_variables
+from quire.compat.foreign_imports import NAMES
+from quire.compat.name_homes import DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
+from quire.config import EngineConfig, iter_options
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.prompt_inputs import read_prompts
+from quire.engine.frontend.prompt_options import read_encoding, refuse_misplaced
+from quire.errors import ConfigError, InvalidRequestError
+from quire.options import nearest_name, options_of
+from quire.server.settings import ServerSettings
+
+
+def test_the_lists_are_those_of_the_classes() -> None:
+    assert set(SamplingParams.__struct_fields__) == SAMPLING_PARAMS
+    assert {option.name for option in options_of(ServerSettings)} == SERVER_SETTINGS
+    assert set(DEFAULTS) <= SAMPLING_PARAMS
+    own = SERVER_SETTINGS | {option.name for _, option in iter_options()} | {"hub_folder"}
+    assert set(VARIABLES) <= own
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"temperature": 0}, r"^temperature is a sampling param; use SamplingParams\(temperature="),
+        ({"max_new_tokens": 9}, r"^max_new_tokens is .*SamplingParams\(max_tokens=\.\.\.\)"),
+        ({"host": "::"}, "^host is a setting of the server; use `quire serve`"),
+        ({"verbose": True}, "^log_level is a setting of the server"),
+    ],
+)
+def test_a_misplaced_setting(option: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        EngineConfig.from_options(**option)
+
+
+def test_a_switch_of_another_engine_that_is_off_asks_for_nothing() -> None:
+    assert EngineConfig.from_options(verbose=False, log_disable=False) == EngineConfig()
+
+
+def test_a_model_may_be_given_by_another_name_alone() -> None:
+    with quire.LLM(model_path="quire-tiny", max_model_len=64) as llm:  # type: ignore[call-arg]
+        assert llm.info.model_name == "quire-tiny"
+        text = r"^temperature is a sampling param; use SamplingParams\(temperature=\.\.\.\)"
+        with pytest.raises(InvalidRequestError, match=text):
+            llm.generate("x", temperature=0)  # type: ignore[call-arg]
+        with pytest.raises(InvalidRequestError, match=text):
+            llm.chat([{"role": "user", "content": "x"}], temperature=0)
+        with pytest.raises(AttributeError, match=r"^LLM has no llm_engine") as error:
+            llm.llm_engine  # type: ignore[attr-defined]  # noqa: B018
+        assert error.value.obj is None, "Python would add a name that is merely alike"
+
+
+def test_misplaced_arguments_of_methods() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^top_k is a sampling param"):
+        read_encoding({"top_k": 3})  # type: ignore[typeddict-unknown-key]
+    refuse_misplaced(["tools", "add_generation_prompt"])  # a template's own
+    with pytest.raises(InvalidRequestError, match=r"^prompt\[0\]: it is a message of a chat"):
+        read_prompts([{"role": "user", "content": "x"}])
+
+
+def test_names_of_two_meanings_are_not_suggested() -> None:
+    assert nearest_name("--models-dir", ["--model-load", "--model"]) is None
+    assert nearest_name("--max-num-seq", ["--max-num-seqs", "--model"]) == "--max-num-seqs"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_import_says_what_to_use(name: str) -> None:
+    with pytest.raises(ImportError, match=f"^quire has no {name}; "):
+        getattr(quire, name)
+
+
+@pytest.mark.parametrize("name", ["quire.sampling_params", "quire.lora.request", "quire.v1.x"])
+def test_an_import_of_another_engines_module(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="write from quire import"):
+        __import__(name)
+
+
+def test_other_modules_fail_as_ever() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'quire\.engine\.nope'"):
+        __import__("quire.engine.nope")
+
+
+def test_variables_of_other_engines_are_named() -> None:
+    found = list(unread_variables({"VLLM_API_KEY": "x", "OLLAMA_HOST": ""}, {"model"}))
+    assert found == ["VLLM_API_KEY is not read; use QUIRE_API_KEY"]
+    assert not list(unread_variables({"VLLM_API_KEY": "x", "QUIRE_API_KEY": "y"}, ()))
+    assert not list(unread_variables({"OLLAMA_HOST": "::"}, {"host"}))
+
+
+def test_serve_names_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    with pytest.raises(ConfigError):
+        serve.run(["--json"])
+    assert capsys.readouterr().err == "note: LLAMA_API_KEY is not read; use QUIRE_API_KEY\n"
+
+
+def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
+    line = """x -p a -cnv -i --color on --simple-io -j '{"type": "object"}' -dev none"""
+    args = generate.make_parser().parse(shlex.split(line))
+    assert (args.json_schema, args.device) == ('{"type": "object"}', "cpu")
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.split()[1] for note in notes] == ["-cnv", "-i", "--color", "--simple-io"]
+    with pytest.raises(ConfigError, match=r"one prompt on each line here; use --prompt"):
+        generate.make_parser().parse(["-f", "x"])
