@@ -24,7 +24,7 @@ from quire.server.system_fingerprint import system_fingerprint
 class RegisteredModel:
     """A loaded model. parsers: for its tool calls and reasoning.
 
-    spells_token_ids: whether tokens of log-probabilities are "token_id:5" by default.
+    request_defaults: the fields that a generation request has where it leaves them out, by name.
     fingerprint: the system_fingerprint of its answers.
     """
 
@@ -32,16 +32,8 @@ class RegisteredModel:
     engine: AsyncEngine
     parsers: ModelParsers
     admission: Admission
-    spells_token_ids: bool
+    request_defaults: Mapping[str, float]
     fingerprint: str
-
-    @property
-    def request_defaults(self) -> Mapping[str, float]:
-        """The fields that a generation request has where it leaves them out, by name."""
-        defaults = self.engine.info.sampling_defaults
-        return (
-            defaults | {"return_tokens_as_token_ids": True} if self.spells_token_ids else defaults
-        )
 
 
 class ModelEntry:
@@ -174,9 +166,12 @@ class ModelRegistry:
             tools=self._settings.tool_call_parser,
             reasoning=self._settings.reasoning_parser,
         )
+        defaults = engine.info.sampling_defaults
+        if self._settings.return_tokens_as_token_ids:
+            defaults = defaults | {"return_tokens_as_token_ids": True}
         entry.model = RegisteredModel(
             *(name, engine, parsers, entry.admission),
-            spells_token_ids=self._settings.return_tokens_as_token_ids,
+            request_defaults=defaults,
             fingerprint=system_fingerprint(engine.info),
         )
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)

@@ -86,7 +86,11 @@ def token_ids_of(
         cut = _first_tokens if encoding.keeps_first else _last_tokens
         return cut(encode, prompt, most)
     assert isinstance(prompt, str)
-    return _all_tokens(limits, encode, prompt, "messages" if is_rendered else "prompt")
+    param = "messages" if is_rendered else "prompt"
+    limits.check_chars(len(prompt), param)
+    if len(prompt) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
+        _check_pieces(encode, prompt, limits.max_model_len, param)
+    return encode(prompt)
 
 
 def ids_of_parts(
@@ -106,16 +110,6 @@ def ids_of_parts(
         one = part if isinstance(part, str) else [part]
         ids += token_ids_of(one, tokenizer, limits, Encoding(special=index == 0 and special))
     return ids
-
-
-def _all_tokens(
-    limits: RequestLimits, encode: Callable[[str], list[int]], text: str, param: str
-) -> list[int]:
-    """Raises ContextLengthError for text that is far too long. param: the caller's field."""
-    limits.check_chars(len(text), param)
-    if len(text) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
-        _check_pieces(encode, text, limits.max_model_len, param)
-    return encode(text)
 
 
 def counting(limits: RequestLimits) -> RequestLimits:

@@ -34,42 +34,27 @@ class RequestFigures(msgspec.Struct, kw_only=True):
     histograms: dict[str, HistogramData] = {}
 
 
-class RequestCount:
+class RequestCount(msgspec.Struct, eq=False):
     """The answers of one request: how many are unfinished, and the tokens of the longest."""
 
-    __slots__ = ("longest", "num_unfinished")
-
-    def __init__(self, num_answers: int) -> None:
-        self.num_unfinished = num_answers
-        self.longest = 0
+    num_unfinished: int
+    longest: int = 0
 
 
-class AnswerTimes:
+class AnswerTimes(msgspec.Struct, eq=False):
     """One answer's times, in seconds of the monotonic clock; 0.0 until it happened.
 
-    num_cached_tokens: of the prompt, found in the prefix cache.
+    num_cached_tokens: of the prompt, found in the prefix cache. timing: the latest of the engine.
     """
 
-    __slots__ = (
-        "arrival",
-        "first_token",
-        "last_token",
-        "num_cached_tokens",
-        "num_prompt_tokens",
-        "num_tokens",
-        "request",
-        "timing",
-    )
-
-    def __init__(self, arrival: float, num_prompt_tokens: int, request: RequestCount) -> None:
-        self.arrival = arrival
-        self.first_token = 0.0
-        self.last_token = 0.0
-        self.num_prompt_tokens = num_prompt_tokens
-        self.num_cached_tokens = 0
-        self.num_tokens = 0
-        self.request = request
-        self.timing: RequestTiming | None = None  # the latest from the engine
+    arrival: float
+    num_prompt_tokens: int
+    request: RequestCount
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    timing: RequestTiming | None = None
 
 
 class RequestMetrics:

@@ -98,17 +98,15 @@ class Admission:
             self._rate.resume()
         self.in_flight.add(num_answers, num_prompt_tokens)
 
-    def release(self, num_answers: int, num_prompt_tokens: int) -> None:
-        """Subtract a request from the counts in flight."""
+    def release(
+        self, num_answers: int, num_prompt_tokens: int, *, are_complete: bool = False
+    ) -> None:
+        """Subtract a request from the counts in flight; its complete answers make up the rate."""
         if self._parent is not None:
-            self._parent.release(num_answers, num_prompt_tokens)
+            self._parent.release(num_answers, num_prompt_tokens, are_complete=are_complete)
         self.in_flight.add(-num_answers, -num_prompt_tokens)
-
-    def note_completed(self, num_answers: int) -> None:
-        """Count completed answers in the completion rate."""
-        self._rate.add(num_answers)
-        if self._parent is not None:
-            self._parent.note_completed(num_answers)
+        if are_complete:
+            self._rate.add(num_answers)
 
     def _refuse(self, reason: str) -> None:
         self.num_refused += 1
@@ -148,17 +146,17 @@ class Ticket:
         at.take(1, 0)
         self._num_answers = 1
 
-    def _count_out(self) -> None:
-        self.admission.release(self._num_answers, self._num_prompt_tokens)
+    def _count_out(self, *, are_complete: bool = False) -> None:
+        counted = self._num_answers, self._num_prompt_tokens
+        self.admission.release(*counted, are_complete=are_complete)
         self._num_answers = self._num_prompt_tokens = 0
 
     def __enter__(self) -> Ticket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_charged:  # refused and malformed requests say nothing about the engine's speed
-            self.admission.note_completed(self._num_answers)
-        self._count_out()
+        # refused and malformed requests say nothing about the engine's speed
+        self._count_out(are_complete=self._is_charged)
 
 
 class CompletionRate:

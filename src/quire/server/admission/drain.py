@@ -110,13 +110,12 @@ class DrainGate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sender = _closing(send) if self._drain.is_draining else send
         if scope["method"] != "POST" or scope["path"] in self._open_paths:
-            await self._app(scope, receive, sender)
+            await self._app(scope, receive, _closing(send) if self._drain.is_draining else send)
             return
         task = scope["state"][TASK_KEY] = self._drain.enter()
         try:
-            await self._app(scope, receive, sender)
+            await self._app(scope, receive, send)
         except asyncio.CancelledError as cancelled:
             raise cut_error(cancelled) from None
         finally:

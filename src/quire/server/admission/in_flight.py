@@ -43,7 +43,8 @@ class InFlightCounter:
     @property
     def num_answers(self) -> int:
         """Answers in flight in all processes."""
-        return self.num_own_answers + self._of_others(self._answers)
+        others = self._of_others(self._answers) if self._other_rows else 0
+        return self.num_own_answers + others
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from quire.errors import QueueFullError
 
 # Of each body so much is not counted, as its connection buffers that anyway: usual requests are
@@ -34,12 +36,11 @@ class BodyMemory:
         self.num_bytes += num_bytes
 
 
-class BodySpace:
+class BodySpace(msgspec.Struct, eq=False):
     """The bytes of one body. Leaving its `with` block releases them."""
 
-    def __init__(self, memory: BodyMemory) -> None:
-        self._memory = memory
-        self._num_bytes = 0
+    _memory: BodyMemory
+    _num_bytes: int = 0
 
     def hold(self, num_bytes: int) -> None:
         """Count the bytes received so far. Raises QueueFullError."""

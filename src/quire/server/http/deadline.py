@@ -7,18 +7,19 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
+import msgspec
+
 from quire.errors import DeadlineError, OwnDeadlineError
 
 _ENDLESS = nullcontext()
 
 
-class Deadline:
-    """Counts from its creation. seconds: the server's limit; None for no limit."""
+class Deadline(msgspec.Struct, eq=False):
+    """Counts from its creation. _seconds: the server's limit; None for no limit."""
 
-    def __init__(self, seconds: float | None) -> None:
-        self._start = time.monotonic()
-        self._seconds = seconds
-        self._field: str | None = None  # of the request, that set the limit
+    _seconds: float | None
+    _start: float = msgspec.field(default_factory=time.monotonic)
+    _field: str | None = None  # of the request, that set the limit
 
     def shorten(self, seconds: float | None, field: str) -> None:
         """Apply a limit that the request sets itself, in this field or header."""

@@ -10,20 +10,18 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope
 
 # Keys of a scope's state: the DisconnectWatch of our own protocol, and the task that serves it.
 STATE_KEY, TASK_KEY = "disconnect_watch", "task"
 
 
-class DisconnectWatch:
-    """The connection state of one request's client."""
+class DisconnectWatch(msgspec.Struct, eq=False):
+    """The connection state of one request's client. _task: works for it."""
 
-    __slots__ = ("_is_disconnected", "_task")
-
-    def __init__(self) -> None:
-        self._is_disconnected = False
-        self._task: asyncio.Task[Any] | None = None  # that works for the client
+    _is_disconnected: bool = False
+    _task: asyncio.Task[Any] | None = None
 
     def disconnect(self) -> None:
         """Note that the client has disconnected, and cancel the work for it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from starlette.datastructures import Headers
@@ -170,24 +170,18 @@ def _described(error: BaseException, request_id: str) -> ErrorReply:
 
 async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
     """Send a failure as a complete response, in the format of the path's API."""
-    await send_json(send, reply.status, reply.body(path), reply.headers)
-
-
-def send_json(
-    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
-) -> Awaitable[None]:
-    """Send a JSON text as a complete response, in one message; see SINGLE_MESSAGE."""
-    return send_complete(send, status, body, "application/json", headers)
+    await send_complete(send, reply.status, reply.body(path), reply.headers)
 
 
 async def send_complete(
     send: Send,
     status: int,
     body: bytes,
-    media_type: str,
     headers: Mapping[str, str] | None = None,
+    *,
+    media_type: str = "application/json",
 ) -> None:
-    """Send a complete response in one message."""
+    """Send a complete response, such as a JSON text, in one message; see SINGLE_MESSAGE."""
     raw = [(b"content-type", media_type.encode())]
     for name, value in (headers or {}).items():
         raw.append((name.encode("latin-1"), value.encode("latin-1")))

@@ -125,10 +125,9 @@ def prepare(
             sampling = _with_marks(sampling, config, engine.tokenizer)
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
-        field = names.own("messages")
         job = make_job(
             *(id_prefix, request, [token_ids], sampling, model),
-            prompt_field=field,
+            prompt_field=names.messages,
             cut_to_context=cut,
         )
     hides = request.include_reasoning is False
@@ -152,21 +151,15 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
+    """The tools of a request, all of it checked: the template shows them, calls can be parsed."""
     chat_request.check(request)
     use = tool_use(request.tools, request.tool_choice)
-    _check_tools_fit(use, model.parsers, model.engine.tokenizer)
-    return use
-
-
-def _check_tools_fit(use: ToolUse, parsers: ModelParsers, tokenizer: Tokenizer) -> None:
-    """Refuse tools that the template would not show, or whose calls could not be parsed."""
-    if not use.shown:
-        return
-    if "tools" not in tokenizer.chat_variables:
+    if use.shown and "tools" not in model.engine.tokenizer.chat_variables:
         raise invalid_value("tools", "this model's chat template does not read them; remove them")
-    if parsers.tools is None:
+    if use.shown and model.parsers.tools is None:
         fix = "set tool_choice to none, or start the server with --tool-call-parser"
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
+    return use
 
 
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:

@@ -23,11 +23,8 @@ class EncodingFields(RequestBody, kw_only=True, dict=True):
 
     @property
     def encoding(self) -> Encoding:
-        """How the prompt becomes token ids."""
-        is_right = self.truncation_side == "right"
-        return Encoding(self.truncate_prompt_tokens, self.add_special_tokens, is_right)
-
-    def check_encoding(self) -> None:
-        """Check what no type says. Raises InvalidRequestError."""
+        """How the prompt becomes token ids. Raises InvalidRequestError."""
         if self.truncate_prompt_tokens == 0:
             raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
+        is_right = self.truncation_side == "right"
+        return Encoding(self.truncate_prompt_tokens, self.add_special_tokens, is_right)

@@ -11,7 +11,7 @@ from quire.errors import InvalidRequestError
 
 
 class FieldNames:
-    """names: field of a ChatRequest → the API's own field, longer names first.
+    """names: field of a ChatRequest → the API's own field, longer names first. messages: that one.
 
     A name that starts with a dot may stand anywhere in a field, any other only at its start. As a
     context manager it renames the fields of the InvalidRequestErrors that pass.
@@ -19,6 +19,7 @@ class FieldNames:
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
+        self.messages = self.own("messages")
 
     def own(self, field: str) -> str:
         """The API's own name of a field, such as of "messages[0].content"."""

@@ -121,7 +121,6 @@ def check_request_names(
             raise invalid_value("stream_options", "it needs a stream; set stream to true")
         if options.get("include_obfuscation"):
             request.note_no_effect(NO_PADDING)
-    request.check_encoding()
     if request.logprob_token_ids is not None and found.get(logprobs) in (None, False):
         raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
     if request.stream and request.prompt_logprobs is not None:

@@ -21,7 +21,7 @@ from quire.errors import ModelNotLoadedError
 from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
 from quire.server.api.common.request_gate import RequestContext, RequestGate, caller_of
 from quire.server.http.disconnect import unless_disconnected
-from quire.server.http.http_errors import send_json
+from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.http.request_reader import read_body
 from quire.server.model_loading import ModelLoader
@@ -95,7 +95,7 @@ class _GenerationApp(Generic[T]):
                 body = await read_body(scope, receive, self._max_bytes, context.hold_bytes)
             except ClientDisconnect:
                 return
-            context.join_queue()
+            context.ticket.move(self._loader.models.entrance)  # its body is complete
             await unless_disconnected(scope, receive, self._serve(body, send, context))
 
     async def _serve(self, body: bytes, send: Send, context: RequestContext) -> None:
@@ -155,7 +155,7 @@ class _LightApp:
                 except ModelNotLoadedError as error:
                     await self._loader.load(error.model, self._load_timeout)
                     reply = await self._reply(body, caller)
-            await send_json(send, 200, reply)
+            await send_complete(send, 200, reply)
 
     async def _reply(self, body: bytes, caller: str) -> bytes:
         models = self._loader.models

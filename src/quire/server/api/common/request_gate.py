@@ -43,7 +43,7 @@ class RequestContext:
 
     record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
     deadline: when the request must have ended. tenant: of its API key. caller: see `caller_of`.
-    usage: its token counts, once it has started.
+    usage: its token counts, once it has started. ticket: counts it in and out.
     """
 
     def __init__(
@@ -64,16 +64,12 @@ class RequestContext:
         self._scope = scope
         self._loader = loader
         self._queue_timeout = settings.queue_timeout
-        self._ticket = ticket
+        self.ticket = ticket
         self._body_space = body_space
 
     def outlive_client(self) -> None:
         """Let the request run on when its client disconnects."""
         outlive_client(self._scope)
-
-    def join_queue(self) -> None:
-        """Count the request among the answers: its body is complete. Raises QueueFullError."""
-        self._ticket.move(self._loader.models.entrance)
 
     def start(
         self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
@@ -87,13 +83,13 @@ class RequestContext:
         self.usage = generation.usage
         self.record.no_effect = job.no_effect
         model = self._loader.models.find(job.model)
-        num_tokens = sum(map(_num_tokens, job.prompts))
+        num_tokens = sum([_num_tokens(prompt) for prompt in job.prompts])
         num_answers = len(job.prompts) * job.sampling.n
         if max_answers is not None:
             num_answers = min(num_answers, max_answers)
         if max_tokens is not None:
             num_tokens = min(num_tokens, max_tokens)
-        self._ticket.charge(num_answers, num_tokens, at=model.admission)
+        self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of(self.tenant, job.cache_salt)
         return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
@@ -105,7 +101,7 @@ class RequestContext:
         ModelNotLoadedError.
         """
         entry = self._loader.models.entry(name)
-        self._ticket.move(entry.admission)
+        self.ticket.move(entry.admission)
         left = self.deadline.left
         entry.num_waiting += 1
         try:
@@ -118,9 +114,9 @@ class RequestContext:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, QueueTimeoutError):  # the engine does not know the completion rate
-            error.retry_after = self._ticket.admission.retry_after()
+            error.retry_after = self.ticket.admission.retry_after()
         self._body_space.__exit__()
-        self._ticket.__exit__()
+        self.ticket.__exit__()
 
 
 class RequestGate:
@@ -147,7 +143,7 @@ class RequestGate:
         """Admit a request whose body is still to come.
 
         A full queue refuses it here, before its body is read. It takes its position in the queue
-        with `join_queue`: a client that sends slowly must not hold one while the engine is idle.
+        later, by its ticket: a client that sends slowly must not hold one while the engine is idle.
 
         Raises OverloadedError, or InvalidRequestError for an invalid X-Request-Timeout.
         """

@@ -22,7 +22,7 @@ from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.deadline import Deadline
-from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_json
+from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete
 
 DONE = b"data: [DONE]\n\n"
 
@@ -92,7 +92,7 @@ async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send)
 
     # what stores the answer must not block the event loop
     is_stored = formatter.job.is_stored
-    await send_json(send, 200, await asyncio.to_thread(reply) if is_stored else reply())
+    await send_complete(send, 200, await asyncio.to_thread(reply) if is_stored else reply())
 
 
 async def events(

@@ -30,22 +30,18 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-class UsageCounter:
+class UsageCounter(msgspec.Struct, eq=False):
     """Counts the tokens of outputs as they come. A prompt counts once, whatever its answers.
 
     first_token: when the first token came, in seconds of the monotonic clock.
     """
 
-    __slots__ = (
-        *("_cached", "cached_tokens", "completion_tokens", "finish_reasons", "first_token"),
-        "prompt_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.prompt_tokens = self.completion_tokens = self.cached_tokens = 0
-        self.finish_reasons: list[str] = []
-        self.first_token: float | None = None
-        self._cached: dict[int, int] = {}  # by prompt
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reasons: list[str] = []
+    first_token: float | None = None
+    _cached: dict[int, int] = {}  # by prompt
 
     def add(self, index: int, item: RequestOutput) -> None:
         """Count what is new of the prompt with this index."""

@@ -24,7 +24,7 @@ from quire.server.api.common.streaming import ReplyFormatter
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_reply import Response
-from quire.server.http.http_errors import describe, send_json
+from quire.server.http.http_errors import describe, send_complete
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ async def answer_in_background(
     queued = await asyncio.to_thread(formatter.keep_started, "queued")
     response_id = formatter.job.reply_id
     try:
-        await send_json(send, 200, queued)
+        await send_complete(send, 200, queued)
         with suppress(OverloadedError):  # a state that is not shown stops no work
             await asyncio.to_thread(formatter.keep_started, "in_progress")
         async with context.deadline.enforced():

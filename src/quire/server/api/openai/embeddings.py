@@ -146,7 +146,7 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
             )
         else:
             body, headers = encoded(request.job, request.vector_format, outputs)
-    await send_complete(send, 200, body, request.vector_format.media_type, headers)
+    await send_complete(send, 200, body, headers, media_type=request.vector_format.media_type)
 
 
 def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:

@@ -97,7 +97,6 @@ AnyRequest = TypeVar("AnyRequest", bound=EmbeddingRequest)
 
 
 def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
-    request.check_encoding()
     if request.messages is not None and _raw_input(request) not in (b"", b"null"):
         raise invalid_value("input", "must be sent without messages, or messages without it")
     if request.messages is None and not _raw_input(request):

@@ -36,7 +36,7 @@ from quire.server.api.openai.embeddings_request import (
     PoolingFields,
     Text,
 )
-from quire.server.http.http_errors import send_json
+from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
@@ -121,7 +121,6 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _score_decoder, {})
-    request.check_encoding()
     query_field, queries = _one_of(request, "queries", "text_1")
     field, documents = _one_of(request, "documents", "text_2")
     if len(queries) not in (1, len(documents)):
@@ -135,7 +134,6 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _rerank_decoder, {})
-    request.check_encoding()
     model = models.find(request.model)
     yield
     texts = {"query": [request.query], "documents": request.documents}
@@ -176,7 +174,7 @@ async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None
     count = sum(len(output.prompt_token_ids) for output in outputs)
     usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
     reply = _rerank_reply if request.rerank is not None else _score_reply
-    await send_json(send, 200, msgspec.json.encode(reply(request, scores, usage)))
+    await send_complete(send, 200, msgspec.json.encode(reply(request, scores, usage)))
 
 
 def _cosines(outputs: Sequence[RequestOutput], num_queries: int) -> list[float]:
