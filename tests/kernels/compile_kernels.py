@@ -213,7 +213,7 @@ def rows_int4(
     capability: int, block_m: int = 256, block_n: int = 128, group: int = 128,
     *, zeros: bool = False,
 ) -> Compiled:  # fmt: skip
-    """The result of more than 128 rows in FP8 with weights in four bits."""
+    """The result of more than 64 rows in FP8 with weights in four bits."""
     config = Int4RowsConfig(block_m, block_n, stages=2, split=4)
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(64, 8, 4)
     types = {

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.triton.launch.gemm_config import tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
@@ -17,13 +17,17 @@ SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 
 @dataclass(frozen=True, slots=True)
 class Int4Config:
-    """`split` programs share a tile of block_n outputs; see `hopper_int4_ring` for `parts`."""
+    """`split` programs share a tile of block_n outputs; see `hopper_int4_ring` for `parts`.
+
+    scaled: whether scales multiply codes also where they could multiply the sums of groups.
+    """
 
     block_n: int
     parts: int
     stages: int
     split: int = 1
     warps: int = 4
+    scaled: bool = False
 
 
 def block_rows(m: int) -> int:
@@ -108,3 +112,5 @@ def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[I
         if split > 1 and programs * block_n * tile_rows(block_m) > NUM_PARTIALS:
             continue
         yield found
+        if not scales_codes(m, group) and group < 128:
+            yield replace(found, scaled=True)

@@ -50,10 +50,10 @@ class Int4RowsConfig:
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile: of a program alone on a
 # multiprocessor, and of two beside each other; measured on one H200
-STEP_US = {(256, 128): (1.7, 3.4), (256, 64): (0.97, 1.94),
-           (128, 128): (1.0, 1.5), (128, 64): (0.7, 1.0)}  # fmt: skip
-START_US = 4.0  # of a program besides
-EXCHANGE_US = 0.05 / 256  # of sums, for each row, output and part
+STEP_US = {(256, 128): (1.8, 3.6), (256, 64): (0.93, 1.86),
+           (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1)}  # fmt: skip
+START_US = 3.9  # of a program besides
+EXCHANGE_US = 0.06 / 256  # of sums, for each row, output and part
 
 
 def expected_us(

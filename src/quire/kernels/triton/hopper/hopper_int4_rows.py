@@ -1,4 +1,4 @@
-"""GEMM of more than 128 rows in FP8 with weights of four bits on Hopper, unpacked in registers.
+"""GEMM of more than 64 rows in FP8 with weights of four bits on Hopper, unpacked in registers.
 
 Floor: twice the tensor cores' 16-bit rate. Tiles of 256 rows of x unpack codes seldom: a warp group
 unpacks 64 x 64 of them in a third of the time that it multiplies them by 256 rows. Of tiles of 128

@@ -1,9 +1,10 @@
 """Linears with four-bit weights on a GPU: which kernel serves which number of rows.
 
-Up to 128 rows of x are not rounded (w4a16), and the floor is the bytes of W, a quarter of 16 bits'.
-More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's numbers, which takes
-far less from them than their four bits did: the floor is twice the tensor cores' 16-bit rate. Some
-hundred rows are multiplied while codes are unpacked; for more all codes are unpacked first.
+Up to 64 rows of x are not rounded (w4a16; 128 with a codebook), and the floor is the bytes of W, a
+quarter of 16 bits'. More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's
+numbers, which takes far less from them than their four bits did: the floor is twice the tensor
+cores' 16-bit rate. Some hundred rows are multiplied while codes are unpacked; for more all codes
+are unpacked first.
 """
 
 from __future__ import annotations

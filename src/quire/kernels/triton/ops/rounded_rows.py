@@ -20,7 +20,8 @@ from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, GpuWeight, multiplies
 from quire.kernels.triton.step.elementwise import rms_norm
 
 FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
-W4A16_ROWS = 128  # rows, up to which they are not rounded for weights in four bits
+W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
+CODEBOOK_ROWS = 128  # the same for codes of a codebook, which all become numbers for more rows
 
 
 def rows_for(x: ResidualState, taken: type[RoundedRows] | None) -> Rows:
@@ -61,7 +62,8 @@ def rounds_next(out: Tensor, weight: GpuWeight) -> type[RoundedRows] | None:
 
 def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
     """Whether so many rows of x and a weight in four bits are both rounded to FP8."""
-    if rows <= W4A16_ROWS or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
+    least = W4A16_ROWS if weight.codebook is None else CODEBOOK_ROWS
+    if rows <= least or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
         return False
     return len(weight.words) % 16 == weight.inputs % 16 == 0
 

@@ -298,7 +298,7 @@ def _run_int4(
         *behind, out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.parts, CHUNK=0, maxnreg=None, GROUP=weight.group,
-        SCALED=scales_codes(m, weight.group),
+        SCALED=config.scaled or scales_codes(m, weight.group),
         GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook, **flags,
     )  # fmt: skip
 
