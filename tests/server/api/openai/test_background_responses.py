@@ -131,15 +131,59 @@ def test_a_response_whose_process_has_ended_has_failed(tmp_path: Path) -> None:
     assert not running._replace(process=os.getpid()).is_abandoned
     assert store.put("a", "t", running)
     assert store.get("a", "t") == running
-    assert store.is_running("a", "t")
+    assert store.running_ids(running.process) == {"a"}
     assert store.replace_running("a", "t", failed(running.reply))
     assert not store.replace_running("a", "t", b"{}")
     found = store.get("a", "t")
     assert found is not None
     assert not found.is_abandoned
     assert b'"failed"' in found.reply
-    assert not store.is_running("b", "t")
+    assert store.running_ids(running.process) == set()
     store.close()
+
+
+def test_a_response_that_no_store_holds_is_refused_for_good(engine: FakeEngine) -> None:
+    app = build_app(engine, ServerSettings(response_store_bytes=1000))
+    reply = call(app, PATH, {"input": "hi" * 400, "background": True})
+    assert (reply.status, reply.error["param"]) == (400, "background")
+    assert "bytes is not stored (at most 1000)" in reply.error["message"]
+    assert not engine.calls
+    assert call(app, PATH, {"input": "hi", "background": True}).status == 200
+
+
+def test_the_store_is_looked_at_once_for_all(
+    app: Starlette, engine: FakeEngine, monkeypatch: Any
+) -> None:
+    looks: list[set[str] | None] = []
+    running_ids = ResponseStore.running_ids
+
+    def counted(store: ResponseStore, process: int) -> set[str] | None:
+        looks.append(running_ids(store, process))
+        return looks[-1]
+
+    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ResponseStore, "running_ids", counted)
+
+    async def main() -> None:
+        engine.wait_at = 2
+        begun = [await begin(app) for _ in range(8)]
+        ids = {response_id for response_id, _ in begun}
+        while ids not in looks:
+            await asyncio.sleep(0.001)
+        first = begun[0][0]
+        await read(app, first, "/cancel", "POST")
+        looks.clear()
+        await begun[0][1]
+        assert len(engine.aborted) == 1
+        assert len(looks) <= 2
+        assert looks[-1] == ids - {first}
+        engine.go.set()
+        await asyncio.gather(*(task for _, task in begun))
+        looks.clear()
+        await asyncio.sleep(0.03)
+        assert not looks  # as none runs
+
+    asyncio.run(main())
 
 
 def test_a_running_response_is_not_dropped() -> None:
@@ -185,7 +229,7 @@ def test_a_store_that_is_locked_loses_no_answer(
     engine: FakeEngine, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("quire.server.api.openai.response_store._WAIT_SECONDS", 0.0)
-    monkeypatch.setattr("quire.server.api.openai.background_responses._POLL_SECONDS", 0.001)
+    monkeypatch.setattr("quire.server.api.openai.background_responses._RETRY_SECONDS", 0.001)
 
     async def main() -> None:
         engine.wait_at = 2

@@ -2,7 +2,7 @@
 
 The request stays admitted while it runs, as if its client were there: it counts in the queue, has
 its deadline, and a server that drains waits for it. Any API process may read or cancel it, as its
-state is in the ResponseStore: the process that runs it looks there whether it was ended.
+state is in the ResponseStore; the process that runs it learns of that from a BackgroundWatch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quire.server.api.common.job_runner import gather
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import ReplyFormatter
 from quire.server.api.common.usage import Usage
-from quire.server.api.openai.response_store import ResponseStore
+from quire.server.api.openai.background_watch import BackgroundWatch
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import describe, send_complete
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.25  # until a cancelled response stops
+_RETRY_SECONDS = 0.25  # until a store that failed is asked again
 _KEEP_SECONDS = 60.0  # for how long a store that fails is asked again to keep an answer
 
 
@@ -41,7 +41,10 @@ class BackgroundFormatter(ReplyFormatter, Protocol):
     keep: Callable[[Response], None]
 
     def keep_started(self, status: str) -> bytes:
-        """Store the response without an answer; returns it as JSON. Raises OverloadedError."""
+        """Store the response without an answer; returns it as JSON. Raises OverloadedError.
+
+        Raises InvalidRequestError for one that no store of this size holds.
+        """
 
     def completed(self, results: Sequence[RequestOutput], usage: Usage) -> Response:
         """The complete answer, not stored yet."""
@@ -51,20 +54,19 @@ class BackgroundFormatter(ReplyFormatter, Protocol):
 
 
 async def answer_in_background(
-    formatter: BackgroundFormatter, store: ResponseStore, context: RequestContext, send: Send
+    formatter: BackgroundFormatter, watch: BackgroundWatch, context: RequestContext, send: Send
 ) -> None:
     """Send the queued response, then run it. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
     context.outlive_client()  # before it is stored: else it might stay queued
     queued = await asyncio.to_thread(formatter.keep_started, "queued")
-    response_id = formatter.job.reply_id
     try:
         await send_complete(send, 200, queued)
         with suppress(OverloadedError):  # a state that is not shown stops no work
             await asyncio.to_thread(formatter.keep_started, "in_progress")
-        async with context.deadline.enforced():
-            work = gather(admitted, context.usage)
-            results = await _unless_ended(work, store, response_id, context.tenant)
+        with watch.watched(formatter.job.reply_id) as ended:
+            async with context.deadline.enforced():
+                results = await _unless_ended(gather(admitted, context.usage), ended)
         if results is not None:
             usage = context.usage.total()
             await _keep(formatter, await asyncio.to_thread(formatter.completed, results, usage))
@@ -89,25 +91,21 @@ async def _keep(formatter: BackgroundFormatter, response: Response) -> None:
             return
         if clock() >= deadline:
             break
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
     logger.error("response %s is lost: it could not be stored", response.id)
 
 
 async def _unless_ended(
-    work: Coroutine[Any, Any, list[RequestOutput]],
-    store: ResponseStore,
-    response_id: str,
-    tenant: str,
+    work: Coroutine[Any, Any, list[RequestOutput]], ended: asyncio.Event
 ) -> list[RequestOutput] | None:
-    """The result of `work`; None, with it aborted, once the response was cancelled or deleted."""
-    task = asyncio.ensure_future(work)
+    """The result of `work`; None, with it aborted, once the event is set."""
+    task, end = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
-        while not (await asyncio.wait({task}, timeout=_POLL_SECONDS))[0]:
-            if not await asyncio.to_thread(store.is_running, response_id, tenant):
-                return None
-        return task.result()
+        await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
     finally:
         task.cancel()
+        end.cancel()
 
 
 def cancelled(reply: bytes) -> bytes:

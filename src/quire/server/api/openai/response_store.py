@@ -32,6 +32,7 @@ _SETUP = (
     "(id TEXT PRIMARY KEY, tenant TEXT, used INTEGER, size INTEGER, reply BLOB, items BLOB, "
     "process INTEGER)",  # that still runs it; 0: none
     "CREATE INDEX IF NOT EXISTS by_use ON responses (used, size, process)",
+    "CREATE INDEX IF NOT EXISTS running ON responses (process, id) WHERE process > 0",
 )
 
 
@@ -44,6 +45,11 @@ class StoredResponse(NamedTuple):
     reply: bytes
     items: bytes
     process: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes of a store."""
+        return len(self.reply) + len(self.items)
 
     @property
     def is_abandoned(self) -> bool:
@@ -62,7 +68,7 @@ class ResponseStore:
     def __init__(self, folder: Path | None, max_bytes: int, max_each: int | None = None) -> None:
         self._path = ":memory:" if folder is None else str(folder / "responses.sqlite")
         self._max_bytes = max_bytes
-        self._max_each = max_bytes if max_each is None else min(max_each, max_bytes)
+        self.max_each = max_bytes if max_each is None else min(max_each, max_bytes)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
@@ -76,10 +82,9 @@ class ResponseStore:
 
         It is not where those that run leave no room.
         """
-        size = len(response.reply) + len(response.items)
-        if size > self._max_each:
+        if response.num_bytes > self.max_each:
             return False
-        row = (response_id, tenant, time.time_ns(), size, *response)
+        row = (response_id, tenant, time.time_ns(), response.num_bytes, *response)
         with self._lock:
             try:
                 with self._opened() as connection:  # a transaction
@@ -112,25 +117,17 @@ class ResponseStore:
                 raise _failed("updated", error) from error
         return found.rowcount > 0
 
-    def is_running(self, response_id: str, tenant: str) -> bool:
-        """Whether a process still works on the response; also if that cannot be read."""
-        process = self._process_of(response_id, tenant)
-        return process is None or process > 0
-
-    def _process_of(self, response_id: str, tenant: str) -> int | None:
-        """The process that works on the response; 0: none; None where it cannot be read."""
-        key = (response_id, tenant)
+    def running_ids(self, process: int) -> set[str] | None:
+        """The responses that a process works on; None where they cannot be read."""
         with self._lock:
             try:
-                row = (
-                    self._opened()
-                    .execute("SELECT process FROM responses WHERE id = ? AND tenant = ?", key)
-                    .fetchone()
+                rows = self._opened().execute(
+                    "SELECT id FROM responses WHERE process = ? AND process > 0", (process,)
                 )
+                return {name for (name,) in rows}
             except sqlite3.Error as error:
                 _failed("read", error)
                 return None
-        return 0 if row is None else int(row[0])
 
     def get(self, response_id: str, tenant: str) -> StoredResponse | None:
         """A response of this tenant; None if there is none (any more).

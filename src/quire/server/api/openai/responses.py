@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.errors import OverloadedError
+from quire.errors import OverloadedError, invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
@@ -24,6 +24,7 @@ from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
 from quire.server.api.openai.background_responses import answer_in_background
+from quire.server.api.openai.background_watch import BackgroundWatch
 from quire.server.api.openai.response_items import RUNNING, new_id, previous_items, stored_response
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
@@ -81,7 +82,8 @@ def _keep(
 ) -> None:
     """Store a response, unless its request does not want that; replace it once it is queued.
 
-    Raises OverloadedError if it could not be replaced.
+    Raises OverloadedError if it could not be replaced, and InvalidRequestError if it has to be
+    stored and is too large.
     """
     if not response.store:
         return
@@ -92,6 +94,9 @@ def _keep(
         return
     stored = stored_response(response, request, previous)
     stored = stored._replace(process=os.getpid() if is_running else 0)
+    if response.background and stored.num_bytes > store.max_each:
+        problem = f"a response of {stored.num_bytes} bytes is not stored (at most {store.max_each})"
+        raise invalid_value("background", f"{problem}; shorten the input, or leave it out")
     response.store = store.put(response.id, tenant, stored)
 
 
@@ -172,7 +177,10 @@ class ResponsesFormatter:
         )
 
     def keep_started(self, status: str) -> bytes:
-        """Store the response without an answer; returns it as JSON. Raises OverloadedError."""
+        """Store the response without an answer; returns it as JSON.
+
+        Raises OverloadedError, or InvalidRequestError for one that is too large.
+        """
         response = self._response(None)
         response.status = status
         self.keep(response)
@@ -324,7 +332,7 @@ class ResponsesFormatter:
 def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
     """The route, which keeps responses in the store."""
     return GenerationRoute(
-        *(_ENTRY, partial(prepare, store), partial(_answer, store)),
+        *(_ENTRY, partial(prepare, store), partial(_answer, BackgroundWatch(store))),
         in_thread=_is_long,
         needs_tenant=True,
     )
@@ -337,12 +345,12 @@ def _is_long(data: bytes) -> bool:
 
 
 async def _answer(
-    store: ResponseStore, formatter: ResponsesFormatter, context: RequestContext, send: Send
+    watch: BackgroundWatch, formatter: ResponsesFormatter, context: RequestContext, send: Send
 ) -> None:
     """Answer; until then the stored turns count as bytes of the body."""
     context.hold_bytes(formatter.num_bytes)
     if formatter.is_in_background:
-        await answer_in_background(formatter, store, context, send)
+        await answer_in_background(formatter, watch, context, send)
     else:
         await answer(formatter, context, send)
 
