@@ -232,12 +232,24 @@ class LLM:
         self._engine.reset_prefix_cache()
         return True
 
-    def sleep(self, level: int = 1) -> None:  # noqa: ARG002 - vLLM's levels differ in what they free
-        """Free the memory of weights and KV cache until `wake_up`, whatever the level."""
+    def sleep(self, level: int = 1) -> None:
+        """Free the memory of weights and KV cache until `wake_up`.
+
+        level: 1 or 2, as in vLLM; the weights are read again from their files in both. Raises
+        InvalidRequestError for others.
+        """
+        if level not in (1, 2):
+            raise invalid_value("level", f"must be 1 or 2, not {level!r}")
         self._engine.sleep()
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:  # noqa: ARG002
-        """Load the model again, whatever the tags. Raises ConfigError or CheckpointError."""
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the model again, with KV cache. tags: "weights" and "kv_cache", as in vLLM.
+
+        Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
+        """
+        if unknown := set(tags or ()) - {"weights", "kv_cache"}:
+            problem = f"must be 'weights' or 'kv_cache', not {min(unknown)!r}"
+            raise invalid_value("tags", problem)
         self._engine.wake_up()
 
     def is_sleeping(self) -> bool:

@@ -17,6 +17,7 @@ from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.own_values import OWN_VALUES
 from quire.config import EngineConfig, iter_options
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, NoEffectWarning
 from quire.options import options_of
@@ -25,9 +26,15 @@ from quire.server.settings import ServerSettings
 ENGINE = {option.name for _, option in iter_options()}
 SERVER = {option.name for option in options_of(ServerSettings)}
 SAMPLING = set(SamplingParams.__struct_fields__)
+POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
+<<<<<<< HEAD
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": set(),
     "cli": set(), "call": set(),
+=======
+    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
+    "call": set(),
+>>>>>>> 5ea91a11 (vLLM's use_activation is normalize; tests of background responses use the house's words)
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 

@@ -196,11 +196,17 @@ def test_an_engine_that_sleeps_and_ends() -> None:
         assert llm.generate("A list is " * 9, GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
         assert llm.reset_prefix_cache()
         assert llm.generate("A list is " * 9, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
-        llm.sleep()
+        with pytest.raises(InvalidRequestError, match=r"^level: must be 1 or 2, not 0"):
+            llm.sleep(level=0)
+        assert not llm.is_sleeping()
+        llm.sleep(level=2)
         assert llm.is_sleeping()
+        with pytest.raises(InvalidRequestError, match=r"^tags: must be 'weights' or 'kv_cache'"):
+            llm.wake_up(tags=["all"])
         with pytest.raises(ConfigError, match=r"sleeps; call wake_up\(\)"):
             llm.generate("A list is", GREEDY, use_tqdm=False)
-        llm.wake_up()
+        llm.wake_up(tags=["weights"])
+        llm.wake_up(tags=["kv_cache"])
         assert texts(llm.generate("A list is", GREEDY, use_tqdm=False)) == before
     with pytest.raises(ConfigError, match="closed"):
         llm.embed("A list is", use_tqdm=False)

@@ -157,7 +157,8 @@ def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
     engine.info.pooling = PoolingParams(pooling="mean", normalize=False)
     app = build_app(engine, ServerSettings(queue_timeout=9.0))
     embed(app)
-    embed(app, pooling="last", normalize=True, dimensions=2, priority=-3, cache_salt="s", timeout=5)
+    changes = {"dimensions": 2, "priority": -3, "cache_salt": "s", "timeout": 5}
+    embed(app, pooling="last", use_activation=True, **changes)  # under the name that vLLM has
     plain, changed = engine.calls
     assert plain["pooling"] == engine.info.pooling
     assert changed["pooling"] == PoolingParams(pooling="last", normalize=True, dimensions=2)

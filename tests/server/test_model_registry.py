@@ -126,6 +126,44 @@ def on_demand(**settings: Any) -> House:
     return house
 
 
+def test_a_server_sleeps_and_wakes_up_under_vllms_names() -> None:
+    house = on_demand()
+    house.become("b", "loaded")
+
+    def play(message: ControlMessage) -> None:
+        loads = isinstance(message, LoadModel)
+        assert isinstance(message, LoadModel | UnloadModel)
+        house.later(message.name, *(("loading", "loaded") if loads else ("unloaded",)))
+
+    house.parent = play
+    admin = house.app.state.admin
+    assert call(admin, "/is_sleeping").json() == {"is_sleeping": False}
+    slept = call(admin, "/sleep", method="POST", query="level=2&mode=wait")
+    assert slept.json() == {"level": 2, "status": "sleeping"}
+    graces = {m.name: m.grace for m in house.asked if isinstance(m, UnloadModel)}
+    assert graces == dict.fromkeys("ab", ServerSettings().shutdown_timeout)
+    assert call(admin, "/is_sleeping").json() == {"is_sleeping": True}
+    assert call(admin, "/sleep", method="POST").json() == {"level": 1, "status": "sleeping"}
+    awake = call(admin, "/wake_up", method="POST", query="tags=weights&tags=kv_cache").json()
+    assert awake == {"tags": ["weights", "kv_cache"], "status": "awake"}
+    assert [e.condition.state for e in house.models.entries()] == ["loaded", "unloaded"]
+    assert text_of(call(house.app, "/v1/completions", {"prompt": "abc"})) == "I am a."
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "message"),
+    [
+        ("/sleep", "level=0", "level: must be 1 or 2, and both free weights and KV cache"),
+        ("/sleep", "level=x", "level: must be 1 or 2, and both free weights and KV cache"),
+        ("/sleep", "mode=keep", "mode: must be abort or wait; requests are not kept"),
+        ("/wake_up", "tags=all", "tags: must be weights or kv_cache, not 'all'"),
+    ],
+)
+def test_levels_and_tags_that_are_none(path: str, query: str, message: str) -> None:
+    reply = call(House().app.state.admin, path, method="POST", query=query)
+    assert (reply.status, reply.error["message"]) == (400, message)
+
+
 def text_of(reply: Reply) -> str:
     assert reply.status == 200, reply.body
     text = reply.json()["choices"][0]["text"]

@@ -6,7 +6,7 @@ params of other engines are in sampling_names.py.
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ForeignName, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
 _AI, _ANT, _V, _L, _O = "OpenAI", "Anthropic", "vLLM", "llama.cpp", "Ollama"
 _CACHED = "equal prefixes of one key are always cached"
@@ -41,6 +41,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("keep_alive", _O, "a model stays loaded; see idle_unload_seconds"),
     no_effect("guided_decoding_backend", _V, "llguidance constrains every structured output"),
     no_effect("request_id", _V, "a request is named by its header x-request-id"),
+    alias("use_activation", "normalize", _V),
     only("padding", _V, ("do_not_pad",), "prompts are never padded", "leave it out"),
     no_effect("include_obfuscation", _AI, "streams are sent without padding"),
     no_effect("max_tool_calls", _AI, _TOOLS),

@@ -34,6 +34,7 @@ from quire.server.ops.admin_structs import (
     UnloadRequest,
 )
 from quire.server.ops.openapi import with_openapi
+from quire.server.ops.sleep_routes import SleepRoutes
 from quire.server.settings import ServerSettings
 
 MAX_BODY_BYTES = 4096
@@ -47,7 +48,8 @@ _KNOWN_MODEL = "`model` is the name of a model of this server (else 404)."
 
 def build_admin_app(loader: ModelLoader, settings: ServerSettings) -> Starlette:
     """Make the ASGI application. Every path needs the admin key, if there is one."""
-    routes = with_openapi(_Endpoints(loader, settings).routes)
+    own, sleep = _Endpoints(loader, settings), SleepRoutes(loader, settings)
+    routes = with_openapi([*own.routes, *sleep.routes])
     app = Application(routes, lambda inner: Envelope(inner, keys=settings.admin_keys))
     app.router.default = _no_such_path([route.path for route in routes])
     return app

@@ -166,19 +166,19 @@ def test_the_store_is_looked_at_once_for_all(
 
     async def main() -> None:
         engine.wait_at = 2
-        begun = [await begin(app) for _ in range(8)]
-        ids = {response_id for response_id, _ in begun}
+        started = [await begin(app) for _ in range(8)]
+        ids = {response_id for response_id, _ in started}
         while ids not in looks:
             await asyncio.sleep(0.001)
-        first = begun[0][0]
+        first = started[0][0]
         await read(app, first, "/cancel", "POST")
         looks.clear()
-        await begun[0][1]
+        await started[0][1]
         assert len(engine.aborted) == 1
         assert len(looks) <= 2
         assert looks[-1] == ids - {first}
         engine.go.set()
-        await asyncio.gather(*(task for _, task in begun))
+        await asyncio.gather(*(task for _, task in started))
         looks.clear()
         await asyncio.sleep(0.03)
         assert not looks  # as none runs

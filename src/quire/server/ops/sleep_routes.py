@@ -1,0 +1,144 @@
+"""/sleep, /wake_up and /is_sleeping: vLLM's names for unloading the models and loading them again.
+
+They are admin endpoints. Both levels end the engines: weights and KV cache leave the memory. They
+differ in vLLM by where the weights wait, which here are read again from their files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import invalid_value
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.model_loading import ModelLoader
+from quire.server.model_registry import ModelEntry
+from quire.server.settings import ServerSettings
+
+SLEEP_TAGS = ("weights", "kv_cache")
+_CONFLICT = (400, 409, 503)
+
+
+class Slept(msgspec.Struct):
+    """The reply to /sleep."""
+
+    level: int
+    status: Literal["sleeping"] = "sleeping"
+
+
+class Awake(msgspec.Struct):
+    """The reply to /wake_up."""
+
+    tags: list[str] | None
+    status: Literal["awake"] = "awake"
+
+
+class IsSleeping(msgspec.Struct):
+    """The reply to /is_sleeping."""
+
+    is_sleeping: bool
+
+
+class _SleepQuery(msgspec.Struct):
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
+    mode: Literal["abort", "wait"] = "abort"
+
+
+_PROBLEMS = {
+    "level": "must be 1 or 2, and both free weights and KV cache",
+    "mode": "must be abort or wait; requests are not kept",
+}
+
+
+class SleepRoutes:
+    """The routes for all models of a server."""
+
+    def __init__(self, loader: ModelLoader, settings: ServerSettings) -> None:
+        self._loader, self._settings = loader, settings
+
+    @property
+    def routes(self) -> list[ApiRoute]:
+        """The three routes."""
+        return [
+            ApiRoute(
+                self.sleep,
+                OpenApiEntry(
+                    method="post",
+                    path="/sleep",
+                    summary="Unload all models. Answers once their engines have ended.",
+                    rules=(
+                        "The query may have `level` (1 or 2) and `mode`: abort ends requests, wait "
+                        "gives them the shutdown timeout.",
+                    ),
+                    reply=Slept,
+                    errors=_CONFLICT,
+                ),
+            ),
+            ApiRoute(
+                self.wake_up,
+                OpenApiEntry(
+                    method="post",
+                    path="/wake_up",
+                    summary="Load the models of the start. Answers once they accept requests.",
+                    rules=("The query may have `tags`: weights, kv_cache.",),
+                    reply=Awake,
+                    errors=_CONFLICT,
+                ),
+            ),
+            ApiRoute(
+                self.is_sleeping,
+                OpenApiEntry(
+                    path="/is_sleeping", summary="Whether no model is loaded.", reply=IsSleeping
+                ),
+            ),
+        ]
+
+    async def sleep(self, request: Request) -> Response:
+        """Unload every loaded model."""
+        query = _read_query(request)
+        grace = self._settings.shutdown_timeout if query.mode == "wait" else 0.0
+        names = [entry.name for entry in self._entries if entry.condition.state != "unloaded"]
+        await asyncio.gather(*(self._loader.unload(name, grace) for name in names))
+        return _json(Slept(query.level))
+
+    async def wake_up(self, request: Request) -> Response:
+        """Load the models of the start. Raises ModelNotLoadedError."""
+        tags = request.query_params.getlist("tags")
+        check_tags(tags)
+        names = [entry.name for entry in self._entries if entry.condition.at_start]
+        seconds = self._settings.model_load_timeout
+        await asyncio.gather(*(self._loader.load(name, seconds) for name in names))
+        return _json(Awake(tags or None))
+
+    async def is_sleeping(self, _request: Request) -> Response:
+        """Whether every model is unloaded."""
+        states = {entry.condition.state for entry in self._entries}
+        return _json(IsSleeping(states == {"unloaded"}))
+
+    @property
+    def _entries(self) -> list[ModelEntry]:
+        return self._loader.models.entries()
+
+
+def check_tags(tags: list[str]) -> None:
+    """Refuse names of no part of a model. Raises InvalidRequestError."""
+    for tag in tags:
+        if tag not in SLEEP_TAGS:
+            known = " or ".join(SLEEP_TAGS)
+            raise invalid_value("tags", f"must be {known}, not {tag[:64]!r}")
+
+
+def _read_query(request: Request) -> _SleepQuery:
+    try:
+        return msgspec.convert(dict(request.query_params), _SleepQuery, strict=False)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")  # "... - at `$.level`"
+        raise invalid_value(name, _PROBLEMS[name]) from None
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
