@@ -28,13 +28,8 @@ SERVER = {option.name for option in options_of(ServerSettings)}
 SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
-<<<<<<< HEAD
-    "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": set(),
-    "cli": set(), "call": set(),
-=======
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "call": set(),
->>>>>>> 5ea91a11 (vLLM's use_activation is normalize; tests of background responses use the house's words)
+    "cli": set(), "call": set(),
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
