@@ -74,7 +74,7 @@ def compile_case(m: int, n: int, k: int, group: int, config: Int4Config) -> None
 
 
 def few_rows(
-    m: int, n: int, k: int, group: int, bandwidth: float, budget: Budget
+    m: int, n: int, k: int, group: int, stages: list[int], bandwidth: float, budget: Budget
 ) -> dict[str, Any] | None:
     """All configs of a shape: the best one's microseconds and share of the bandwidth."""
     if budget.left < 5:
@@ -84,7 +84,8 @@ def few_rows(
     expected, num_sms = x @ numbers_of(weights[0]).t(), workspace(x.device).num_sms
     rule = int4_config(m, n, k, group, num_sms)
     assert rule is not None  # few rows of common sizes
-    configs = list(dict.fromkeys([rule, *int4_configs(m, n, k, group, num_sms)]))
+    every = (each for each in int4_configs(m, n, k, group, num_sms) if each.stages in stages)
+    configs = list(dict.fromkeys([rule, *every]))
     found = time_configs(
         configs,
         lambda config: [lambda w=w: skinny_gemm(x, w, config=config) for w in weights],
@@ -99,7 +100,7 @@ def few_rows(
     share = num_bytes / found[0]["us"] * 1e6 / bandwidth
     row = {"m": m, "n": n, "k": k, "group": group, "us": found[0]["us"], "share": share,
            "rule_us": rule_us, "config": found[0]["config"]}  # fmt: skip
-    best = "; ".join(f"{each['us']:.2f} {brief(each['config'])}" for each in found[:4])
+    best = "; ".join(f"{each['us']:.2f} {brief(each['config'])}" for each in found[:6])
     print(f"{n} x {k}, {m} rows: {share:.0%}, by the rule {rule_us or 0:.2f}, best {best}")
     return row
 
@@ -156,6 +157,7 @@ def main() -> None:
     """Time what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 16, 64])
+    parser.add_argument("--stages", type=int, nargs="*", default=[2, 3, 4], help="of few rows")
     parser.add_argument("--many", type=int, nargs="*", default=[], help="rows in FP8")
     parser.add_argument("--models", nargs="*", default=["8b"], help="of benchmarks/gpu_shapes.py")
     parser.add_argument("--group", type=int, default=128)
@@ -175,12 +177,13 @@ def main() -> None:
         (m, n, k, args.group, config)
         for m, (n, k) in itertools.product(args.rows, shapes)
         for config in int4_configs(m, n, k, args.group, num_sms)
+        if config.stages in args.stages
     ]
     precompile(compile_case, cases, args.workers, budget)
     each = {(n, k, args.group, config) for (n, k), m in itertools.product(shapes, args.many)
             for config in worth_trying(m, n, k, args.group)}  # fmt: skip
     precompile(compile_rows, list(each), args.workers, budget)
-    few = [few_rows(m, n, k, args.group, bandwidth, budget)
+    few = [few_rows(m, n, k, args.group, args.stages, bandwidth, budget)
            for (n, k), m in itertools.product(shapes, args.rows)]  # fmt: skip
     many = [many_rows(m, n, k, args.group, budget)
             for (n, k), m in itertools.product(shapes, args.many)]  # fmt: skip

@@ -112,5 +112,5 @@ def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[I
         if split > 1 and programs * block_n * tile_rows(block_m) > NUM_PARTIALS:
             continue
         yield found
-        if not scales_codes(m, group) and group < 128:
+        if not scales_codes(m, group) and group < 128 and parts * block_m >= 8:
             yield replace(found, scaled=True)
