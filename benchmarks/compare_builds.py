@@ -13,8 +13,9 @@ Rows on a GPU (`quire serve`, shapes of Llama-3.1-8B and Llama-3.2-1B): 8b, 8b-f
 starts anew in each round. In the first round a start compiles kernels, in later ones it finds them.
 Rows on a CPU: fp32, bf16, int8, int4 (`quire.LLM`: prefill; 1, 8 and 16 streams; tokens a second,
 and a second of one processor, which other programs change least), served (`quire serve`), prompts
-(`quire serve` with a small model saturated by prompts, and at 0.8 of that rate, --repeats times),
-starts (import; `quire generate` without and with prepared weights; first answer of `quire serve`).
+(`quire serve` with a small model saturated by prompts, and at 0.8 of that rate, --repeats times;
+"cpu req_s" are requests a second of one processor), starts (import; `quire generate` without and
+with prepared weights; first answer of `quire serve`).
 Both trees need their compiled library there.
 
 The result file has a row for each figure: the values of both builds by measurement, the median of
@@ -109,10 +110,12 @@ class Comparison:
 
     def _put(self, name: str, load: Load, engine: ServedEngine, build: int, model: str) -> None:
         level = level_of(load, vocab_size_of(model), self._num_measured * 1_000_003)
+        before = engine.cpu_seconds()
         found = figures.summarize(level, *engine.run(level))
+        found["cpu req_s"] = found["ok"] / max(engine.cpu_seconds() - before, 0.01)
         if found["errors"]:
             self.ratios.errors.append(f"{name} {load.name} {SIDES[build]}: {found['errors']}")
-        rates = () if load.workload.is_open else ("req_s", "tok_s")
+        rates = () if load.workload.is_open else ("req_s", "cpu req_s", "tok_s")
         for figure in (*TIMES, *rates):
             if figure in found:
                 self.ratios.add(f"{name} {load.name}", figure, build, found[figure])

@@ -11,6 +11,7 @@ from machine import Machine
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
 from quire.scheduler.chunk_policy import (
+    BACKLOG_STEPS,
     FEW_REQUESTS,
     FIRST_CHUNK,
     LEAST_CHUNK,
@@ -78,8 +79,11 @@ def test_without_decodes_or_target_a_step_is_full() -> None:
 
 def test_decodes_sit_out_steps_only_for_a_backlog_and_not_for_long() -> None:
     policy = ChunkPolicy(None, full_step=2048)
-    assert not policy.pauses_decodes(policy.backlog, 0)
-    assert policy.pauses_decodes(policy.backlog + 1, PAUSED_STEPS - 1)
+    allowed = [BACKLOG_STEPS * 2048 * steps for steps in range(1, PAUSED_STEPS + 1)]
+    for steps, num_waiting in enumerate(allowed):
+        assert not policy.pauses_decodes(num_waiting - 1, steps)
+        assert policy.pauses_decodes(num_waiting, steps)
+    assert policy.largest_backlog == allowed[-1]
     assert not policy.pauses_decodes(10**9, PAUSED_STEPS)
     assert not ChunkPolicy(0.02, full_step=2048).pauses_decodes(10**9, 0)
 

@@ -17,8 +17,8 @@ TRUST = 16  # latest steps with prompts and decodes, which bound the next one
 LEAST_CHUNK = 16  # prompt tokens that every step may have
 LEAST_SHARE = 0.1  # of the target for prompts, even when decodes alone exceed it
 LONG = 8.0  # a long prompt may take this many times its time alone
-# Without an ITL target: while prompts of more than BACKLOG_STEPS full steps wait, decodes sit out
-# up to PAUSED_STEPS steps in a row.
+# Without an ITL target: for each BACKLOG_STEPS full steps of prompts that wait, decodes sit out one
+# step, at most PAUSED_STEPS in a row.
 BACKLOG_STEPS, PAUSED_STEPS = 2, 2
 # With at most this many requests, decodes that have just started wait for the prompts that arrived
 # with them, until LONGEST_WAIT seconds after the first of them arrived.
@@ -66,17 +66,17 @@ class ChunkPolicy:
         return min(trusted, self._affordable(num_decodes, AIM * self._itl_target))
 
     @property
-    def backlog(self) -> int:
-        """Prompt tokens that may wait without a pause of the decodes."""
-        return BACKLOG_STEPS * self._full_step
+    def largest_backlog(self) -> int:
+        """The number of waiting prompt tokens beyond which their number makes no difference."""
+        return PAUSED_STEPS * BACKLOG_STEPS * self._full_step
 
     def pauses_decodes(self, num_prompt_tokens: int, num_paused_steps: int) -> bool:
         """Whether decodes sit out a step, for prompts.
 
         num_prompt_tokens: uncomputed ones. num_paused_steps: sat out since their last one.
         """
-        has_backlog = num_prompt_tokens > self.backlog
-        return self._itl_target is None and has_backlog and num_paused_steps < PAUSED_STEPS
+        num_steps = min(PAUSED_STEPS, num_prompt_tokens // (BACKLOG_STEPS * self._full_step))
+        return self._itl_target is None and num_paused_steps < num_steps
 
     def holds_first_tokens(self, num_requests: int, waited: float) -> bool:
         """Whether decodes that have just started wait for prompts.

@@ -58,7 +58,7 @@ class Planner:
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split_decodes_prefills()
-        remaining = self._num_remaining(prompts, max(budget, self._policy.backlog + 1))
+        remaining = self._num_remaining(prompts, max(budget, self._policy.largest_backlog))
         paused = decodes if self._pauses(decodes, remaining, now) else []
         running = [] if paused else decodes
         self._plan_decodes(step, running)
