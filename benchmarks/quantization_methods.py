@@ -23,6 +23,7 @@ from quantization_quality import read_samples
 from quire.compress.model_parts import ModelParts
 from quire.compress.quantize_model import Quantization
 from quire.compress.recipe import Recipe
+from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import Task
 from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import compare_models
@@ -48,6 +49,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "INT8 + SmoothQuant + GPTQ": {"method": "smoothquant+gptq"},
     "FP8": {"method": "fp8"},
     "FP8 + GPTQ": {"method": "fp8+gptq"},
+    "Rotated RTN": {"method": "rtn", "symmetric": False, "rotate": True},
+    "Rotated GPTQ": {"method": "gptq", "symmetric": False, "rotate": True},
+    "Rotated FP8": {"method": "fp8", "rotate": True},
     "NF4": {"method": "nf4"},
     "MXFP4": {"method": "mxfp4"},
 }
@@ -96,7 +100,7 @@ def measure(base: Path, recipe: Recipe, samples: TextSamples, tasks: list[Task])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         Quantization(base, out, recipe, samples, device).run(lambda *_: None)
-        pair = ModelParts(base, device), ModelParts(out, device)
+        pair = parts_beside(base, out, device), ModelParts(out, device)
         report = compare_models(*pair, samples.verification, tasks, lambda *_: None)
     del report["layers"]
     return report

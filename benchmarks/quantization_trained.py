@@ -17,6 +17,7 @@ python benchmarks/quantization_trained.py --results /tmp/try --dim 128 --layers 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -30,11 +31,13 @@ import numpy as np
 import record
 import torch
 from quantization_methods import METHODS, brief
+from quantization_served import HELD_OUT
 from trained_model import Shape, read_text, save_random, save_trained, train
 
 from quire.compress.model_parts import ModelParts
 from quire.compress.quantize_model import Quantization
 from quire.compress.recipe import Recipe
+from quire.compress.rotation import parts_beside
 from quire.compress.text_samples import TextSamples, Windows
 from quire.compress.verify_model import compare_models
 
@@ -132,6 +135,7 @@ def _trained_model(base: Path, args: argparse.Namespace) -> tuple[TextSamples, d
         _windows(text.held_out, args.windows, args.seq_len),
         "Python sources",
     )
+    (base / HELD_OUT).write_text(json.dumps(samples.verification))
     model_name = f"{training['parameters'] / 1e6:.0f}M, trained"
     return samples, {"model": model_name, "training": training, **_counts(samples)}
 
@@ -177,7 +181,11 @@ def _measure(
     quantizing = _timed(lambda: Quantization(base, out, recipe, samples, device).run(progress))[0]
     verifying, report = _timed(
         lambda: compare_models(
-            ModelParts(base, device), ModelParts(out, device), samples.verification, [], progress
+            parts_beside(base, out, device),
+            ModelParts(out, device),
+            samples.verification,
+            [],
+            progress,
         )
     )
     del report["layers"]

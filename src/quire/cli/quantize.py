@@ -33,7 +33,7 @@ EXAMPLES = (
 )
 _SETTINGS = (
     "method", "group_size", "symmetric", "format", "act_order", "damping", "smoothing", "steps",
-    "seed",
+    "seed", "rotate",
 )  # fmt: skip
 
 
@@ -71,6 +71,10 @@ def make_parser() -> CommandParser:
         "--steps", type=human_int, metavar="N", help="of learned rounding (default: 200)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of learned rounding (default: 0)")
+    _add_flag(
+        parser, "rotate",
+        "rotate hidden states and values by weights alone, which spreads outliers (default: off)",
+    )  # fmt: skip
     _add_flag(parser, "verify", "measure the loss at the end (default: on)")
     add_verification_options(parser)
     return parser

@@ -136,6 +136,10 @@ class ModelParts:
         assert isinstance(loaded, Tensor)
         return loaded
 
+    def stored(self, name: str) -> Tensor:
+        """The same in the data type in which a copy of the model has it."""
+        return self.tensor(name)
+
     def tensor_names(self, prefix: str) -> list[ExpectedTensor]:
         """The unquantized tensors of a model whose parameters' names begin so."""
         return [t for t in expected_tensors(self.spec) if t.parameter.startswith(prefix)]

@@ -10,6 +10,7 @@ import torch
 
 from quire.compress.model_parts import ModelParts
 from quire.compress.quality_plot import write_svg
+from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
 from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import Notify, compare_models
@@ -35,7 +36,7 @@ def check_quality(
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
-    parts = [ModelParts(folder, device) for folder in (base, quantized)]
+    parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
     stored = parts[1].config.checkpoint_format

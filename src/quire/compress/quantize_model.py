@@ -22,6 +22,7 @@ from quire.compress.layer_rounding import Coded, LayerRounding
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
+from quire.compress.rotation import parts_of
 from quire.compress.shard_files import ShardFiles, recipe_record
 from quire.compress.text_samples import TextSamples
 from quire.core.layer_spec import LinearSpec, layer_module
@@ -46,7 +47,7 @@ class Quantization:
         self, base: Path, out: Path, recipe: Recipe, samples: TextSamples, device: torch.device
     ) -> None:
         self.base, self.out, self.recipe, self.samples = base, out, recipe, samples
-        self.device, self.parts = device, ModelParts(base, device)
+        self.device, self.parts = device, parts_of(base, device, rotated=recipe.rotate)
         config = self.parts.config
         if config.checkpoint_format is not None:
             raise CheckpointError(
@@ -84,7 +85,8 @@ class Quantization:
             hidden, exact = self._layer(index, hidden, exact)
         notify("quantizing", len(spec.layers), len(spec.layers))
         self._write_rest()
-        self.files.finish(self.base, {"quantization_config": self._config()})
+        changes = {"tie_word_embeddings": False} if self.recipe.rotate else {}
+        self.files.finish(self.base, {"quantization_config": self._config(), **changes})
 
     def _layer(
         self,
@@ -184,7 +186,7 @@ class Quantization:
         name: str,
     ) -> Tensor:
         """A tensor that is not quantized, in the base model's data type."""
-        base, linears = self.parts.tensor(name), linears_of(layer)
+        base, linears = self.parts.stored(name), linears_of(layer)
         if module in linears:
             linear = linears[module]
             start, end = rows_of(linear.spec, part)
@@ -201,5 +203,5 @@ class Quantization:
         }
         rest = [t.name for t in self.parts.tensor_names("") if t.name not in inside]
         self.files.write(
-            layers, {self.parts.stored_name(name): self.parts.tensor(name) for name in rest}
+            layers, {self.parts.stored_name(name): self.parts.stored(name) for name in rest}
         )

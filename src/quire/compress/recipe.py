@@ -66,6 +66,7 @@ class Recipe:
     symmetric: None for the method's own. format: of `FORMATS`; None for the method's own. damping:
     share of the Hessian's mean diagonal that GPTQ adds to it. smoothing: SmoothQuant's alpha.
     objective: what AWQ ranks scales by, the error of the block's output or of each linear layer's.
+    rotate: whether hidden states and values are rotated first.
     """
 
     method: str
@@ -79,6 +80,7 @@ class Recipe:
     steps: int = 200
     seed: int = 0
     objective: Literal["block", "linear"] = "block"
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for settings that do not go together."""
