@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,36 @@ def test_keyboard_interrupt_is_no_failure() -> None:
     assert is_failure(ValueError())
     for interrupt in (KeyboardInterrupt, SystemExit, GeneratorExit):
         assert not is_failure(interrupt())
+
+
+USUAL = [
+    r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?:\r?\n)+(?!\r?\n)| ?\p{L}+",
+    r"(\p{N})(?=(\p{N}{3})+(?!\p{N}))",
+]
+SLOW = [r"(a+)+$", r"(a|aa)+$", r"(ab|a|b)+$", r"([a-z]+)*=", r"(?:\p{L}+ ?)+\d$", r"a*a*a*a*a*a*$"]
+
+
+def splitting(pattern: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return {"pre_tokenizer": split | {"invert": False}}
+
+
+@pytest.mark.parametrize("pattern", USUAL)
+def test_usual_patterns_are_taken(tmp_path: Path, pattern: str) -> None:
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, splitting(pattern)))
+    assert tokenizer.encode("aaa 1\n")
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_a_pattern_of_exponential_time_is_refused_by_name(tmp_path: Path, pattern: str) -> None:
+    text = rf"its pre_tokenizer {re.escape(json.dumps(pattern)[1:-1])} takes exponential time"
+    with pytest.raises(CheckpointError, match=text):
+        Tokenizer.from_folder(folder_with(tmp_path, splitting(pattern)))
+
+
+def test_a_pattern_of_the_normalizer(tmp_path: Path) -> None:
+    replace = {"type": "Replace", "pattern": {"Regex": "(a|a)*$"}, "content": "b"}
+    with pytest.raises(CheckpointError, match="its normalizer"):
+        Tokenizer.from_folder(folder_with(tmp_path, {"normalizer": replace}))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, is_failure
 from quire.model_folder import NO_TOKENIZER, read_json, read_text
+from quire.tokenizer.pattern_check import slow_pattern
 
 if TYPE_CHECKING:
     import tokenizers
@@ -48,6 +49,10 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
         if not is_failure(error):
             raise
         raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
+    if (slow := slow_pattern(backend)) is not None:
+        raise CheckpointError(
+            f"{path}: its {slow} takes exponential time on short texts; use another tokenizer"
+        )
     backend.no_truncation()
     backend.no_padding()
     return backend
