@@ -12,7 +12,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import is_failure
 
@@ -32,13 +32,13 @@ _REPEATED_GROUP = re.compile(rb"\)[*+{]")
 def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
     """Which part of a tokenizer is too slow, with its expressions; None: none is."""
     normalizer, splitter = backend.normalizer, backend.pre_tokenizer
-    parts: list[tuple[str, object, Callable[[str], object]]] = []
+    parts: list[tuple[str, Any, Callable[[str], object]]] = []
     if normalizer is not None:
         parts.append(("normalizer", normalizer, normalizer.normalize_str))
     if splitter is not None:
         parts.append(("pre_tokenizer", splitter, splitter.pre_tokenize_str))
     for name, part, run in parts:
-        expressions = _EXPRESSION.findall(part.__getstate__())  # type: ignore[attr-defined]  # JSON
+        expressions = _EXPRESSION.findall(part.__getstate__())  # which is JSON
         if expressions and any(_is_slow(run, *text) for text in _texts(expressions)):
             return f"{name} {b' '.join(expressions)[:200].decode(errors='replace')}"
     return None
