@@ -176,6 +176,7 @@ def ring(
 def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
     *, zeros: bool = False, heads: bool = False, silu: bool = False, codebook: str | None = None,
+    scaled: bool = False,
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits; more than 64 rows have their scales in the codes."""
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
@@ -193,7 +194,7 @@ def ring_int4(
         "bias_ptr": None, "w_scale_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n, "STAGES": 2,
         "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
-        "GROUP": group, "SCALED": scales_codes(rows, group), "GROUP_ROWS": 16,
+        "GROUP": group, "SCALED": scaled or scales_codes(rows, group), "GROUP_ROWS": 16,
         "CODEBOOK": None if codebook is None else byte_tables(codebook),
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
@@ -602,6 +603,8 @@ KERNELS = {
     "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
+    "ring_int4_sums": functools.partial(ring_int4, rows=16, block_n=32),
+    "ring_int4_joined": functools.partial(ring_int4, rows=16, parts=1, scaled=True, group=64),
     "ring_nf4": functools.partial(ring_int4, group=64, codebook="nf4"),
     "ring_nf4_most": functools.partial(ring_int4, rows=64, parts=1, group=64, codebook="nf4"),
     "ring_mxfp4": functools.partial(ring_int4, group=32, codebook="mxfp4"),

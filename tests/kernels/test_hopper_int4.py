@@ -29,6 +29,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.step.elementwise import quantize_rows
 
+pytestmark = pytest.mark.gpu
 ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 129, 200, 500, 1100
 
 

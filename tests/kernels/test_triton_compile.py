@@ -27,6 +27,7 @@ KERNELS = {
     "ring_int4_few": ["90"],
     "ring_int4_many": ["90"],
     "ring_int4_most": ["90"],
+    "ring_int4_sums": ["90"],
     "ring_nf4": ["90"],
     "ring_nf4_most": ["90"],
     "ring_mxfp4": ["90"],

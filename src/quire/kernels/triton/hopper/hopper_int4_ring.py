@@ -311,8 +311,8 @@ def _sum(
     words, zeros, scales, x_blocks, step, slot = blocks
     sums = total  # what the first MMA overwrites
     for i in gl.static_range(4 // SUMS):
-        part: gl.constexpr = INDEX * 4 // SUMS + i
-        a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, part)
+        # named by no constexpr, which a loop may not define again
+        a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, INDEX * 4 // SUMS + i)
         x = x_blocks.index((slot * 4 + INDEX * 4 // SUMS + i) // TOGETHER).permute((1, 0))
         sums = warpgroup_mma(a, x, sums, use_acc=i > 0, is_async=True)
     return sums
