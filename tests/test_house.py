@@ -440,6 +440,14 @@ def test_one_module_chooses_tritons_interpreter() -> None:
     assert [path.relative_to(ROOT / "tests").as_posix() for path in found] == ["conftest.py"]
 
 
+def test_tests_that_need_a_gpu_are_marked() -> None:
+    """Runs on a GPU choose tests by the mark `gpu`."""
+    for path in TESTS:
+        text = path.read_text()
+        needs = re.search(r'(skip\(|reason=)"needs a (Hopper GPU|CUDA device)', text)
+        assert not needs or "mark.gpu" in text, path
+
+
 def test_array_types_are_named_in_one_file() -> None:
     texts = {path: path.read_text() for path in (*FILES, *PROGRAMS, *TESTS)}
     found = {
