@@ -1,14 +1,15 @@
 """vLLM's and llama.cpp's own server tests, adapted only in how the server is started.
 
-    pip download vllm==0.33.0 llama-cpp-python --no-deps --no-binary :all:     # or clones
-    python endpoint_suites.py --source vllm-0.33.0 [--llama-cpp FOLDER] [--only PART ...]
+    pip download vllm==0.33.0 llama-cpp-python==0.3.36 --no-deps --no-binary :all:     # or clones
+    python endpoint_suites.py --source vllm-0.33.0 --llama-cpp llama.cpp
 
 Needs `pip install fastapi pytest-asyncio pillow pybase64 requests` besides the extra `test`.
 Nothing of them is stored: test files are copied to a temporary folder, beside stand-ins for the few
 names that they import (endpoint_suites/). The model is the bundled one under a template with tools
-(endpoint_suites/suite_model.py), served under the name that a test asks for. Tests that need a
-clever model, an image or an adapter cannot pass; REASONS of each suite (endpoint_suites/*_tests.py)
-says which failures are Quire's choice or the model's. With --only, rows of earlier runs stay.
+(endpoint_suites/suite_model.py), served under the name that a test asks for. A test that fails has
+a reason if its name and its message are those of one (endpoint_suites/reasons.py); else it counts
+as missing. One run makes one result; with --only it is shown and not saved. --rows: judge the
+outcomes of an earlier run, which every run leaves there, by the reasons of now.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,48 +34,42 @@ sys.path.insert(0, str(STAND_INS))
 
 import llama_cpp_tests  # noqa: E402 - of that folder
 import vllm_tests  # noqa: E402
+from reasons import Reason, reason_of  # noqa: E402
 from suite_model import make_model  # noqa: E402
 
 Row = dict[str, str]  # of a test: its name, its outcome, and why
 LLAMA_CPP = "llama.cpp/"  # before names of its tests
-# "choice": refused by name (docs/http-api.md); "model": needs another model; "vllm": tests vLLM's
-# own insides
-KINDS = ("passed", "missing", "choice", "model", "vllm", "skipped")
+VERSIONS = "vLLM 0.33.0, llama.cpp of llama-cpp-python 0.3.36"
+ROWS = Path(tempfile.gettempdir()) / "endpoint_suites.jsonl"
+KINDS = ("passed", "missing", "differs", "choice", "model", "internals", "skipped")
 
 
 def main() -> None:
-    """Run the suite and write results/endpoint_suites.json."""
+    """Run the suites and write results/endpoint_suites.json."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", type=Path, help="vLLM's source tree")
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree")
     parser.add_argument("--only", nargs="*", default=(), help="parts of file names")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="outcomes of a run, as JSON lines")
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="where they are saved")
     args = parser.parse_args()
-    earlier: dict[str, Any] = _saved(args.results) if args.only else {"files": [], "failed": []}
-    rows: list[Row] = []
-    for source, run in ((args.source, run_vllm), (args.llama_cpp, run_llama_cpp)):
-        if source is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                make_model(Path(folder) / "model", reasons=source is args.source)
-                rows += run(source, Path(folder), args.only)
+    suites = [(args.source, run_vllm), (args.llama_cpp, run_llama_cpp)]
+    if any(source for source, _ in suites):
+        rows = [row for source, run in suites if source for row in _run(source, run, args.only)]
+        args.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
     files, failed = counts(rows), failures(rows)
-    ran = {row["file"] for row in files}
-    files += [row for row in earlier["files"] if row["file"] not in ran]
-    failed += [row for row in earlier["failed"] if row["test"].partition("::")[0] not in ran]
     files.sort(key=lambda row: str(row["file"]))
-    failed.sort(key=lambda row: row["test"])
-    measured = {
-        "source": earlier.get("source") or args.source.name,
-        "files": files,
-        "failed": failed,
-    }
-    record.save("endpoint_suites", measured, args.results)
-    show([row for row in files if row["file"] in ran], failed, ran)
+    if not args.only:
+        measured = {"versions_of_tests": VERSIONS, "files": files, "failed": failed}
+        record.save("endpoint_suites", measured, args.results)
+    show(files, failed)
 
 
-def _saved(folder: Path) -> dict[str, list[Row]]:
-    file = folder / "endpoint_suites.json"
-    return json.loads(file.read_text()) if file.exists() else {"files": [], "failed": []}
+def _run(source: Path, run: Callable[..., list[Row]], only: Sequence[str]) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder) / "model", reasons=run is run_vllm)
+        return run(source, Path(folder), only)
 
 
 def run_vllm(source: Path, folder: Path, only: Sequence[str]) -> list[Row]:
@@ -125,7 +120,7 @@ def kind_of(row: Row) -> str:
     """One of KINDS."""
     if row["outcome"] in ("passed", "skipped"):
         return row["outcome"]
-    return _known(row)[0]
+    return _reason(row).kind
 
 
 def counts(rows: list[Row]) -> list[dict[str, str | int]]:
@@ -136,39 +131,39 @@ def counts(rows: list[Row]) -> list[dict[str, str | int]]:
     return [{"file": file} | {kind: count[kind] for kind in KINDS} for file, count in found.items()]
 
 
-def failures(rows: list[Row]) -> list[Row]:
-    """A reason for each test that failed."""
-    return [
-        {"test": _short(row), "kind": kind_of(row), "why": _reason(row)}
+def failures(rows: list[Row]) -> list[dict[str, Any]]:
+    """The tests that failed, those of one function with one reason together.
+
+    why: the reason; where there is none, the message.
+    """
+    found = Counter(
+        (_short(row).partition("[")[0], kind_of(row), _reason(row).why)
         for row in rows
         if row["outcome"] not in ("passed", "skipped")
-    ]
+    )
+    names = ("test", "kind", "why", "count")
+    return [dict(zip(names, (*key, count), strict=True)) for key, count in sorted(found.items())]
 
 
-def _reason(row: Row) -> str:
-    return _known(row)[1]
-
-
-def _known(row: Row) -> tuple[str, str]:
-    """The kind and the reason of a test that failed."""
+def _reason(row: Row) -> Reason:
+    """The reason of a test that failed."""
     suite = llama_cpp_tests if row["test"].startswith(LLAMA_CPP) else vllm_tests
-    text = row["test"] + " " + row["why"]
-    found = (known for part, known in suite.REASONS.items() if part in text)
-    return next(found, ("missing", row["why"][:160]))
+    found = reason_of(row["test"], row["why"], suite.REASONS)
+    return found or Reason(row["test"], "", "missing", row["why"][:160])
 
 
 def _short(row: Row) -> str:
     return row["test"].removeprefix("tests/entrypoints/")
 
 
-def show(files: list[dict[str, Any]], failed: list[Row], ran: set[str]) -> None:
-    """Print counts by file, and the failures that are nobody's choice."""
+def show(files: list[dict[str, Any]], failed: list[dict[str, Any]]) -> None:
+    """Print counts by file, and the failures that count."""
     for row in files:
         print(f"{row['file']:60s}", {kind: row[kind] for kind in KINDS if row[kind]})
     print("all:", {kind: sum(row[kind] for row in files) for kind in KINDS})
     for row in failed:
-        if row["kind"] == "missing" and row["test"].partition("::")[0] in ran:
-            print(row["test"], "\n   ", row["why"])
+        if row["kind"] in ("missing", "differs"):
+            print(row["kind"], row["count"], row["test"], "\n   ", row["why"])
 
 
 if __name__ == "__main__":

@@ -5,67 +5,87 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from reasons import Reason
+
 FOLDER = Path("tools/server/tests")
 FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion ctx_shift embedding "
     "ignore_eos metrics rerank security template tokenize tool_call"
 )
-# a part of a test's name or error → its kind (endpoint_suites.py) and why it cannot pass
-REASONS: dict[str, tuple[str, str]] = {
-    "refused by choice": ("choice", "an option that is refused by its name"),
-    "test_server_multiple_addresses": ("choice", "a server listens at one address"),
-    "test_server_props": ("choice", "/props names the model, not its file"),
-    "test_server_slots": ("choice", "there are no slots"),
-    "test_cancel_request": ("choice", "there are no slots"),
-    "test_metrics_slots": ("choice", "there are no slots"),
-    "aliases_and_tags": ("choice", "models have no tags"),
-    "stream_vs_non_stream": ("choice", "requests without a seed draw other tokens"),
-    "test_completion_response_fields": ("choice", "replies have all of their fields"),
-    "post_sampling": ("choice", "log-probabilities are those before sampling"),
-    "test_logit_bias[": ("choice", "logit_bias is a map of token ids to numbers"),
-    "test_embedding_mixed_input": ("choice", "inputs are texts or token ids, not both mixed"),
-    "test_embedding_content_text": ("choice", "the field is input"),
-    "test_embedding_pooling_none": ("choice", "an embedding is one vector"),
-    "assert 'too large' in": ("choice", "the words of the error differ"),
-    "tei_": ("choice", "/rerank has Jina's format, not that of TEI"),
-    "populates_logit_bias": ("choice", "ignore_eos masks the end tokens itself"),
-    "assert 251 == 248": ("model", "its tokenizer needs another number of tokens"),
-    "long_prompt": ("model", "its tokenizer needs fewer tokens, so the prompt fits"),
-    "test_completion[": ("model", "its tokenizer needs another number of tokens"),
-    "test_completion_stream[": ("model", "its tokenizer needs another number of tokens"),
-    "_usage": ("model", "its tokenizer needs another number of tokens"),
-    "'startswith'": ("choice", "system_fingerprint is null, as vLLM's"),
-    "(None is not None)": ("choice", "system_fingerprint is null, as vLLM's"),
-    "'' is None": ("choice", "a stream's first chunk has empty content, as vLLM's"),
-    "'exceed_context_size_error'": ("choice", "the error's type is OpenAI's"),
-    "test_return_progress": ("choice", "a stream begins with the first token"),
-    "codellama70b": ("choice", "a template is a file, and a model has its own name"),
-    "test_apply_chat_template": ("choice", "a template is a file"),
-    "__verbose": ("vllm", "it reads what the server logs of itself"),
-    "test_verbose_debug": ("vllm", "it reads what the server logs of itself"),
-    "req[messages7]": ("choice", "two answers of the assistant may follow one another"),
-    "test_chat_completions_token_count": ("choice", "/tokenize counts the tokens of messages"),
-    "400 == 500": ("choice", "an image is the client's mistake, not the server's"),
-    "huggingface.co": ("model", "it needs images"),
-    "test_anthropic_empty_messages": ("choice", "a conversation has a message"),
-    "thinking_with_reasoning_model": ("model", "the bundled model does not reason"),
-    "== 222)": ("model", "its tokenizer needs another number of tokens"),
-    "assert 18 == 77": ("model", "its tokenizer needs another number of tokens"),
-    "llama_telemetry": ("choice", "the telemetry of its page"),
-    "test_server_models": ("model", "the suite serves one model under several names"),
-    "are 258, but the limit": ("choice", "max_tokens beyond the context is refused, as in vLLM"),
-    "unit/test_metrics.py": ("choice", "series have vLLM's names, and are always there"),
-    "test_access_static_assets": ("choice", "the files of its page"),
-    "test_correct_api_key": ("choice", "/completions is refused: it has two formats elsewhere"),
-    "test_cors_options": ("choice", "a page of another origin needs --allowed-origins"),
-    "test_cors_origins_localhost": ("choice", "--allowed-origins has whole origins"),
-    "test_cors_proxy": ("choice", "the server opens no connections"),
-    "test_openai_library_correct_api_key": ("choice", "clients name /v1 in their base URL"),
-    "match_regex": ("model", "words of another model"),
-    "with_openai_library": ("model", "words of another model"),
-    "test_load_split_model": ("model", "words of another model"),
-    "test_tokenize_with_bos": ("model", "its tokenizer has no BOS"),
-}
+_TOKENS = r"assert \d+ == (69|77|79|23|18|46|248|9|6|19|26|21\d)\b|28 == \(2 \* 9\)"
+_NO_SLOTS = "/slots is llama.cpp's, which is not here"
+_TOO_LONG = "'invalid_request_error' == 'exceed_context_size_error'"
+_FIRST = r"assert '' is None|Expected non empty content delta"
+_ORIGIN = "--allowed-origins has 'localhost', which is no origin"
+_TEMPLATE = "refused by choice: a template is a file, not a name"
+_START = "'Process-Start-Time-Unix' in"
+REASONS = (
+    Reason("", _TEMPLATE, "choice", "a template is a file"),
+    Reason("", "refused by choice: ", "choice", "an option that is refused by its name"),
+    Reason("", _NO_SLOTS, "choice", "there are no slots"),
+    Reason("codellama70b", "model: 'codellama70b' is not served here", "choice", "a model's name"),
+    Reason("test_verbose_debug", "verbose: unknown field", "choice", "unknown fields are refused"),
+    Reason("test_completion_response_fields", "response_fields: not supp", "choice", "all fields"),
+    Reason(
+        "test_n_probs_post_sampling", "post_sampling_probs: not supp", "choice", "before sampling"
+    ),
+    Reason("test_logit_bias[", r"logit_bias(\[0\]\[0\]|\[' i '\]): must be", "choice", "ids alone"),
+    Reason("test_logit_bias[", "logit_bias: must be between -100", "choice", "OpenAI's bounds"),
+    Reason("test_embedding_mixed_input", "400: .*input", "choice", "texts or token ids, not both"),
+    Reason("test_embedding_content_text", r"input\[1\]: must be", "choice", "the field is input"),
+    Reason("test_rerank_tei", "documents: it is missing", "choice", "Jina's format, not TEI's"),
+    Reason(
+        "test_anthropic_empty_messages", "messages: must be a list of len", "choice", "no message"
+    ),
+    Reason("test_cors_origins_localhost", _ORIGIN, "choice", "--allowed-origins has origins"),
+    Reason("test_cors_proxy", "/cors-proxy is llama.cpp's", "choice", "opens no connections"),
+    Reason(
+        "test_template.py", "tools: this model's chat template does", "choice", "no tools there"
+    ),
+    Reason("test_template.py", "tools: how this model writes calls", "choice", "no such parser"),
+    Reason(
+        "test_reasoning[", "Expected prompt to end with", "differs", "enable_thinking is not set"
+    ),
+    Reason("test_date_inside", "Expected today's date", "differs", "date_string is not set"),
+    Reason("test_date_inside", "'functions' is undefined", "differs", "functions is not set"),
+    Reason("test_cors_options", "401 == 200", "differs", "another origin needs --allowed-origins"),
+    Reason("test_server_multiple_addresses", r"all\(\[True, None\]\)", "differs", "one address"),
+    Reason("test_server_props", "'.gguf' in", "differs", "/props names the model, not its file"),
+    Reason("test_chat_completions_token_count", "no such path", "differs", "/tokenize counts"),
+    Reason("", _FIRST, "differs", "a stream's first chunk has empty content, as OpenAI's"),
+    Reason("test_context_size_exceeded", _TOO_LONG, "differs", "the error's type is OpenAI's"),
+    Reason("test_embedding_error_prompt", "'too large' in", "differs", "words of the error"),
+    Reason(
+        "test_embedding_pooling_none", "no such path; did you mean /v1/emb", "differs", "a vector"
+    ),
+    Reason("test_embedding_pooling_none_oai", "200 == 400", "differs", "one vector for each text"),
+    Reason("test_return_progress", "None is not None", "differs", "streams begin with a token"),
+    Reason("prompt_progress", r"assert 0 > 1", "differs", "streams begin with a token"),
+    Reason("messages7", r"200 == 400 or", "differs", "answers may follow one another"),
+    Reason("test_ignore_eos_populates", r"assert 0 > 0", "differs", "end tokens are masked anyway"),
+    Reason("test_metrics.py", _START, "differs", "series have vLLM's names"),
+    Reason("test_metrics.py", r"200 == 501|assert 0 > 0", "differs", "series have vLLM's names"),
+    Reason(
+        "test_anthropic_", "400 == 500 .*not 'image'", "differs", "the client's mistake, not ours"
+    ),
+    Reason(
+        "test_correct_api_key", "did you mean /v1/completions", "differs", "the path is /v1/..."
+    ),
+    Reason("test_access_static_assets", "Expected 200 for /sw.js", "differs", "files of its page"),
+    Reason("llama_telemetry", "assert False", "differs", "the telemetry of its page"),
+    Reason("aliases_and_tags", r"assert 9 == 1", "differs", "a model has a card for each alias"),
+    Reason("test_server_models", r"assert 7 == 1", "internals", "the suite's own aliases"),
+    Reason("", "'__verbose' in", "internals", "it reads what its server logs of itself"),
+    Reason("", "host='huggingface.co'", "internals", "it downloads its images"),
+    Reason("", _TOKENS, "model", "its tokenizer needs another number of tokens"),
+    Reason("test_completion_prompt_cache", "'prompt_n' in", "model", "tokens of its tokenizer"),
+    Reason("test_ctx_shift_disabled_long", "200 != 200", "model", "tokens of its tokenizer"),
+    Reason("", r"match_regex\('(\(Suddenly|\(going|\(little)", "model", "words of another model"),
+    Reason("response_format1", r"match_regex\('\[ -3000", "model", "words of another model"),
+    Reason("multiple_choices", "'stop' == 'length'", "model", "its answer ends by itself"),
+    Reason("test_completion_stream_vs_non_stream", "assert ' ", "model", "draws without a seed"),
+    Reason("test_tokenize_with_bos", "assert 870 == 1", "model", "its tokenizer has no BOS"),
+)
 
 
 def copy(source: Path, folder: Path) -> list[str]:

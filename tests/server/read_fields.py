@@ -18,7 +18,10 @@ from quire.server.settings import ServerSettings
 Prepare = Callable[..., Stages[Any]]
 
 COMPLETION_BODY = b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": true}}'
-CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "logprobs": true}'
+CHAT_BODY = (
+    b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "logprobs": true, '
+    b'"tools": [{"type": "function", "function": {"name": "now"}}]}'
+)
 
 
 def unread_fields() -> set[str]:
@@ -45,7 +48,9 @@ def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> 
 
     protocol.parse = noting_parse
     try:
-        models = ModelRegistry.of(FakeEngine(), ServerSettings())
+        engine = FakeEngine()
+        engine.tokenizer.chat_variables |= {"tools"}
+        models = ModelRegistry.of(engine, ServerSettings(tool_call_parser="hermes"))
         run_stages(prepare(body, models))
     finally:
         protocol.parse = parse

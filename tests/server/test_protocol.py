@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from asgi_client import Post
+from asgi_client import Post, call
 from fake_engine import FakeEngine
 from read_fields import unread_fields
 
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import chat_messages, chat_request, generation_request
 from quire.server.api.openai import completions_request
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
 
 # field: (values that are taken, values that are refused); the prompt has 3 tokens, the context 1024
 SHARED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -241,12 +243,14 @@ def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
     assert conversation == SamplingParams(max_tokens=None)
 
 
-def test_defaults_of_the_model(complete: Post, chat: Post, engine: FakeEngine) -> None:
+def test_defaults_of_the_model(engine: FakeEngine) -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
     engine.info = replace(engine.info, sampling_defaults=defaults)
-    complete(temperature=0)
-    chat(top_k=1)
-    chat(max_completion_tokens=3)
+    app = build_app(engine, ServerSettings())
+    messages = [{"role": "user", "content": "hi"}]
+    call(app, "/v1/completions", {"prompt": "a", "temperature": 0})
+    for changes in ({"top_k": 1}, {"max_completion_tokens": 3}):
+        call(app, "/v1/chat/completions", {"messages": messages} | changes)
     first, second, third = (call["sampling"] for call in engine.calls)
     assert (first.temperature, first.top_k) == (0, 20)
     assert (second.temperature, second.top_k) == (0.6, 1)

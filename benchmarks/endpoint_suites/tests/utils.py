@@ -40,6 +40,11 @@ LEFT_OUT = [
 ]
 
 
+def multi_gpu_only(*_args: Any, **_options: Any) -> Any:
+    """No several GPUs: a test that needs them is not applicable."""
+    return pytest.mark.skip(reason="needs several GPUs")
+
+
 class RemoteOpenAIServer:
     """A running `quire serve`. model: the name under which the suite's model is served."""
 

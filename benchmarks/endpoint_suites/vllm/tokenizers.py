@@ -6,6 +6,8 @@ from typing import Any
 
 from vllm import Reply
 
+__path__: list[str] = []  # so that its modules may be imported
+
 
 def get_tokenizer(*_args: Any, **_options: Any) -> Any:
     """The tokenizer as transformers reads it."""
