@@ -29,6 +29,7 @@ CASES = [
     (COMPRESSED, "fp8+gptq", {}, torch.float32, 1e-3),
     (COMPRESSED, "mxfp4", {}, torch.bfloat16, 0.6),
     (BNB, "nf4", {}, torch.float32, 0.6),  # computes in bfloat16
+    (BNB, "nf4", {"double_quantization": True}, torch.float32, 0.6),
     (GPTQ, "gptq", {}, torch.float32, 0.02),
     (GPTQ, "gptq", {"symmetric": False}, torch.float32, 0.02),
     (GPTQ, "gptq", {"act_order": "group"}, torch.float32, 0.02),

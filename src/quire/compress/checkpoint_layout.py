@@ -38,7 +38,7 @@ class CheckpointLayout:
     """A packing with its settings. group: inputs that share a scale; -1 for all of them.
 
     act_order: "group" where groups follow the order of activations, so that g_idx is stored.
-    scale_dtype: of stored scales.
+    scale_dtype: of stored scales. is_nested: whether NF4's are quantized, too.
     """
 
     packing: Packing
@@ -47,6 +47,7 @@ class CheckpointLayout:
     symmetric: bool
     act_order: ActOrder
     scale_dtype: str
+    is_nested: bool = False
 
     @property
     def stored_linear(self) -> StoredLinear:
@@ -62,7 +63,7 @@ class CheckpointLayout:
         if self.packing == "int-quantized":
             return Int8Linear(self.packing, rounds=True)
         if self.packing == "nf4":
-            return FourBitLinear(self.packing, "nf4", is_nested=False)
+            return FourBitLinear(self.packing, "nf4", self.is_nested)
         if self.packing == "mxfp4-pack-quantized":
             return Mxfp4Linear(self.packing, "weight_packed", "weight_scale")
         return Fp8Linear(self.packing, "weight_scale")
@@ -83,7 +84,7 @@ class CheckpointLayout:
             return packing.fp8_tensors(rows, torch_dtype(self.scale_dtype))
         if isinstance(rows, CodebookCodes):
             if self.packing == "nf4":
-                return packing.nf4_tensors(rows, self.scale_dtype)
+                return packing.nf4_tensors(rows, self.scale_dtype, is_nested=self.is_nested)
             return packing.mxfp4_tensors(rows)
         pack = {
             "awq": packing.awq_tensors,
@@ -136,7 +137,7 @@ class CheckpointLayout:
             "load_in_8bit": False,
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_quant_storage": "uint8",
-            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_use_double_quant": self.is_nested,
             "bnb_4bit_compute_dtype": self.scale_dtype,
             "llm_int8_skip_modules": list(ignored),
         }

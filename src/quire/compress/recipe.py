@@ -66,7 +66,8 @@ class Recipe:
     symmetric: None for the method's own. format: of `FORMATS`; None for the method's own. damping:
     share of the Hessian's mean diagonal that GPTQ adds to it. smoothing: SmoothQuant's alpha.
     objective: what AWQ ranks scales by, the error of the block's output or of each linear layer's.
-    rotate: whether hidden states and values are rotated first.
+    rotate: whether hidden states and values are rotated first. double_quantization: whether NF4 has
+    scales of 8 bits.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Recipe:
     seed: int = 0
     objective: Literal["block", "linear"] = "block"
     rotate: bool = False
+    double_quantization: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for settings that do not go together."""
@@ -94,6 +96,8 @@ class Recipe:
             raise ConfigError("act_order group is in GPTQ's format alone; use --format gptq")
         if not method.has_groups and self.symmetric is False:
             raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
+        if self.double_quantization and packing != "nf4":
+            raise ConfigError("double_quantization is for method nf4; leave the option out")
         if not 0 < self.damping < 1:
             raise ConfigError(f"damping must be above 0 and below 1, not {self.damping}")
         if not 0 <= self.smoothing <= 1:
@@ -128,7 +132,8 @@ class Recipe:
         if method.rounding == "gptq":
             act_order = "off" if group == -1 and self.act_order == "group" else self.act_order
         scale_dtype = "float16" if dtype == "float32" and bits == 4 else dtype
-        return CheckpointLayout(packing, bits, group, symmetric, act_order, scale_dtype)
+        nested = self.double_quantization
+        return CheckpointLayout(packing, bits, group, symmetric, act_order, scale_dtype, nested)
 
     def record(self) -> dict[str, Any]:
         """Its settings as JSON has them."""

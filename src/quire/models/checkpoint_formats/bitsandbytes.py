@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from quire.kernels.operands import QuantizedWeight
 
-_BLOCK, _NESTED_BLOCK = 64, 256  # numbers that share a scale; scales that share one
+_BLOCK, NESTED_BLOCK = 64, 256  # numbers that share a scale; scales that share one
 _KINDS = ("nf4", "fp4")
 _STEP = 1 << 22  # numbers that are made at a time; whole blocks
 _UNIT = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
@@ -61,7 +61,7 @@ class FourBitLinear(StoredLinear):
             self._state_name: StoredTensor((), ("U8",)),
         }
         if self.is_nested:
-            nested = -(-blocks // _NESTED_BLOCK)
+            nested = -(-blocks // NESTED_BLOCK)
             found["weight.nested_absmax"] = StoredTensor(((nested,),), ("F32",))
             found["weight.nested_quant_map"] = StoredTensor(((256,),), ("F32",))
         return found
@@ -106,7 +106,7 @@ class FourBitLinear(StoredLinear):
         stored = tensors["weight.absmax"]
         if not self.is_nested:
             return stored
-        wide = tensors["weight.nested_absmax"].repeat_interleave(_NESTED_BLOCK)[: len(stored)]
+        wide = tensors["weight.nested_absmax"].repeat_interleave(NESTED_BLOCK)[: len(stored)]
         offset = self._state(tensors).get("nested_offset", 0.0)
         found: Tensor = tensors["weight.nested_quant_map"][stored.int()] * wide + offset
         return found
