@@ -36,6 +36,10 @@ def test_files_are_logged_listed_and_removed(
     assert "quire-tiny" in first
     assert total.startswith("1 files, ")
     assert "hf cache ls" in hub
+    assert main(["cache", "rm", "tiny", "--prepared-weights", str(tmp_path)]) == 2
+    assert "nothing is stored for 'tiny'" in capsys.readouterr().err
+    assert main(["cache", "rm", "quire-tiny", "--prepared-weights", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("1 files, ")
     assert main(["cache", "clear", "--prepared-weights", str(tmp_path)]) == 0
     assert "removed" in capsys.readouterr().out
     left = {path.name for path in tmp_path.iterdir() if path.name != "steps.json"}
@@ -44,4 +48,6 @@ def test_files_are_logged_listed_and_removed(
 
 def test_another_action(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "purge"]) == 2
-    assert capsys.readouterr().err == "error: action must be one of ls, clear, not 'purge'\n"
+    assert capsys.readouterr().err == "error: action must be one of ls, rm, clear, not 'purge'\n"
+    assert main(["cache", "rm"]) == 2
+    assert "rm takes one NAME" in capsys.readouterr().err

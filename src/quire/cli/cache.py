@@ -12,18 +12,31 @@ from quire.errors import ConfigError
 from quire.models.prepared.prepared_files import prepared_folder, source_of, stored_files
 from quire.options import options_of
 
-EXAMPLES = ("quire cache", "quire cache ls", "quire cache clear")
-_ACTIONS = ("ls", "clear")
+EXAMPLES = ("quire cache", "quire cache ls", "quire cache rm Qwen3-0.6B", "quire cache clear")
+_ACTIONS = ("ls", "rm", "clear")
 _HUB = "models of the hub are in its own cache: hf cache ls"
 
 
 def make_parser() -> CommandParser:
     """The parser of the options of `quire cache`."""
     parser = CommandParser(
-        "cache", "List or remove prepared weights of CPUs.", EXAMPLES, words="[ls | clear] "
+        "cache",
+        "List or remove prepared weights of CPUs.",
+        EXAMPLES,
+        words="[ls | rm NAME | clear] ",
     )
     parser.add_argument(
-        "action", nargs="?", default="ls", metavar="ACTION", help="ls, or clear: remove all files"
+        "action",
+        nargs="?",
+        default="ls",
+        metavar="ACTION",
+        help="ls, rm, or clear: remove all",
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="with rm: a model, the end of its path, or a file",
     )
     for option in options_of(ModelSettings):
         if option.name == "prepared_weights":
@@ -34,18 +47,24 @@ def make_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> int:
     """List or remove the files."""
     args = make_parser().parse(argv)
-    if args.action not in _ACTIONS:
-        raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {args.action!r}")
+    action = "ls" if args.action == "list" else args.action
+    name = vars(args).get("name")
+    if action not in _ACTIONS:
+        raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
+    if (action == "rm") != (name is not None):
+        raise ConfigError("rm takes one NAME, other actions none; see quire cache ls for names")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     files = [] if folder is None else stored_files(folder)
+    if name is not None and not (files := [file for file in files if _is_of(file, name)]):
+        raise ConfigError(f"nothing is stored for {name[:64]!r}; see quire cache ls for names")
     sizes = [file.stat().st_size for file in files]
-    if args.action == "clear":
+    if action != "ls":
         for file in files:
             file.unlink(missing_ok=True)
     else:
         for line in listing(files, sizes):
             print(line)
-    verb = "removed" if args.action == "clear" else "in all"
+    verb = "in all" if action == "ls" else "removed"
     print(f"{len(files)} files, {_size(sum(sizes))} {verb}; folder: {folder or 'none'}")
     print(_HUB)
     return 0
@@ -57,6 +76,13 @@ def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
         days = (time.time() - file.stat().st_mtime) / 86400
         source = "unfinished" if file.suffix == ".tmp" else source_of(file)
         yield f"{_size(size):>10}  {days:5.1f} days  {source or '?'}  {file.name}"
+
+
+def _is_of(file: Path, name: str) -> bool:
+    """Whether a file is meant by its own name, or by its model's path or the end of that."""
+    source = source_of(file)
+    given = name.rstrip("/")
+    return given in (file.name, source) or (bool(source) and source.endswith(f"/{given}"))
 
 
 def _size(num_bytes: int) -> str:

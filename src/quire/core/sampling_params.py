@@ -1,4 +1,4 @@
-"""Sampling params, validated on construction. No torch."""
+"""Sampling params, validated on construction; each field is a sampling parameter. No torch."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """B requests, T query tokens, and where their keys and values are in the cache.
+    """B requests, T query tokens, and the slot mapping: where their keys and values are.
 
     The KV cache of a layer is a pair of [num_blocks, block_size, num_kv_heads, head_dim]; slot =
     block_id * block_size + offset. Lists named `_host` are host copies of tensors. Of a row

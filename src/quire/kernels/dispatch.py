@@ -1,4 +1,4 @@
-"""The table of operations of each device type, and which function implements each one there."""
+"""The attention backend and the other operations of each device type: who implements each."""
 
 from __future__ import annotations
 

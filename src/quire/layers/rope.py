@@ -1,4 +1,4 @@
-"""Rotary position embeddings: from a token's position to its angles.
+"""Rotary position embeddings and RoPE scaling: from a token's position to its angles.
 
 Owns the frequencies of each kind of scaling; applying them is a kernel. A token's angles
 depend on its own position alone, never on the batch or on how a prompt was cut into chunks:
@@ -100,7 +100,7 @@ def _dynamic_frequencies(rope: RopeSettings, positions: Tensor) -> Tensor:
 
 
 def _llama3_frequencies(rope: RopeSettings) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched, short ones unchanged, others interpolated."""
+    """RoPE scaling of Llama 3: long wavelengths stretched, short ones kept, others interpolated."""
     assert rope.factor is not None
     inv_freq = 1.0 / _wavelengths(rope)
     wavelengths = 2 * math.pi / inv_freq

@@ -69,7 +69,7 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, piece: str, *, may_match: bool = True) -> str:
-        """Take new text; returns what is now safe to send, nothing after a match."""
+        """Take new text; returns what is now safe to send, nothing after a stop string."""
         if not self._strings:
             return piece
         if self.found is not None:

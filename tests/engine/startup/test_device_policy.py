@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,15 @@ import torch
 from msgspec.structs import replace
 
 from quire.config import EngineConfig
-from quire.engine.startup import device_policy, torch_start
-from quire.engine.startup.device_policy import choose_dtype, device_type, torch_reason
+from quire.engine.startup import device_policy, footprint, torch_start
+from quire.engine.startup.device_policy import (
+    FP8,
+    choose_dtype,
+    choose_kv_dtype,
+    device_type,
+    driver_capability,
+    torch_reason,
+)
 from quire.engine.startup.memory_plan import DeviceMemory, plan_memory
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.torch_start import torch_device
@@ -108,6 +116,41 @@ def test_a_plan_and_both_starts_agree(tmp_path: Path) -> None:
     _, info = start_engine(config)
     _, resolved = torch_start.resolve_for_torch(config)
     assert plan.weights.keys() == {info.dtype} == {resolved.dtype}
+
+
+@pytest.mark.parametrize(("capability", "name"), [((8, 6), "bfloat16"), ((8, 9), FP8), (None, FP8)])
+def test_an_fp8_kv_cache_of_the_checkpoint_is_decided_once(
+    capability: tuple[int, int] | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan and the start of a GPU that does not convert FP8 take the model's data type."""
+    model_config = replace(MODEL_CONFIG, kv_cache_dtype="fp8", dtype="bfloat16")
+    config = config_of(device="cuda", dtype="bfloat16")
+    assert choose_kv_dtype(config, model_config, capability) == name
+    monkeypatch.setattr(footprint, "driver_capability", lambda: capability)
+    monkeypatch.setattr(
+        torch_start.torch.cuda, "get_device_capability", lambda _: capability or (9, 0)
+    )
+    resolved = SimpleNamespace(config=config, model_config=model_config, kv_dtype=FP8)
+    monkeypatch.setattr(torch_start, "replace", lambda _, kv_dtype: kv_dtype)
+    started = torch_start._with_known_kv_dtype(resolved, torch.device("cuda"))  # type: ignore[arg-type]
+    assert started == name
+    planned = footprint.block_bytes_of(config, model_config)
+    plain = footprint.block_bytes_of(config, replace(model_config, kv_cache_dtype=None))
+    assert planned == (plain // 2 if name == FP8 else plain)
+
+
+def test_an_fp8_kv_cache_that_the_settings_ask_for_is_refused_by_an_old_gpu() -> None:
+    config = config_of(device="cuda", dtype="bfloat16", kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype is 'fp8', .* this one has 8\.6"):
+        choose_kv_dtype(config, MODEL_CONFIG, (8, 6))
+
+
+def test_a_driver_that_is_not_there_has_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(device_policy.ctypes, "CDLL", missing)
+    assert driver_capability() is None
 
 
 @pytest.mark.skipif(native.library() is None, reason="the kernels were not built")

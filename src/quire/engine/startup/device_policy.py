@@ -7,6 +7,7 @@ overrule the device alone (torch_start.py). No torch.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -16,13 +17,18 @@ from quire.config import EngineConfig
 from quire.dtypes import DTYPES, MODEL_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
+from quire.kvcache.kv_sizes import kv_name
 from quire.models.config.model_config import ModelConfig
+from quire.options import require
 
 DeviceType = Literal["cpu", "cuda"]
 
 # Models of at most this size in float32 run in float32 on CPUs without 16-bit matrix products.
 SMALL_MODEL_BYTES = 1 << 30
 
+FP8 = "float8_e4m3fn"
+FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert it
+_CAPABILITY_ATTRIBUTES = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of NVIDIA's driver; of Windows' (WSL)
 
 
@@ -55,6 +61,40 @@ def choose_dtype(config: EngineConfig, model_config: ModelConfig) -> str:
     if wanted == "auto" and is_small and device_type(config) == "cpu" and _is_emulated(found):
         return "float32"
     return found
+
+
+def choose_kv_dtype(
+    config: EngineConfig, model_config: ModelConfig, capability: tuple[int, int] | None = None
+) -> str:
+    """Data type of keys and values, for the memory plan and for every start.
+
+    capability: the GPU's compute capability; None: unknown, or no GPU. FP8 that the checkpoint
+    alone asks for is the model's data type on a GPU that does not convert it. Raises ConfigError
+    where the settings ask for it.
+    """
+    dtype, setting = choose_dtype(config, model_config), config.cache.kv_cache_dtype
+    found = kv_name(setting, dtype, model_config.kv_cache_dtype)
+    if found != FP8 or capability is None or capability >= FP8_CAPABILITY:
+        return found
+    require(
+        setting == "auto",
+        f"kv_cache_dtype is {setting!r}, which takes a GPU of compute capability 8.9 or later, but "
+        f"this one has {capability[0]}.{capability[1]}; leave it out",
+    )
+    return dtype
+
+
+def driver_capability() -> tuple[int, int] | None:
+    """Compute capability of the first visible GPU by its driver alone; None if that cannot tell."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, values = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
+        calls = [driver.cuInit(0), driver.cuDeviceGet(ctypes.byref(device), 0)]
+        for value, attribute in zip(values, _CAPABILITY_ATTRIBUTES, strict=True):
+            calls.append(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device))
+    except (OSError, AttributeError):
+        return None
+    return None if any(calls) else (values[0].value, values[1].value)
 
 
 def torch_reason(config: EngineConfig) -> str | None:

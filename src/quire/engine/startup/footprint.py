@@ -13,10 +13,16 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES
-from quire.engine.startup.device_policy import choose_dtype, device_type
+from quire.engine.startup.device_policy import (
+    FP8,
+    choose_dtype,
+    choose_kv_dtype,
+    device_type,
+    driver_capability,
+)
 from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
-from quire.kvcache.kv_sizes import block_bytes, kv_name, layers_with_types
+from quire.kvcache.kv_sizes import block_bytes, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
@@ -92,8 +98,9 @@ def weights_by_format(
 
 def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
-    dtype, stored = choose_dtype(config, model_config), model_config.kv_cache_dtype
-    name = kv_name(config.cache.kv_cache_dtype, dtype, stored)
+    dtype, name = choose_dtype(config, model_config), choose_kv_dtype(config, model_config)
+    if name == FP8 and device_type(config) == "cuda":
+        name = choose_kv_dtype(config, model_config, driver_capability())
     skipped = config.cache.kv_cache_dtype_skip_layers
     layers = layers_with_types(model_config.spec.kv_layers, skipped, dtype)
     return block_bytes(layers, config.cache.block_size, name)

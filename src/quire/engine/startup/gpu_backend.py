@@ -96,7 +96,7 @@ class GpuBackend:
 
 
 def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> int:
-    """Bytes of GPU memory left for the KV cache, by gpu_memory_utilization; may be negative."""
+    """Memory profiling: GPU bytes left for the KV cache by gpu_memory_utilization; may be < 0."""
     config, model_config = resolved.config, resolved.model_config
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

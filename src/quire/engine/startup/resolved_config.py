@@ -14,10 +14,10 @@ from quire.config import EngineConfig
 from quire.core.layer_spec import KVLayerSpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
-from quire.engine.startup.device_policy import DeviceType, choose_dtype
+from quire.engine.startup.device_policy import DeviceType, choose_dtype, choose_kv_dtype
 from quire.errors import ConfigError
 from quire.hub import resolve_model
-from quire.kvcache.kv_sizes import kv_name, layers_with_types
+from quire.kvcache.kv_sizes import layers_with_types
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, pass_gate
@@ -69,7 +69,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         pooling=read_pooling(folder, config.model.pooling, model_config.hidden_size),
         length_limit=_length_limit(config, model_config),
         dtype=dtype,
-        kv_dtype=kv_name(config.cache.kv_cache_dtype, dtype, model_config.kv_cache_dtype),
+        kv_dtype=choose_kv_dtype(config, model_config),
         kv_layers=layers_with_types(
             model_config.spec.kv_layers, config.cache.kv_cache_dtype_skip_layers, dtype
         ),

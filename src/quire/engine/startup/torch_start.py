@@ -14,7 +14,7 @@ from quire.config import EngineConfig
 from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.startup.backend import Backend, HostBackend
 from quire.engine.startup.compiled_start import compiled_backend, make_decoder
-from quire.engine.startup.device_policy import device_type
+from quire.engine.startup.device_policy import FP8, choose_kv_dtype, device_type
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.library_pages import give_back_code
 from quire.engine.startup.out_of_memory import fitting_weights
@@ -117,19 +117,14 @@ def _with_known_kv_dtype(resolved: ResolvedConfig, device: torch.device) -> Reso
     Where the checkpoint alone asks for another one, that is the model's. Raises ConfigError if the
     settings do.
     """
-    if device.type != "cuda" or resolved.kv_dtype != "float8_e4m3fn":
+    if device.type != "cuda" or resolved.kv_dtype != FP8:
         return resolved
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) >= (8, 9):
-        return resolved
-    wanted = resolved.config.cache.kv_cache_dtype
-    takes = f"takes a GPU of compute capability 8.9 or later, but this one has {major}.{minor}"
-    if wanted != "auto":
-        raise ConfigError(f"kv_cache_dtype is {wanted!r}, which {takes}; leave it out")
-    logger.warning(
-        "the KV cache is in %s: FP8, as the checkpoint has it, %s", resolved.dtype, takes
-    )
-    return replace(resolved, kv_dtype=resolved.dtype)
+    capability = torch.cuda.get_device_capability(device)
+    found = choose_kv_dtype(resolved.config, resolved.model_config, capability)
+    if found != resolved.kv_dtype:
+        text = "the KV cache is in %s: this GPU does not convert FP8, as the checkpoint has it"
+        logger.warning(text, found)
+    return replace(resolved, kv_dtype=found)
 
 
 def _host_backend(

@@ -1,4 +1,4 @@
-"""ChatRequest: the body of /v1/chat/completions, its checks, and its sampling parameters.
+"""ChatRequest: the body of /v1/chat/completions, its checks, and its sampling params.
 
 Without max_tokens an answer may fill the rest of the context.
 """
@@ -107,7 +107,7 @@ def check(request: ChatRequest) -> None:
 
 
 def sampling(request: ChatRequest) -> SamplingParams:
-    """The sampling parameters of a request. Raises InvalidRequestError."""
+    """The sampling params of a request. Raises InvalidRequestError."""
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid_value("top_logprobs", "it needs logprobs; set logprobs to true")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}

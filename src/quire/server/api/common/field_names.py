@@ -31,7 +31,7 @@ class FieldNames:
         return field
 
     def rename_fields(self, sampling: SamplingParams) -> SamplingParams:
-        """The same sampling parameters with the API's own field names for grammar errors."""
+        """The same sampling params with the API's own field names for grammar errors."""
         outputs = sampling.structured_outputs
         if outputs is None or outputs.field is None or not self._names:
             return sampling

@@ -18,7 +18,7 @@ from quire.server.model_registry import RegisteredModel
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts and sampling parameters, ready to run.
+    """Prompts and sampling params, ready to run.
 
     sampling: of all prompts, unless samplings has one for each, which then agree in `n`.
     reply_id: the id in the answer, such as "cmpl-...". fingerprint: of the model, see

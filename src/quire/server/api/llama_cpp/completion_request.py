@@ -103,7 +103,7 @@ def _summed(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
 
 
 def sampling(request: NativeCompletionRequest) -> SamplingParams:
-    """The sampling parameters of a request. Raises InvalidRequestError."""
+    """The sampling params of a request. Raises InvalidRequestError."""
     max_tokens = request.max_tokens
     if max_tokens == 0:
         if request.min_tokens:

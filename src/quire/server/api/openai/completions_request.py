@@ -1,4 +1,4 @@
-"""CompletionRequest: the body of /v1/completions, its prompts and its sampling parameters.
+"""CompletionRequest: the body of /v1/completions, its prompts and its sampling params.
 
 max_tokens is 16 where it is absent or null.
 """
@@ -82,7 +82,7 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
 
 
 def sampling(request: CompletionRequest) -> SamplingParams:
-    """The sampling parameters of a request. Raises InvalidRequestError."""
+    """The sampling params of a request. Raises InvalidRequestError."""
     logprobs = request.logprobs
     prompt_logprobs = request.prompt_logprobs
     if request.echo and logprobs is not None:
