@@ -109,8 +109,8 @@ def _instruction(op: str, a: int, others: list[int]) -> int:
         return a << others[0] & 0xFFFFFFFF
     if op == "and.b32":
         return a & others[0]
-    if op == "add.u32":
-        return (a + others[0]) & 0xFFFFFFFF
+    if op in ("add.u32", "sub.u32"):
+        return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
     if op == "fma.rn.bf16x2":
         x, y, z = (bf16_pair(each) for each in (a, *others))
         low, high = (x * y + z).bfloat16().view(torch.int16).tolist()

@@ -22,19 +22,20 @@ from quire.kernels.triton.launch.gluon_compat import barrier
 
 # Four codes as two pairs of bfloat16, times a scale. The last seven bits of a code are those of a
 # number from 128 on; what is to be subtracted is 128 times the scale, or twice that, by the code's
-# sign, which is where the last bit of an exponent is. So a product is rounded once.
+# sign, which is where the last bit of an exponent is. So a product is rounded once. A code less its
+# digits is that bit less 0x4300, which `_subtrahend` has more.
 SCALING = tl.constexpr("""
     {
         .reg .b32 pair, digits, less;
         prmt.b32 pair, $2, 0, 0x4140;
         lop3.b32 digits, pair, 0x007F007F, 0x43004300, 0xEA;
-        and.b32 less, pair, 0x00800080;
+        sub.u32 less, pair, digits;
         add.u32 less, less, $5;
         fma.rn.bf16x2 $0, digits, $3, less;
         prmt.b32 pair, $2, 0, 0x4342;
         lop3.b32 digits, pair, 0x007F007F, 0x43004300, 0xEA;
-        and.b32 less, pair, 0x00800080;
-        add.u32 less, less, $6;
+        sub.u32 less, pair, digits;
+        add.u32 less, less, $7;
         fma.rn.bf16x2 $1, digits, $4, less;
     }
 """)
@@ -144,9 +145,9 @@ def _scale_tile(codes, number, wide, at, scales, TILE: gl.constexpr):
     for part in gl.static_range(TILE // ROWS):
         numbers = source.slice(part * ROWS, ROWS).load(LAYOUT)
         scale = scales.slice(part * ROWS, ROWS).load(gl.SliceLayout(1, LAYOUT))
-        less = (scale * -128.0).to(gl.bfloat16)
+        less = _subtrahend(scale)
         wider = gl.inline_asm_elementwise(
-            SCALING, "=r,=r,r,r,r,r,r", [numbers, scale[:, None], less[:, None]],
+            SCALING, "=r,=r,r,r,r,r,r,r,r", [numbers, scale[:, None], less[:, None]],
             dtype=gl.bfloat16, is_pure=True, pack=4,
         )  # fmt: skip
         tile.slice(part * ROWS, ROWS).store(wider)
@@ -154,6 +155,13 @@ def _scale_tile(codes, number, wide, at, scales, TILE: gl.constexpr):
     barrier()
     mbarrier.arrive(wide[1].index(slot), count=1)
     mbarrier.arrive(codes[2].index(code_slot), count=1)
+
+
+@gluon.jit
+def _subtrahend(scale):
+    """-128 times scales, twice in a word of 32 bits, plus 0x4300 each."""
+    bits = (scale * -128.0).to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
+    return bits * 0x10001 + 0x43004300
 
 
 @gluon.constexpr_function
