@@ -45,6 +45,9 @@ def multi_gpu_only(*_args: Any, **_options: Any) -> Any:
     return pytest.mark.skip(reason="needs several GPUs")
 
 
+requires_fp8 = pytest.mark.skip(reason="needs FP8 of a GPU")
+
+
 class RemoteOpenAIServer:
     """A running `quire serve`. model: the name under which the suite's model is served."""
 
