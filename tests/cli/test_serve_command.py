@@ -123,3 +123,12 @@ def test_the_parent_reads_no_web_framework_before_it_starts_the_others() -> None
     code = f"import sys, quire.cli.serve; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_chat_template_that_is_no_file_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """llama.cpp's names of templates, such as chatml, are neither files nor templates here."""
+    assert main(["serve", "--dry-run", "--chat-template", "chatml"]) == 2
+    error = "--chat-template 'chatml' cannot be read (No such file or directory); use a file, or"
+    assert error in capsys.readouterr().err

@@ -15,6 +15,7 @@ from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.machine_limits import available_bytes
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
 from quire.errors import ConfigError
+from quire.tokenizer.load_tokenizer import check_chat_template
 
 _GIB = 2**30
 _LEAST_FOR_REASONS = 28  # columns, with the space between all
@@ -29,6 +30,8 @@ def dry_run(
     Raises ConfigError or CheckpointError.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
+    for config in configs:
+        check_chat_template(config)
     plans = [plan_memory(config, device_memory(config, gpu_memory_gib)) for config in configs]
     if args.json:
         print(json.dumps([plan.as_json() for plan in plans], indent=1))

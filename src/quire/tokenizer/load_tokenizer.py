@@ -14,9 +14,16 @@ _LONGEST_NAME = 4096
 
 
 def check_tokenizer(config: EngineConfig) -> None:
-    """Raise CheckpointError if there is no tokenizer; reads none."""
+    """Raise CheckpointError if there is no tokenizer; reads none. Raise ConfigError as below."""
     if not config.model.skip_tokenizer_init:
         check_folder(tokenizer_folder(config))
+        check_chat_template(config)
+
+
+def check_chat_template(config: EngineConfig) -> None:
+    """Raise ConfigError if the setting chat_template is neither a template nor a file."""
+    if config.model.chat_template is not None:
+        _read_template(config.model.chat_template)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
