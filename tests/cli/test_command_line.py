@@ -65,6 +65,7 @@ SURFACE = {
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
         --method --out --group-size --symmetric --no-symmetric --format --ignore --act-order
+        --rotate --no-rotate
         --damping --smoothing --steps --seed --verify --no-verify
     """
     + VERIFY,
