@@ -42,8 +42,8 @@ from quire.server.ops.admin import build_admin_app
 from quire.server.ops.api_page import ApiPage
 from quire.server.ops.health import Health
 from quire.server.ops.live_view import LiveView
+from quire.server.ops.metrics_route import MetricsPage
 from quire.server.ops.openapi import with_openapi
-from quire.server.ops.prometheus_page import MetricsPage
 from quire.server.ops.request_observer import RequestObserver
 from quire.server.ops.server_load import ServerLoad
 from quire.server.ops.web_page import WebPage

@@ -8,7 +8,8 @@ models are loaded and unloaded is in model_loading.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import ModelState, ModelStatus
@@ -20,8 +21,7 @@ from quire.server.settings import ServerSettings
 from quire.server.system_fingerprint import system_fingerprint
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RegisteredModel:
+class RegisteredModel(msgspec.Struct, frozen=True, eq=False):
     """A loaded model. parsers: for its tool calls and reasoning.
 
     request_defaults: the fields that a generation request has where it leaves them out, by name.

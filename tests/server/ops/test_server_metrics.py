@@ -24,7 +24,8 @@ from quire.engine.processes.control_channel import ModelStatus
 from quire.server.app import build_app
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.metric_snapshots import SnapshotFolder
-from quire.server.ops.prometheus_page import MetricsPage, expose
+from quire.server.ops.metrics_route import MetricsPage
+from quire.server.ops.prometheus_page import expose
 from quire.server.ops.server_metrics import Metrics
 from quire.server.settings import ServerSettings
 

@@ -21,6 +21,7 @@ from quire.server.api.common.generation_record import GenerationRecord
 from quire.server.api.common.generation_request import GenerationRequest
 from quire.server.app import build_app
 from quire.server.http.request_record import RequestRecord
+from quire.server.model_registry import ModelRegistry
 from quire.server.ops.tracing import Tracer
 from quire.server.settings import ServerSettings
 
@@ -89,7 +90,8 @@ def test_every_conversation_is_a_chat(
 
 def test_a_client_that_leaves_has_seen_no_status(exporter: InMemorySpanExporter) -> None:
     tracer = Tracer(exporter, in_batches=False)
-    job = make_job("cmpl", GenerationRequest(), ["a"], SamplingParams(), "fake")
+    model = ModelRegistry.of(FakeEngine(), ServerSettings()).find(None)
+    job = make_job("cmpl", GenerationRequest(), ["a"], SamplingParams(), model)
     generation = GenerationRecord(job)
     tracer.trace(RequestRecord("POST", "/v1/completions", "label", generation=generation))
     (span,) = exporter.get_finished_spans()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 
 PAGE_BYTES = 1 << 16  # a multiple of what systems map
 
@@ -18,6 +17,8 @@ def create_shared_memory() -> int:
     """Memory without pages, as a file descriptor for children to inherit. Raises OSError."""
     if sys.platform == "linux":
         return os.memfd_create("quire")
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

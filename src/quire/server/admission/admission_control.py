@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.errors import QueueFullError
 from quire.server.admission.in_flight import InFlightCounter
@@ -21,8 +22,7 @@ MIN_RETRY, MAX_RETRY, JITTER = 1.0, 30.0, 0.25
 MEMORY = 64  # completions that the rate averages over, roughly
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """How much may be in flight, over all API processes.
 
     max_running: answers that the engine runs at once. max_waiting: answers besides those.

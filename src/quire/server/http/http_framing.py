@@ -7,10 +7,10 @@ client may take, and what happens after a refusal, is in http_protocol.py.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.server.http.http_errors import HttpError
@@ -19,8 +19,7 @@ from quire.server.http.request_reader import STATE_KEY as BODY
 _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection, in seconds and bytes.
 
     A body may take body_seconds, and one second more for each body_bytes_per_second received.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,8 +23,7 @@ BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 RUN_ERRORS = (*BODY_ERRORS, 429, 504)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StructRules:
+class StructRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the JSON schema of a struct says beyond the struct's own types.
 
     neutral: unsupported fields, with the values that are accepted because they ask for nothing.
@@ -35,14 +33,13 @@ class StructRules:
     """
 
     struct: type[msgspec.Struct]
-    neutral: NeutralValues = field(default_factory=dict)
+    neutral: NeutralValues = {}
     variants: Sequence[dict[str, Any]] = ()
-    raw: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    raw: Mapping[str, Sequence[Any]] = {}
     optional_tag: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenApiEntry:
+class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path in /openapi.json.
 
     rules: what a body must satisfy besides its schema, in words, because it depends on the model
@@ -63,7 +60,7 @@ class OpenApiEntry:
     events: Sequence[type[msgspec.Struct]] = ()
     media: str = "application/json"
     errors: tuple[int, ...] = ()
-    failures: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
+    failures: Mapping[int, type[msgspec.Struct]] = {}
     needs_key: bool = True
     names_model: bool = False
 

@@ -1,4 +1,4 @@
-"""MetricsPage: `GET /metrics` in Prometheus' text format.
+"""The metrics in Prometheus' text format, which `GET /metrics` (metrics_route.py) answers.
 
 Owns the metrics' names: vLLM's where it has one, so that its dashboards work, else `quire:`.
 """
@@ -16,14 +16,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
-from starlette.requests import Request
-from starlette.responses import Response
 
 from quire.core.histogram import Histogram
 from quire.engine.processes.control_channel import ModelStatus
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
-from quire.server.model_registry import ModelRegistry
-from quire.server.ops.server_metrics import EngineTotal, Metrics, Total
+from quire.server.ops.server_metrics import EngineTotal, Total
 from quire.version import __version__
 
 LABELS = ("model_name", "engine")
@@ -86,34 +82,6 @@ REQUEST_HISTOGRAMS = (
     ("vllm:request_params_max_tokens", "The parameter max_tokens of a request.",
      "params_max_tokens"),
 )  # fmt: skip
-
-
-class MetricsPage:
-    """The endpoint that Prometheus scrapes. gpu_hour_cost: cost of an hour of this server."""
-
-    def __init__(
-        self, metrics: Metrics, models: ModelRegistry, gpu_hour_cost: float | None
-    ) -> None:
-        self._metrics = metrics
-        self._models = models
-        self._gpu_hour_cost = gpu_hour_cost
-
-    @property
-    def route(self) -> ApiRoute:
-        """The route of /metrics."""
-        entry = OpenApiEntry(path="/metrics", summary="Metrics for Prometheus.", media="text/plain")
-        return ApiRoute(self.answer, entry)
-
-    async def answer(self, request: Request) -> Response:
-        """The metrics, summed over all processes."""
-        accept = request.headers.get("accept", "")
-        conditions = [entry.condition for entry in self._models.entries()]
-        # This process writes its file first, so that another process, if scraped next, reports no
-        # smaller counts of it: Prometheus would take them for a restart.
-        self._metrics.share()
-        total = self._metrics.total()
-        content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
-        return Response(content, headers={"content-type": media_type, "cache-control": "no-store"})
 
 
 def expose(

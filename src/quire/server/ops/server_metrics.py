@@ -12,8 +12,9 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats
@@ -51,8 +52,7 @@ class EngineTotal:
         self.step_seconds.add(self.counted.step_seconds)
 
 
-@dataclass(slots=True)
-class Total:
+class Total(msgspec.Struct):
     """The sums over all processes. started: of the first one, in Unix seconds."""
 
     started: float

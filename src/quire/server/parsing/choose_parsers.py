@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.server.parsing.reasoning_parser import REASONING_PARSERS, ReasoningParser
 from quire.server.parsing.tool_parser import ToolParser
@@ -26,8 +27,7 @@ _TOOL_SIGNS = {
 _REASONING_SIGNS = {"think": ("</think>",), "mistral": ("[/THINK]",)}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParsers:
+class ModelParsers(msgspec.Struct, frozen=True):
     """A model's parsers; None where it has no such output, or in an unknown format."""
 
     tools: ToolParser | None = None

@@ -7,7 +7,6 @@ output_parser.py's work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -17,8 +16,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningParser:
+class ReasoningParser(msgspec.Struct, frozen=True):
     """The marks around the reasoning of a family of models, which comes before the answer."""
 
     name: str

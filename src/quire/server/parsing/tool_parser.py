@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.server.parsing.text_source import Marks, Wait
 from quire.server.parsing.tool_call_ids import long_id
@@ -16,8 +17,7 @@ KEY_FIELD = "KEY"
 """Placeholder of the parameter's name in a TagTemplate."""
 
 
-@dataclass(frozen=True, slots=True)
-class TagTemplate:
+class TagTemplate(msgspec.Struct, frozen=True):
     """The texts around one argument's bare value.
 
     before, end: the tags. space: before `end` if the value is not a string. after: after `end`.
@@ -29,8 +29,7 @@ class TagTemplate:
     after: str = "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class CallTemplate:
+class CallTemplate(msgspec.Struct, frozen=True):
     """The texts around the arguments of a call, for grammars that enforce calls.
 
     between: between two calls; None allows only one. begin, end: around all calls. tags: for
@@ -45,8 +44,7 @@ class CallTemplate:
     tags: TagTemplate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolParser:
+class ToolParser(msgspec.Struct, frozen=True):
     """The tool-call format of a family of models.
 
     name: for --tool-call-parser. read: parses calls. frame: the format for grammars. begin: the

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -39,8 +38,7 @@ def is_large(body: bytes) -> bool:
     return len(body) > IN_THREAD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRoute(Generic[T]):
+class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
     """A route that runs a model.
 
     prepare: from a body to a job, in stages (micro_batch.py); it also gets the request's tenant if
@@ -59,8 +57,7 @@ class GenerationRoute(Generic[T]):
         return ApiRoute(_GenerationApp(self, loader, gate, settings), self.entry)
 
 
-@dataclass(frozen=True, slots=True)
-class LightRoute:
+class LightRoute(msgspec.Struct, frozen=True):
     """A route that reads a body and a model's tokenizer, and runs no model."""
 
     entry: OpenApiEntry

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from starlette.types import Send
 
 from quire.core.pooling_params import PoolingParams
@@ -55,8 +55,7 @@ WINDOW_TOKENS = 8192
 MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingJob:
+class EmbeddingJob(msgspec.Struct, frozen=True):
     """A request ready to run. job: its prompts are token ids."""
 
     job: Job

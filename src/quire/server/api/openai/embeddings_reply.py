@@ -8,7 +8,6 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, cast
 
 import msgspec
@@ -93,8 +92,7 @@ class BytesMetadata(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-@dataclass(frozen=True, slots=True)
-class VectorFormat:
+class VectorFormat(msgspec.Struct, frozen=True):
     """How a request wants its vectors. item: the struct of one vector in JSON."""
 
     encoding: EncodingFormat = "float"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import mul
@@ -104,8 +103,7 @@ class RerankReply(msgspec.Struct, kw_only=True):
     results: list[RerankResult]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreJob:
+class ScoreJob(msgspec.Struct, frozen=True):
     """A request ready to run. job: its prompts are the queries, then the documents."""
 
     job: Job
