@@ -29,6 +29,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch import attention_config
 from quire.kernels.triton.launch.attention_config import (
     DecodeConfig,
@@ -141,7 +142,7 @@ def decode_calls(
     choice: DecodeConfig | HopperDecodeConfig,
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
-    plan = triton_attention.make_plan(layout, 0, choice, 32, caches[0][0].shape[2])
+    plan = make_plan(layout, 0, choice, 32, caches[0][0].shape[2])
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
@@ -230,7 +231,7 @@ def prefill_calls(
     """The kernel on each layer's caches, with its plan made."""
     heads = caches[0][0].shape[2]
     tokens = choice.tokens(query.shape[1] // heads)
-    plan = triton_attention.make_plan(layout, 0, DecodeConfig(64, 3), tokens, heads)
+    plan = make_plan(layout, 0, DecodeConfig(64, 3), tokens, heads)
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:

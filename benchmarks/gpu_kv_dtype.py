@@ -34,6 +34,7 @@ from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import AttentionParams, KVScales, ResidualState, RopeWriteKV
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import decode_config
 from quire.kernels.triton.ops import paged_attention
 from quire.kvcache.kv_sizes import block_bytes
@@ -110,7 +111,7 @@ def any_gpus_decode(case: Case, layer: tuple[Tensor, ...]) -> Tensor:
     config, layout = decode_config(keys, len(case.query)), case.layout
     plan = layout.once(
         ("any GPU's", config),
-        lambda: paged_attention.make_plan(layout, 0, config, 16, keys.shape[2]),
+        lambda: make_plan(layout, 0, config, 16, keys.shape[2]),
     )
     out = torch.empty_like(case.query)
     paged_attention.decode_attention(

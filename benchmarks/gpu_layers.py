@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
 CONTEXT = 2048
@@ -92,9 +93,7 @@ def separate(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) 
     query = triton_operations.rope_write_kv(*rope.operands(fused))
     params = AttentionParams(step.model.head_dim**-0.5)
     config = triton_attention.choose_decode_config(query, rope.k_cache, params)
-    make = functools.partial(
-        triton_attention.make_plan, step.layout, 0, config, 32, step.model.kv_heads
-    )
+    make = functools.partial(make_plan, step.layout, 0, config, 32, step.model.kv_heads)
     plan, out = step.layout.once("apart", make), torch.empty_like(query)
     triton_attention.decode_attention(
         query, rope.k_cache, rope.v_cache, step.layout, plan, params, out, config,

@@ -16,6 +16,7 @@ from typing import Any
 from aot_compile import Compiled, compile_kernel
 from triton.experimental.gluon import language as gl
 
+from quire.kernels.triton.attention.attention_plan import plan_kernel
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.gemm.int4_config import scales_codes
@@ -31,7 +32,6 @@ from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_a
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
 from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
-from quire.kernels.triton.ops.paged_attention import plan_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
 from quire.kernels.triton.step.elementwise import norm_kernel, silu_rounded_kernel

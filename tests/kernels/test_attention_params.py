@@ -17,9 +17,10 @@ from quire.kernels import reference
 from quire.kernels.cpu import native, native_attention
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import AttentionParams
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.paged_attention import decode_attention, make_plan
+from quire.kernels.triton.ops.paged_attention import decode_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 VERSIONS = {

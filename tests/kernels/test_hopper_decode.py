@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import AttentionParams
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import paged_attention
@@ -52,7 +53,7 @@ def test_any_lengths(
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
-        plan = paged_attention.make_plan(layout, window, config, 16, shape[1])
+        plan = make_plan(layout, window, config, 16, shape[1])
         padded = torch.cat([query, query[:1], query[:1]])
         out = torch.full_like(padded, math.nan)
         paged_attention.decode_attention(

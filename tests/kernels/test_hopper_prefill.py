@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperConfig, hopper_config
 from quire.kernels.triton.ops import paged_attention
 
@@ -90,9 +91,7 @@ def test_any_mixture_of_chunks(
     for queries, lens in BATCHES:
         query, k_cache, v_cache, layout, scales, expected = case(queries, lens, shape, kv_dtype)
         config = hopper_config(k_cache, split=split)
-        plan = paged_attention.make_plan(
-            layout, window, DecodeConfig(64, 3), config.tokens(shape[0]), shape[1]
-        )
+        plan = make_plan(layout, window, DecodeConfig(64, 3), config.tokens(shape[0]), shape[1])
         out = torch.full_like(query, math.nan)
         paged_attention.prefill_attention(
             query, k_cache, v_cache, layout, plan, params, out, config, scales

@@ -6,8 +6,8 @@ import pytest
 import torch
 from gpu_layers import GpuLayers, bits_of
 
+from quire.kernels.triton.attention.attention_plan import Plan
 from quire.kernels.triton.ops import paged_attention, skinny_gemm
-from quire.kernels.triton.ops.paged_attention import Plan
 from quire.kernels.triton.step import elementwise
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)

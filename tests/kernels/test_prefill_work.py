@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.triton.attention.attention_plan import _most_query_tiles, make_plan
 from quire.kernels.triton.launch.attention_config import DecodeConfig
-from quire.kernels.triton.ops.paged_attention import _most_query_tiles, make_plan
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []

@@ -22,6 +22,7 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import Fp8Rows, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.gemm.gemm_tuning import default_skinny_config
 from quire.kernels.triton.launch.attention_config import DecodeConfig
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
@@ -31,7 +32,6 @@ from quire.kernels.triton.ops import skinny_gemm as skinny
 from quire.kernels.triton.ops.paged_attention import (
     attention,
     decode_attention,
-    make_plan,
 )
 from quire.kernels.triton.ops.skinny_gemm import (
     Fp8Weight,

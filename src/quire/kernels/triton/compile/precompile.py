@@ -23,6 +23,7 @@ import triton
 from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.cache import get_cache_manager
 
+from quire.kernels.triton.attention.attention_plan import plan_kernel
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.prefill_tiles import prefill_work_kernel
@@ -35,7 +36,7 @@ from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
 from quire.kernels.triton.ops.int4_weight import dequantize_int4_kernel
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
-from quire.kernels.triton.ops.paged_attention import has_hopper_kernels, plan_kernel
+from quire.kernels.triton.ops.paged_attention import has_hopper_kernels
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.penalties import penalise_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel

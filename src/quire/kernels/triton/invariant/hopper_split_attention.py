@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.triton.attention.attention_plan import Plan
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import clear_unwritten, softmax
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
@@ -30,7 +31,6 @@ from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
 from quire.kernels.triton.invariant.hopper_split_merge import add_split, merge, store_split
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_rows
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.paged_attention import Plan
 
 TILE = 64  # keys
 _RING = 96 * 1024  # bytes of shared memory for a program's ring

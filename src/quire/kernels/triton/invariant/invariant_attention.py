@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
+from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.attention.prefill_attention import (
     attend_tiles,
     load_queries,
@@ -35,7 +36,6 @@ from quire.kernels.triton.ops.paged_attention import (
     dot_precision,
     hopper_serves,
     log2_soft_cap,
-    make_plan,
     scale_operands,
 )
 

@@ -1,6 +1,6 @@
-"""Paged attention on a GPU: a plan for each step, then decode and prefill kernels.
+"""Paged attention on a GPU: which requests go to which kernel, and the launches.
 
-Owns which requests go to which kernel, and the launches.
+The plan of a step is made in attention/attention_plan.py.
 """
 
 from __future__ import annotations
@@ -8,20 +8,18 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
+from quire.kernels.triton.attention.attention_plan import Plan, make_plan, padded_count
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS, prefill_work_kernel
+from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.attention.shared_prefix_attention import SharedParts, shared_attention
 from quire.kernels.triton.launch.attention_config import (
     DecodeConfig,
@@ -36,7 +34,6 @@ from quire.kernels.triton.launch.attention_config import (
     prefill_config,
     short_config,
 )
-from quire.kernels.triton.launch.work_partition import owner, run_begin
 from quire.kernels.triton.launch.workspace import (
     NUM_COUNTERS,
     NUM_PARTIALS,
@@ -55,16 +52,6 @@ _FOR_PROMPTS = frozenset(
     }
 )
 _FOR_DECODES = _FOR_PROMPTS | {(torch.float16, torch.int8)}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The partition of a step's attention among programs, for one window and config."""
-
-    decode_tiles: Tensor  # int32 [B + 1]: number of key tiles of all decodes before each request
-    decode_runs: Tensor  # int32 [programs, 10]: run of each decode program, see `_store_runs`
-    num_query_tiles: Tensor  # int32 [1], query tiles of all prefills
-    work: Tensor  # int32 [most, WORK_FIELDS]: query tiles, see `prefill_work_kernel`
 
 
 def attention(
@@ -158,7 +145,7 @@ def decode_attention(
         int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
-        BLOCK_B=_padded_count(num_requests), BLOCK_D=padded_head_dim(k_cache),
+        BLOCK_B=padded_count(num_requests), BLOCK_D=padded_head_dim(k_cache),
         CODES_PATH=_codes_path(query, k_cache), PRECISION=dot_precision(query), PDL=pdl,
         HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
         num_warps=config.warps, launch_pdl=pdl,
@@ -272,20 +259,6 @@ def has_hopper_gpu(device: torch.device) -> bool:
     return device.type == "cuda" and has_hopper_kernels(device.index)
 
 
-def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:
-    """A bound on the number of query tiles that holds for any lengths of requests.
-
-    Each request has a token or more, and one partial tile at most.
-    """
-    most_requests = min(num_requests, num_tokens)
-    return max(1, most_requests + (num_tokens - most_requests) // query_tile)
-
-
-def _padded_count(num_requests: int) -> int:
-    """num_requests rounded up to a power of two, 64 at least, so that few kernels are compiled."""
-    return max(64, 1 << (num_requests - 1).bit_length())
-
-
 def log2_soft_cap(params: AttentionParams) -> float:
     """The soft cap of scores that are multiplied by log2(e), as kernels take it; 0 for none."""
     return 0.0 if params.soft_cap is None else params.soft_cap * LOG2_E
@@ -313,115 +286,3 @@ def _codes_path(query: Tensor, k_cache: Tensor) -> str:
     if k_cache.dtype.itemsize > 1 or query.dtype == torch.float32:
         return "plain"
     return "instruction" if query.is_cuda else "numbers"
-
-
-def make_plan(
-    layout: BatchLayout,
-    window: int,
-    decode: DecodeConfig | HopperDecodeConfig | None,
-    query_tile: int,
-    num_kv_heads: int,
-) -> Plan:
-    """Compute a plan on the device. window: 0 for none. query_tile: tokens of a query tile.
-
-    decode: None: prefill attention serves requests with one query token, too.
-    """
-    num_requests = len(layout.seq_lens)
-    config = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
-    num_programs = config.per_sm * workspace(layout.seq_lens.device).num_sms
-    if isinstance(
-        config, HopperDecodeConfig
-    ):  # a run for each crew, which has a program for each key head
-        num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
-    shared = layout.shared if not window else None
-    index, lens = (None, None) if shared is None else (shared.index, shared.lens)
-    starts = layout.seq_lens.new_empty(2, num_requests + 1)
-    runs = layout.seq_lens.new_empty(num_programs, 10)
-    plan_kernel[(triton.cdiv(num_programs, 16),)](
-        layout.query_start_loc, layout.seq_lens, index, lens, starts[0], starts[1], runs,
-        num_requests, num_programs, config.min_units,
-        KEY_TILE=config.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
-        DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
-        BLOCK_B=_padded_count(num_requests), BLOCK_P=16,
-    )  # fmt: skip
-    most_tiles = _most_query_tiles(len(layout.slot_mapping), num_requests, query_tile)
-    work = layout.seq_lens.new_empty(most_tiles, WORK_FIELDS)
-    if layout.has_prefills or decode is None:
-        prefill_work_kernel[(triton.cdiv(most_tiles, 16),)](
-            layout.query_start_loc, layout.seq_lens, starts[1], work, num_requests,
-            TOKENS=query_tile, BLOCK_B=_padded_count(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
-        )  # fmt: skip
-    return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
-
-
-@triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])
-def plan_kernel(
-    query_start_ptr, seq_lens_ptr, shared_index_ptr, lens_ptr, decode_tiles_ptr, query_tiles_ptr,
-    runs_ptr, num_requests, num_programs, min_units,
-    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """Fill a `Plan`: each program BLOCK_P of the runs, program 0 the tile counts as well."""
-    request = tl.arange(0, BLOCK_B)
-    there = request < num_requests
-    begin = tl.load(query_start_ptr + request, mask=there, other=0)
-    queries = tl.load(query_start_ptr + request + 1, mask=there, other=0) - begin
-    seq_len = tl.load(seq_lens_ptr + request, mask=there, other=0)
-    oldest = tl.zeros_like(seq_len)
-    if WINDOW > 0:
-        oldest = tl.maximum(seq_len - WINDOW, 0)
-    if shared_index_ptr is not None:
-        member = tl.load(shared_index_ptr + request, mask=there, other=-1)
-        oldest = tl.load(lens_ptr + member // MEMBERS, mask=member >= 0, other=0)
-    key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
-    decodes = there & (queries == 1) & DECODES
-    key_tiles = tl.where(decodes, key_tiles, 0)
-    ends = tl.cumsum(key_tiles, axis=0)
-    if tl.program_id(0) == 0:
-        query_tiles = tl.where(there & (decodes == 0), tl.cdiv(queries, QUERY_TILE), 0)
-        tl.store(decode_tiles_ptr, 0)
-        tl.store(query_tiles_ptr, 0)
-        tl.store(decode_tiles_ptr + 1 + request, ends, mask=there)
-        tl.store(query_tiles_ptr + 1 + request, tl.cumsum(query_tiles, axis=0), mask=there)
-    program = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    _store_runs(
-        runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, tl.sum(key_tiles) * NUM_KV_HEADS,
-        num_programs, min_units, NUM_KV_HEADS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _store_runs(
-    runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, num_units, num_programs, min_units,
-    NUM_KV_HEADS: tl.constexpr,
-):  # fmt: skip
-    """Store runs [programs, 10], the run of units of each decode program:
-
-    its first unit and its end; the first unit's request and key head; the first unit and the number
-    of tiles of that (request, head); the request's token and length; the first and the last program
-    that work on that (request, head).
-    """
-    busy = tl.minimum(num_programs, tl.cdiv(num_units, min_units))
-    works = program < busy
-    busy = tl.maximum(busy, 1)
-    begin = tl.where(works, run_begin(program, busy, num_units), num_units)
-    end = tl.where(works, run_begin(program + 1, busy, num_units), num_units)
-    passed = ends[None, :] <= (begin // NUM_KV_HEADS)[:, None]  # [BLOCK_P, BLOCK_B]
-    request = tl.sum(passed.to(tl.int32), axis=1)
-    before = tl.max(tl.where(passed, ends[None, :], 0), axis=1)
-    num_tiles = tl.min(tl.where(passed, 2**30, ends[None, :]), axis=1) - before
-    head = (begin - before * NUM_KV_HEADS) // num_tiles
-    row_unit = before * NUM_KV_HEADS + head * num_tiles
-    run, there = runs_ptr + program * 10, program < num_programs
-    tl.store(run, begin, mask=there)
-    tl.store(run + 1, end, mask=there)
-    tl.store(run + 2, request, mask=there)
-    tl.store(run + 3, head, mask=there)
-    tl.store(run + 4, row_unit, mask=there)
-    tl.store(run + 5, num_tiles, mask=there)
-    tl.store(run + 6, tl.load(query_start_ptr + request, mask=works, other=0), mask=there)
-    tl.store(run + 7, tl.load(seq_lens_ptr + request, mask=works, other=0), mask=there)
-    units = tl.maximum(num_units, 1)
-    tl.store(run + 8, owner(row_unit, busy, units), mask=there)
-    tl.store(run + 9, owner(row_unit + num_tiles - 1, busy, units), mask=there)
