@@ -1,4 +1,4 @@
-"""MetricsPage: the route of `GET /metrics`. Its text is made by prometheus_page.py."""
+"""MetricsPage: the route of `GET /metrics`. `expose` makes its text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.server.ops.server_metrics import Metrics
 
 
 class MetricsPage:
-    """The endpoint that Prometheus scrapes. gpu_hour_cost: cost of an hour of this server."""
+    """The endpoint that is scraped. gpu_hour_cost: cost of an hour of this server."""
 
     def __init__(
         self, metrics: Metrics, models: ModelRegistry, gpu_hour_cost: float | None
