@@ -61,7 +61,7 @@ _counts = os.environ.get("API_FUZZ_COUNTS")
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Bring wishes near to what a small model takes, as far as they are valid ones."""
+    """Reduce valid parameters to what a small model can serve."""
     if TIMEOUT in (case.headers or {}):
         with suppress(ValueError):
             case.headers[TIMEOUT] = str(_patient(float(case.headers[TIMEOUT])))

@@ -109,7 +109,7 @@ def gpu_chain(result: Result) -> str:
 def gpu_layers(result: Result) -> str:
     """The table of all layers with attention, with RoPE as a kernel and inside the GEMM."""
     lines = [
-        "| model | requests | ms | turned by a kernel of their own, attention launched after it | "
+        "| model | requests | ms | RoPE in a separate kernel, attention launched after it | "
         "of the bandwidth |",
         "|---|---|---|---|---|",
     ]
@@ -121,7 +121,7 @@ def gpu_layers(result: Result) -> str:
 
 
 def _named(row: Result) -> str:
-    """The model, and the form of its weights where it is not the usual one."""
+    """The model, and the format of its weights where it is not the usual one."""
     return row["model"] + (" fp8" if row.get("itemsize", 2) == 1 else "")
 
 

@@ -129,7 +129,7 @@ class EngineError(QuireError):
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error is a failure, and not a wish to stop.
+    """Whether an error is a failure, and not a request to stop (an interrupt, a cancellation).
 
     A panic of a library written in Rust is one, though its class is no Exception.
     """

@@ -76,13 +76,13 @@ def test_streams_run_together_and_equal_the_whole_answer(server: tuple[str, floa
 
     async def stream_all() -> None:
         fields = {"stream": True, "stream_options": {"include_usage": True}}
-        exchanges = await asyncio.gather(
+        results = await asyncio.gather(
             *(stream_request(url, json.dumps(chat(c, **fields)).encode()) for c in contents)
         )
-        for content, exchange in zip(contents, exchanges, strict=True):
-            assert exchange.error is None
-            assert exchange.text == whole[content]
-            assert exchange.num_tokens > 0
+        for content, result in zip(contents, results, strict=True):
+            assert result.error is None
+            assert result.text == whole[content]
+            assert result.num_tokens > 0
 
     asyncio.run(stream_all())
 

@@ -503,7 +503,7 @@ def rope_int8(capability: int) -> Compiled:
 
 
 def rope_write_kv(capability: int, cache: str = BF16, scales: str | None = None) -> Compiled:
-    """RopeWriteKV and writing with norms and a rest that is not turned."""
+    """RopeWriteKV and writing with norms and partial RoPE."""
     pointers = ["heads_ptr", "out_ptr", "query_norm_ptr", "key_norm_ptr", "cos_ptr", "sin_ptr"]
     strides = ["token", "head", "angles", "block", "slot", "kv_head"]
     types = {

@@ -27,7 +27,7 @@ def test_residual_is_the_sum() -> None:
 
 
 def test_rotary_rotates_pairs_by_their_angle() -> None:
-    """A pair (i, i + R/2) is a complex number, turned; what is beyond R stays."""
+    """RoPE rotates pairs (i, i + R/2) as complex numbers and leaves dimensions beyond R."""
     x = normal(3, 2, 10, dtype=torch.float32)
     angles = normal(3, 4, dtype=torch.float32, seed=1)
     cos = torch.cat([angles.cos(), angles.cos()], -1)

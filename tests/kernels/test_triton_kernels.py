@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.gpu] if ON_GPU else []
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}  # twins round on their way, too
 if ON_GPU:
-    # heads that are normalised and turned are rounded many times, and both results are up to 0.7 %
+    # heads with norm and RoPE are rounded many times, and both results are up to 0.7 %
     # of the largest value from the exact one
     TOLERANCES[torch.bfloat16] = 1.5e-2
 # half a unit in the last place of a stored result, and what float32 sums differ by

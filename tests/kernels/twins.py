@@ -278,7 +278,7 @@ def _linear_cases(dtype: torch.dtype) -> Iterator[tuple[ResidualState, Tensor, T
                 yield stream, weight, bias
 
 
-ROPE_HEADS = [  # (Hq, Hkv, D), how many dimensions are turned, whether there are norms
+ROPE_HEADS = [  # (Hq, Hkv, D), rotary dimensions, whether there are norms
     ((4, 2, 32), 32, True),
     ((3, 1, 64), 64, False),
     ((2, 1, 32), 24, True),

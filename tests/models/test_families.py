@@ -98,7 +98,7 @@ def test_longrope_takes_the_factors_of_the_longest_sequence(
 
 
 class TestDynamicRopeBeyondTheTrainedLength:
-    """transformers defines it by the order of its calls, we by the position; see layers/rotary."""
+    """transformers defines it by the order of its calls, we by the position; see layers/rope.py."""
 
     def test_decoding_equals_transformers_with_a_cache(self, checkpoint: Callable) -> None:
         folder, theirs = checkpoint("llama_dynamic_short")

@@ -1,4 +1,4 @@
-"""Wishes as a device draws for them, steps in a row, against the host's sampler."""
+"""Logits processors on a device, over successive steps, against the host's sampler."""
 
 from __future__ import annotations
 

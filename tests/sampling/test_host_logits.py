@@ -18,7 +18,7 @@ WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=4
 
 @st.composite
 def requests(draw) -> tuple[SamplingParams, list[int], list[int], list[list[int]]]:
-    """Wishes, prompt, answer so far, bad words; each wish is often off."""
+    """Sampling params, prompt, answer so far, bad words; each parameter is often off."""
 
     def maybe(strategy, default):
         return draw(st.one_of(st.just(default), strategy))

@@ -1,4 +1,4 @@
-"""Forms beside the other wishes, with a matcher that is nothing but a list of words."""
+"""Token masks beside other sampling parameters, with a matcher that is a list of words."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def requests(draw: st.DrawFn) -> bytes:
     return end.join([line, *PLAIN, *odd, framing, b"", b""]) + body
 
 
-def exchange(server: Running, data: bytes) -> bytes:
+def send_bytes(server: Running, data: bytes) -> bytes:
     """All bytes that the server sends for these until it closes the connection."""
     with server.connect() as sock:
         with suppress(OSError):  # it was hung up on already; what was told is still to be read
@@ -152,7 +152,7 @@ def exchange(server: Running, data: bytes) -> bytes:
     b"0\r\n\r\nGET /health HTTP/1.1\r\n\r\n"
 )
 def test_nearly_http_is_answered_or_hung_up_on(server: Running, data: bytes) -> None:
-    reply = exchange(server, data)
+    reply = send_bytes(server, data)
     for status in re.findall(rb"HTTP/1\.1 (\d+)", reply):
         assert status in (b"100", b"200") or status.startswith(b"4"), reply
     assert reply == b"" or reply.startswith(b"HTTP/1.1 ")
@@ -160,5 +160,5 @@ def test_nearly_http_is_answered_or_hung_up_on(server: Running, data: bytes) -> 
 
 
 def test_the_server_is_as_before(server: Running) -> None:
-    assert exchange(server, GOOD).startswith(b"HTTP/1.1 200 OK")
+    assert send_bytes(server, GOOD).startswith(b"HTTP/1.1 200 OK")
     assert wait_for(lambda: server.num_connections == 0)

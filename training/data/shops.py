@@ -7,9 +7,9 @@ from random import Random
 from typing import NamedTuple
 
 from data.chat import PHRASES, long_tail, padding
-from data.templates import expand, fill, read_exchanges, read_words
+from data.templates import expand, fill, read_dialogs, read_words
 
-FACTS = read_exchanges("facts")
+FACTS = read_dialogs("facts")
 WORDS = read_words("shops")
 DAYS = WORDS["days"]
 

@@ -10,10 +10,10 @@ from data.chat import PHRASES, Turn, system_prompt
 from data.queries import make_query, pseudo_word
 from data.shops import DAYS, FACTS, WORDS, Say, Shop, unknown
 from data.split import held_phrase
-from data.templates import expand, read_exchanges
+from data.templates import expand, read_dialogs
 
-TALK = read_exchanges("talk")
-REQUESTS = read_exchanges("requests")
+TALK = read_dialogs("talk")
+REQUESTS = read_dialogs("requests")
 NUMBERS = WORDS["numbers"]
 SPECIAL = (
     "name",

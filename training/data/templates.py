@@ -42,7 +42,7 @@ def read_phrases(name: str) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class RequestTracker:
+class Dialog:
     """What a caller says about one thing and what the bot answers: templates for both."""
 
     caller: list[str]
@@ -52,10 +52,10 @@ class RequestTracker:
     values: tuple[str, ...] = ()  # what the fact may be, where that is a phrase
 
 
-def read_exchanges(name: str) -> dict[str, RequestTracker]:
+def read_dialogs(name: str) -> dict[str, Dialog]:
     """The tables of a file of phrases, in its order."""
     return {
-        key: RequestTracker(
+        key: Dialog(
             line_list(table["caller"]),
             line_list(table["bot"]),
             table.get("topic", ""),

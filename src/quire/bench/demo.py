@@ -50,7 +50,7 @@ class DemoResult:
     """The requests of a demo, their answers and the figures of the run."""
 
     examples: list[Example]
-    exchanges: list[RequestResult]
+    results: list[RequestResult]
     summary: Summary
 
     @property
@@ -58,13 +58,13 @@ class DemoResult:
         """Why the demonstration failed, in words; empty if it succeeded."""
         found = []
         if self.summary.num_failed:
-            failures = Counter(e.error for e in self.exchanges if e.error is not None)
+            failures = Counter(e.error for e in self.results if e.error is not None)
             [(text, _)] = failures.most_common(1)
             found.append(
                 f"{self.summary.num_failed} of {len(self.examples)} requests failed, "
                 f"most of them with: {text}"
             )
-        num_exact, num_known = _count_exact(zip(self.examples, self.exchanges, strict=True))
+        num_exact, num_known = _count_exact(zip(self.examples, self.results, strict=True))
         if num_exact < MIN_EXACT * num_known:
             found.append(
                 f"{num_exact} of {num_known} answers are exactly as expected; "
@@ -78,12 +78,12 @@ class DemoResult:
             {
                 "task": example.task,
                 "input": example.messages[-1]["content"],
-                "output": exchange.text,
+                "output": result.text,
                 "expected": example.expected,
-                "ttft_ms": None if exchange.ttft is None else round(exchange.ttft * 1000, 3),
-                "error": exchange.error,
+                "ttft_ms": None if result.ttft is None else round(result.ttft * 1000, 3),
+                "error": result.error,
             }
-            for example, exchange in zip(self.examples, self.exchanges, strict=True)
+            for example, result in zip(self.examples, self.results, strict=True)
         ]
         found: dict[str, Any] = {"summary": dataclasses.asdict(self.summary), "answers": answers}
         return json.dumps(found, ensure_ascii=False, indent=1)
@@ -121,10 +121,10 @@ async def run_demo(
         endpoint = f"{url.rstrip('/')}/v1/chat/completions"
         bodies = [_body(example) for example in examples]
         with _Progress(console, len(bodies)) as progress:
-            exchanges = await closed_loop(endpoint, bodies, concurrency, progress.count, api_key)
-        if all((exchange.error or "").startswith("HTTP 401:") for exchange in exchanges):
+            results = await closed_loop(endpoint, bodies, concurrency, progress.count, api_key)
+        if all((result.error or "").startswith("HTTP 401:") for result in results):
             raise ConfigError(f"{url} needs another API key; set --api-key or $QUIRE_API_KEY")
-    return DemoResult(examples, exchanges, summarize(exchanges))
+    return DemoResult(examples, results, summarize(results))
 
 
 async def _check_reachable(url: str) -> None:
@@ -140,16 +140,16 @@ async def _check_reachable(url: str) -> None:
     writer.close()
 
 
-def print_result(result: DemoResult, console: Console) -> None:
+def print_result(demo: DemoResult, console: Console) -> None:
     """Show the answers, the figures, and what to try next."""
-    pairs = list(zip(result.examples, result.exchanges, strict=True))
-    for task in dict.fromkeys(example.task for example in result.examples):
+    pairs = list(zip(demo.examples, demo.results, strict=True))
+    for task in dict.fromkeys(example.task for example in demo.examples):
         own = [pair for pair in pairs if pair[0].task == task]
         console.print(_heading(task, own), style="bold")
-        for example, exchange in own:
-            console.print(_answer_line(example, exchange))
+        for example, result in own:
+            console.print(_answer_line(example, result))
         console.print()
-    console.print(table(result.summary))
+    console.print(table(demo.summary))
     console.print(f"\n{NEXT}", highlight=False)
 
 
@@ -165,8 +165,8 @@ def _body(example: Example) -> bytes:
     )
 
 
-def _is_exact(example: Example, exchange: RequestResult) -> bool:
-    return example.expected is not None and exchange.text.strip() == example.expected.strip()
+def _is_exact(example: Example, result: RequestResult) -> bool:
+    return example.expected is not None and result.text.strip() == example.expected.strip()
 
 
 def _count_exact(pairs: Iterable[tuple[Example, RequestResult]]) -> tuple[int, int]:
@@ -181,17 +181,17 @@ def _heading(task: str, pairs: Sequence[tuple[Example, RequestResult]]) -> str:
     return f"{title}: {num_exact} of {num_known} exactly as expected" if num_known else title
 
 
-def _answer_line(example: Example, exchange: RequestResult) -> Text:
+def _answer_line(example: Example, result: RequestResult) -> Text:
     line = Text("  ")
-    if exchange.error is not None:
+    if result.error is not None:
         line.append("✗ ", "red")
-    elif _is_exact(example, exchange):
+    elif _is_exact(example, result):
         line.append("✓ ", "green")
     else:
         line.append("· ", "dim")
     line.append(example.messages[-1]["content"], "dim").append(" → ")
-    line.append(exchange.error or exchange.text.strip())
-    if example.expected is not None and not _is_exact(example, exchange):
+    line.append(result.error or result.text.strip())
+    if example.expected is not None and not _is_exact(example, result):
         line.append(f"  (expected: {example.expected})", "dim")
     return line
 
@@ -212,6 +212,6 @@ class _Progress:
     def __exit__(self, *details: Any) -> None:
         self._bar.__exit__(*details)
 
-    def count(self, exchange: RequestResult) -> None:
-        self._num_tokens += exchange.num_tokens
+    def count(self, result: RequestResult) -> None:
+        self._num_tokens += result.num_tokens
         self._bar.update(self._task, advance=1, tokens=self._num_tokens)

@@ -34,19 +34,19 @@ class Summary:
     prefix_cache_hit_rate: float
 
 
-def summarize(exchanges: Sequence[RequestResult]) -> Summary:
+def summarize(results: Sequence[RequestResult]) -> Summary:
     """Figures of the requests that succeeded, and how many failed."""
-    whole = [exchange for exchange in exchanges if exchange.error is None]
-    ends = [exchange.last for exchange in whole if exchange.last is not None]
-    seconds = max(ends) - min(exchange.sent for exchange in whole) if ends else 0.0
-    ttfts = [ttft for exchange in whole if (ttft := exchange.ttft) is not None]
-    gaps = [gap for exchange in whole for gap in exchange.gaps]
-    num_prompt_tokens = sum(exchange.num_prompt_tokens for exchange in whole)
-    num_tokens = sum(exchange.num_tokens for exchange in whole)
-    num_cached_tokens = sum(exchange.num_cached_tokens for exchange in whole)
+    whole = [result for result in results if result.error is None]
+    ends = [result.last for result in whole if result.last is not None]
+    seconds = max(ends) - min(result.sent for result in whole) if ends else 0.0
+    ttfts = [ttft for result in whole if (ttft := result.ttft) is not None]
+    gaps = [gap for result in whole for gap in result.gaps]
+    num_prompt_tokens = sum(result.num_prompt_tokens for result in whole)
+    num_tokens = sum(result.num_tokens for result in whole)
+    num_cached_tokens = sum(result.num_cached_tokens for result in whole)
     return Summary(
-        num_requests=len(exchanges),
-        num_failed=len(exchanges) - len(whole),
+        num_requests=len(results),
+        num_failed=len(results) - len(whole),
         seconds=round(seconds, 4),
         requests_per_second=round(len(whole) / seconds, 2) if seconds else 0.0,
         tokens_per_second=round(num_tokens / seconds, 1) if seconds else 0.0,

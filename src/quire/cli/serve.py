@@ -141,7 +141,7 @@ def read_config(args: argparse.Namespace) -> None:
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
-    """Those of the server; keys that were not given are the environment's. Raises ConfigError."""
+    """The server's settings; API keys not given come from the environment. Raises ConfigError."""
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
     for name in ("api_key", "admin_api_key"):
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:

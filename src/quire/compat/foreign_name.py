@@ -3,7 +3,7 @@
 A name is one of three kinds, and may be a mixture by value:
 
 - the same as a setting of Quire (`same_as`), whose values may have another spelling (`values`);
-- taken without effect (`takes`), because it asks for nothing or for what is so anyway (`text`);
+- taken without effect (`takes`), because it asks for nothing or for fixed behaviour (`text`);
 - refused otherwise, with Quire's way (`fix`).
 """
 
@@ -99,7 +99,7 @@ def only(
 ) -> ForeignName:
     """The row of a name of which some values have no effect, and others are refused.
 
-    text: what is so here, which is why. takes: None is always among them.
+    text: Quire's behaviour, which is why. takes: those without effect; None is always one.
     """
     values = (None, *takes)
     return ForeignName(

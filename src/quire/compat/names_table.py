@@ -59,7 +59,7 @@ class Own(msgspec.Struct, frozen=True):
 class NoEffect(msgspec.Struct, frozen=True):
     """It is taken without effect; text: a sentence that says so and why.
 
-    is_neutral: it asks for nothing, or for what is so anyway, and no warning is needed.
+    is_neutral: the value asks for Quire's fixed behaviour, or for nothing, so no warning is needed.
     """
 
     text: str

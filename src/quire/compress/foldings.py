@@ -63,7 +63,7 @@ class Folding:
 
 
 def foldings(spec: LayerSpec, chosen: Collection[str]) -> list[Folding]:
-    """Those of a decoder layer whose linear layers, and sources, are among the chosen ones."""
+    """The foldings of a decoder layer whose linear layer and source are both chosen modules."""
     attention, mlp = spec.attention, spec.mlp
     repeats = attention.num_heads // attention.num_kv_heads
     found = (

@@ -26,7 +26,7 @@ class InputStatistics:
 
     @classmethod
     def empty(cls, like: Tensor) -> InputStatistics:
-        """Those of no token. like: inputs [T, K]."""
+        """Statistics of no tokens. like: inputs [T, K]."""
         k = like.shape[1]
         return cls(like.new_zeros(k, k), like.new_zeros(k), like.new_zeros(k))
 
@@ -39,7 +39,7 @@ class InputStatistics:
         self.largest = torch.maximum(self.largest, x.abs().amax(0))
 
     def divided(self, scale: Tensor) -> InputStatistics:
-        """Those of x / scale."""
+        """Statistics of x / scale [K]."""
         hessian = self.hessian / scale / scale[:, None]
         return InputStatistics(hessian, self.magnitude / scale, self.largest / scale, self.tokens)
 

@@ -12,7 +12,7 @@ class Architecture:
     """An architecture (general.architecture) and its class in config.json.
 
     parts: names of tensors that differ from Llama's. interleaves_rope: rows of queries and keys
-    are in the order in which RoPE turns neighbours. adds_one: weights of norms are stored plus 1.
+    are in the order of interleaved RoPE. adds_one: weights of norms are stored plus 1.
     """
 
     model_class: str

@@ -159,7 +159,7 @@ class QuantizedWeight(ABC):
 
     @property
     def row_tensors(self) -> dict[str, Tensor]:
-        """Those of its tensors whose dimension 0 is the outputs."""
+        """Its tensors whose dimension 0 is the outputs, by name."""
         return {name: own for name, own in self.tensors.items() if name != "permutation"}
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -1,6 +1,6 @@
 """Plain PyTorch versions of the operations before and after the model in a step.
 
-Those of the model itself are in reference.py.
+The model's own operations are in reference.py.
 """
 
 from __future__ import annotations

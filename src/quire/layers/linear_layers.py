@@ -63,7 +63,7 @@ class LinearBase(LinearModule):
         return rows
 
     def process_after_load(self) -> None:
-        """Let the method bring the weight into its run-time form."""
+        """Let the method convert the weight to its run-time format."""
         self.method.process_after_load(self)
 
     def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:

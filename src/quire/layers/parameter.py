@@ -73,7 +73,7 @@ class LoadedModule(nn.Module, ABC):
 
     @abstractmethod
     def process_after_load(self) -> None:
-        """Bring the weights into their run-time form. Called once."""
+        """Convert the weights to their run-time format. Called once."""
 
     @abstractmethod
     def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:

@@ -62,7 +62,7 @@ def _is_slow(run: Callable[[str], object], unit: str, end: str) -> bool:
 
 
 def _exceeds(run: Callable[[str], object], text: str) -> bool:
-    """Whether a text takes too long, thrice; a failure does if it comes late, at the bound."""
+    """Whether a text takes longer than MAX_SECONDS in each of 3 runs, failed runs included."""
     for _ in range(3):
         begin = time.thread_time()
         try:

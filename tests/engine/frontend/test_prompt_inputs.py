@@ -1,4 +1,4 @@
-"""The forms that prompts, conversations and wishes may come in, and how wrong ones are refused."""
+"""Types of prompts, conversations and sampling parameters, and how wrong ones are refused."""
 
 from __future__ import annotations
 

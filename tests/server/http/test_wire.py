@@ -75,7 +75,7 @@ def statuses(reply: bytes) -> list[bytes]:
     return [part[:3] for part in reply.split(b"HTTP/1.1 ")[1:]]
 
 
-def exchange(server: Running, *parts: bytes, pause: float = 0.02) -> bytes:
+def send_bytes(server: Running, *parts: bytes, pause: float = 0.02) -> bytes:
     with server.connect() as sock:
         for part in parts:
             sock.sendall(part)
@@ -87,7 +87,7 @@ def exchange(server: Running, *parts: bytes, pause: float = 0.02) -> bytes:
 
 
 def test_a_body_after_an_upgrade_is_read(server: Running, engine: FakeEngine) -> None:
-    assert statuses(exchange(server, JAVA)) == [b"200"]
+    assert statuses(send_bytes(server, JAVA)) == [b"200"]
     assert engine.calls[0]["ids"] == [97, 98, 99]
 
 
@@ -108,7 +108,7 @@ def test_upgrades_in_one_piece_with_others_and_with_chunks(server: Running) -> N
     chunked += b"transfer-encoding: chunked\r\n\r\n11\r\n" + BODY + b"\r\n0\r\n\r\n"
     get = b"GET /nowhere HTTP/1.1\r\nhost: a\r\n" + UPGRADE + b"\r\n"
     sent = JAVA + raw_post({"prompt": "a"}) + chunked + get + JAVA
-    assert statuses(exchange(server, sent)) == [b"200", b"200", b"200", b"404", b"200"]
+    assert statuses(send_bytes(server, sent)) == [b"200", b"200", b"200", b"404", b"200"]
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK; JAVA has its bytes")
@@ -140,7 +140,7 @@ def test_an_ordinary_client_reads_why_its_body_is_refused(server: Running, size:
 def test_the_same_with_chunks_and_while_it_is_still_sent(server: Running) -> None:
     head = raw_post({}).partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
     chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
-    reply = exchange(server, head, *[chunk] * 20, pause=0.005)
+    reply = send_bytes(server, head, *[chunk] * 20, pause=0.005)
     assert statuses(reply) == [b"413"]
 
 
@@ -175,7 +175,9 @@ def json_type() -> dict[str, str]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_of_http_1_0_get_no_chunks(server: Running, stream: bool) -> None:
     sent = raw_post({"prompt": "abc", "stream": stream})
-    head, _, body = exchange(server, sent.replace(b"HTTP/1.1", b"HTTP/1.0")).partition(b"\r\n\r\n")
+    head, _, body = send_bytes(server, sent.replace(b"HTTP/1.1", b"HTTP/1.0")).partition(
+        b"\r\n\r\n"
+    )
     assert b"transfer-encoding" not in head.lower()
     assert b"connection: close" in head.lower()
     assert body.startswith(b"data: {") if stream else body.startswith(b"{")
@@ -185,7 +187,7 @@ def test_clients_of_http_1_0_get_no_chunks(server: Running, stream: bool) -> Non
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip", b"identity", b"chunked, chunked"])
 def test_transfer_codings_that_are_not_read_are_refused(server: Running, coding: bytes) -> None:
     head = raw_post({}).partition(b"content-length")[0]
-    reply = exchange(
+    reply = send_bytes(
         server, head + b"transfer-encoding: " + coding + b"\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"
     )
     assert statuses(reply) == [b"400"]
@@ -210,7 +212,7 @@ def test_requests_before_nonsense_are_answered_first(
     server: Running, engine: FakeEngine, garbage: bytes, num_good: int, delay: float
 ) -> None:
     engine.delay = delay
-    reply = exchange(server, raw_post({"prompt": "abc"}) * num_good + garbage)
+    reply = send_bytes(server, raw_post({"prompt": "abc"}) * num_good + garbage)
     assert statuses(reply) == [b"200"] * num_good + [b"400"]
     assert engine.aborted == []
     assert wait_for(lambda: server.num_connections == 0)

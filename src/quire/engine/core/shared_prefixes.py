@@ -1,9 +1,9 @@
 """Which running requests begin with the same KV blocks, so that attention reads these once.
 
 Owns the search in the block tables; the KV cache decides what is shared, and knows nothing of this.
-Sorted by their tables, requests that begin alike stand side by side. Of the lengths that neighbours
-have in common, the largest rectangle is what reading a prefix once saves: so many requests, less
-one, times its tokens. It becomes a group, and the search goes on to its left and right.
+Requests are sorted by their block tables, which puts equal prefixes next to each other. Of the
+common prefix lengths of adjacent requests, the largest rectangle is what reading a prefix once
+saves: (requests - 1) · tokens. It becomes a group, and the search goes on to its left and right.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class SharedTiles:
         self.lens = np.zeros(num_tiles, np.int32)
 
     def update(self, rows: Ints, tenancies: Ints, starts: Ints, tables: Int32s) -> None:
-        """Take the rows [N] that decode, whose they are, their tokens so far, and tables [R, W]."""
+        """Find the groups of a step.
+
+        rows [N]: those that decode. tenancies [N]: identify the requests in them. starts [N]: their
+        numbers of computed tokens. tables [R, W]: block tables of all rows.
+        """
         known = rows.tobytes() + tenancies.tobytes()
         if known == self._known:
             return

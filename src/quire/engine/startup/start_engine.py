@@ -125,7 +125,7 @@ def _make_scheduler(backend: Backend, limits: RequestLimits, executor: Executor)
 
 
 def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> GrammarCompiler:
-    """Reads the tokenizer when the first request asks for a form."""
+    """The compiler of grammars; reads the tokenizer at the first request with structured output."""
 
     def vocabulary() -> Vocabulary:
         tokenizer = load_tokenizer(config)

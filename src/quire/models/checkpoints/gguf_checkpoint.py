@@ -80,8 +80,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _in_halves(tensor: Tensor, num_heads: int) -> Tensor:
-    """Rows [heads, D / 2, 2] to [heads, 2, D / 2]: RoPE turns each dimension with one of the other
-    half, not with its neighbour."""
+    """Rows [heads, D / 2, 2] to [heads, 2, D / 2], from interleaved to half-split RoPE."""
     import torch
 
     rows: Tensor = torch.unflatten(tensor, 0, (num_heads, -1, 2))

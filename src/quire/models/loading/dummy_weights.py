@@ -19,7 +19,7 @@ _BLOCK = 4_194_301
 
 
 def fill_with_dummies(model: nn.Module, seed: int) -> None:
-    """Set each norm to 1, all else to 0.02 · N(0, 1), and bring modules into their run-time form.
+    """Set norms to 1 and all else to 0.02 · N(0, 1), and convert to the run-time formats.
 
     The same seed gives the same weights.
     """

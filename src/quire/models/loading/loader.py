@@ -55,7 +55,7 @@ def load_model(
 
     Weights are quantized one by one, as soon as they are loaded.
 
-    A CPU keeps models in their run-time form on disk (prepared_weights.py), and maps that next
+    A CPU stores models in their run-time format on disk (prepared_weights.py), and maps that next
     time.
 
     With load_format "dummy" the weights are random and only the config files are read.

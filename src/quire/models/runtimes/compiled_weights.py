@@ -24,6 +24,7 @@ from quire.core.layer_spec import (
 from quire.kernels.cpu.array_ops import ARRAY_DTYPES, address
 from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
 from quire.kernels.formats.native_format import BLOCK
+from quire.kernels.formats.table import FORMATS
 from quire.kernels.operands import PackedWeight, QuantizedWeight
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.quantization.stored_weight import restore, tensors_of
@@ -121,7 +122,9 @@ def _not_packed(name: str, weight: object) -> str:
     """Why no compiled kernel reads a weight."""
     if isinstance(weight, QuantizedWeight):
         kind = weight.spec.codes
-        return f"{name} is in {kind}, and no compiled kernel reads {kind} weights of its sizes"
+        if not FORMATS[kind].native_formats:
+            return f"{name} is in {kind}, and no compiled kernel reads {kind} weights"
+        return f"{name} is in {kind}, and its sizes have no compiled kernel for {kind}"
     return f"{name} is not packed, as its sizes or data type have no compiled kernel"
 
 

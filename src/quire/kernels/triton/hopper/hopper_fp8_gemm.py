@@ -148,7 +148,7 @@ def hopper_fp8_gemm_kernel(
     invalidate(full)
     complete = True
     if SPLIT > 1:
-        complete, acc = exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT)
+        complete, acc = reduce_parts(acc, tile, part, partial_ptr, counter_ptr, SPLIT)
     if complete:
         store_rows(acc, out_desc, 0, tile * BLOCK_N, x_scale_ptr, w_scale_ptr, bias_ptr, M, N)
 
@@ -175,7 +175,7 @@ def store_rows(acc, out_desc, first, row, x_scale_ptr, w_scale_ptr, bias_ptr, M,
 
 
 @gluon.jit
-def exchange(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
+def reduce_parts(acc, tile, part, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]

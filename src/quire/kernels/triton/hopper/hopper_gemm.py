@@ -194,7 +194,7 @@ def hopper_gemm_kernel(
 @gluon.constexpr_function
 def _by_token(rows, num_warps):
     """A layout of [rows, tokens]: a token's rows in one warp, adjacent ones in one thread."""
-    each = max(2, rows // 32)  # gate and up are neighbours
+    each = max(2, rows // 32)  # gate and up are adjacent
     lanes = min(32, rows // each)
     return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, num_warps], [0, 1])
 

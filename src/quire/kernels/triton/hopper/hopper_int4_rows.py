@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.operands import Int4Words, RoundedRows
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_fp8_gemm import exchange, store_rows
+from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import (
@@ -122,7 +122,7 @@ def hopper_int4_rows_kernel(
     complete = True
     if SPLIT > 1:
         position = tile * m_tiles + first // ROWS
-        complete, acc = exchange(acc, position, part, partial_ptr, counter_ptr, SPLIT)
+        complete, acc = reduce_parts(acc, position, part, partial_ptr, counter_ptr, SPLIT)
     if complete:
         store_rows(acc, out_desc, first, row, x_scale_ptr, row_scale_ptr, bias_ptr, M, N)
 

@@ -166,7 +166,7 @@ def _subtrahend(scale):
 
 @gluon.constexpr_function
 def _by_eight(head_dim):
-    """Eight neighbours of a row in a thread: no bank conflicts."""
+    """Eight adjacent elements of a row in a thread: no bank conflicts."""
     return gl.BlockedLayout([1, 8], [256 // head_dim, head_dim // 8], [4, 1], [1, 0])
 
 
