@@ -6,7 +6,7 @@ Importing this package is cheap: the front doors load on first use, and torch wi
 import sys
 from typing import TYPE_CHECKING, Any
 
-from quire.compat.foreign_imports import NAMES, ForeignModules
+from quire.compat.foreign_imports import NAMES, ForeignModules, what_to_use
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        if name in NAMES:  # no AttributeError, which `from quire import` would swallow
-            raise ImportError(f"quire has no {name}; {NAMES[name]}")
+        if name in NAMES:  # `from quire import` swallows it, and asks ForeignModules next
+            raise AttributeError(what_to_use(name))
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     import importlib
 

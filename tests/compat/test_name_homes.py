@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import pytest
@@ -74,8 +75,13 @@ def test_names_of_two_meanings_are_not_suggested() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_import_says_what_to_use(name: str) -> None:
-    with pytest.raises(ImportError, match=f"^quire has no {name}; "):
+    text = f"^quire has no {name}; "
+    with pytest.raises(ImportError, match=text):
+        __import__("quire", fromlist=[name])
+    with pytest.raises(AttributeError, match=text):
         getattr(quire, name)
+    assert not hasattr(quire, name)
+    assert getattr(quire, name, None) is None
 
 
 @pytest.mark.parametrize("name", ["quire.sampling_params", "quire.lora.request", "quire.v1.x"])
@@ -99,6 +105,9 @@ def test_variables_of_other_engines_are_named() -> None:
 def test_serve_names_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in list(os.environ):
+        if name.startswith(("OLLAMA_", "LLAMA_", "VLLM_", "QUIRE_")):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
     with pytest.raises(ConfigError):
         serve.run(["--json"])

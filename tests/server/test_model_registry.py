@@ -25,6 +25,7 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.engine.processes.shared_memory import clear_page, create_shared_memory
+from quire.errors import OverloadedError
 from quire.server.app import build_server
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
@@ -148,6 +149,28 @@ def test_a_server_sleeps_and_wakes_up_under_vllms_names() -> None:
     assert awake == {"tags": ["weights", "kv_cache"], "status": "awake"}
     assert [e.condition.state for e in house.models.entries()] == ["loaded", "unloaded"]
     assert text_of(call(house.app, "/v1/completions", {"prompt": "abc"})) == "I am a."
+
+
+def test_nothing_is_put_to_sleep_while_a_model_is_loading() -> None:
+    house = House(condition("a"), condition("b", "loading"))
+    reply = call(house.app.state.admin, "/sleep", method="POST")
+    assert (reply.status, reply.error["code"]) == (409, "model_is_loading")
+    assert not house.asked
+
+
+def test_sleep_waits_for_the_others_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, ended = House(), []
+
+    async def unload(name: str, grace: float) -> None:
+        if name == "a":
+            raise OverloadedError(f"model a, {grace:g} s", retry_after=1.0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ended.append(name)
+
+    monkeypatch.setattr(house.loader, "unload", unload)
+    reply = call(house.app.state.admin, "/sleep", method="POST")
+    assert (reply.status, reply.error["message"], ended) == (503, "model a, 0 s", ["b"])
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,25 @@ NAMES = {
 }
 
 
+def what_to_use(name: str) -> str:
+    """What to say to the use of one of NAMES."""
+    return f"quire has no {name}; {NAMES[name]}"
+
+
 class ForeignModules:
-    """The last finder of modules: an import of another engine's module fails with the way."""
+    """The last finder of modules: an import of another engine's module or name says what to use.
+
+    `from quire import X` looks for a module quire.X where quire has no attribute X.
+    """
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:  # noqa: ARG004
-        """Raises ModuleNotFoundError for `quire.` and such a module; else does nothing."""
+        """Raises ImportError for `quire.` and such a module or name; else does nothing."""
         package, _, module = name.partition(".")
-        if package == "quire" and any(f"{module}.".startswith(f"{each}.") for each in MODULES):
+        if package != "quire":
+            return
+        if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
+            raise ImportError(what_to_use(module), name=name)
+        if any(f"{module}.".startswith(f"{each}.") for each in MODULES):
             text = f"no module {name!r}: its names are in quire itself; write from quire import"
             raise ModuleNotFoundError(text, name=name)

@@ -35,6 +35,7 @@ from quire.server.ops.admin_structs import (
 )
 from quire.server.ops.openapi import with_openapi
 from quire.server.ops.sleep_routes import SleepRoutes
+from quire.server.ops.unloading import unload_models
 from quire.server.settings import ServerSettings
 
 MAX_BODY_BYTES = 4096
@@ -167,12 +168,8 @@ class _Endpoints:
         """Unload a model and wait until its engine has ended."""
         body = await _read(request, _unload_decoder)
         entry = self._models.entry(body.model)
-        if entry.condition.state == "loading":
-            text = f"model: {entry.name} is being loaded; unload it when it is there"
-            raise HttpError(409, text, code="model_is_loading")
-        if entry.condition.state != "unloaded":
-            grace = self._settings.shutdown_timeout if body.grace is None else body.grace
-            await self._loader.unload(entry.name, grace)
+        grace = self._settings.shutdown_timeout if body.grace is None else body.grace
+        await unload_models(self._loader, [entry], grace)
         return _json(_status(entry))
 
 

@@ -17,6 +17,7 @@ from quire.errors import invalid_value
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
+from quire.server.ops.unloading import unload_models
 from quire.server.settings import ServerSettings
 
 SLEEP_TAGS = ("weights", "kv_cache")
@@ -98,11 +99,10 @@ class SleepRoutes:
         ]
 
     async def sleep(self, request: Request) -> Response:
-        """Unload every loaded model."""
+        """Unload every loaded model. Raises HttpError while one is being loaded."""
         query = _read_query(request)
         grace = self._settings.shutdown_timeout if query.mode == "wait" else 0.0
-        names = [entry.name for entry in self._entries if entry.condition.state != "unloaded"]
-        await asyncio.gather(*(self._loader.unload(name, grace) for name in names))
+        await unload_models(self._loader, self._entries, grace)
         return _json(Slept(query.level))
 
     async def wake_up(self, request: Request) -> Response:
