@@ -47,7 +47,7 @@ class Work:
 
     @property
     def num_weights(self) -> int:
-        """Those of matmuls: the layers' and the head's."""
+        """Number of weights of matmuls: the layers' and the head's."""
         c = self.config
         queries, keys = c["num_attention_heads"], 2 * c["num_key_value_heads"]
         attention = (2 * queries + keys) * c["head_dim"] * c["hidden_size"]

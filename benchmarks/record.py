@@ -103,7 +103,7 @@ def _cpu_model() -> str:
 
 
 def _instructions() -> list[str]:
-    """Those of the processor's extensions that matrix products gain from."""
+    """The instruction sets of the processor that speed up GEMMs."""
     flags = cpu_flags()
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
     return [flag for flag in wanted if flag in flags]

@@ -7,6 +7,7 @@ OLD_WORDS = {
     "beat beats unwatched": "heartbeat",
     "begun": "started",
     "departure departures": "disconnect, completion",
+    "exchange exchanges": "result, dialog, reduce",
     "folk": "what they are: requests, callers, processes",
     "form forms": "format (of a weight), grammar or structured output (of an answer)",
     "headcount": "in-flight counter",
@@ -50,10 +51,35 @@ KNOWN_IN_PROGRAMS: dict[str, int] = {"form": 2, "products": 9, "turns": 10}
 # The same in tests/. A room is a folder of `src/`, with a level in ARCHITECTURE.md.
 KNOWN_IN_TESTS: dict[str, int] = {"room": 26, "rooms": 3}
 
+# Phrases that no file has, in code, comments, docstrings or pages (files are read in lower case):
+# what to write instead. Only phrases without an ordinary meaning here.
+OLD_TEXT = {
+    r"\bwish(es|ed|ing)?\b": "sampling parameters, request",
+    r"\bneighbours?\b": "adjacent",
+    r"\bmailbox(es)?\b": "output queue",
+    r"\brehears(e|es|ed|al|als|ing)\b": "warm up",
+    r"\bkeepers?\b": "supervisor",
+    r"\bfolk\b": "who it is: callers, processes",
+    r"\bhead ?count\b": "number in flight",
+    r"\bunwatched\b": "without heartbeat",
+    r"\bnormed\b": "normalized",
+    r"\buntold\b": "not reported",
+    r"\bmend(s|ed|ing)?\b": "correct, fix",
+    r"\bhung up on\b": "disconnected",
+    r"\bturned by\b": "rotated by (RoPE, Hadamard)",
+    r"\brope turn(s|ed)?\b": "RoPE rotates",
+    r"\brun-time form\b": "run-time format",
+    r"\basks? for a form\b": "structured output",
+    r"\bwhat is so\b": "what is always done, fixed behaviour",
+    r"\bwhose they are\b": "of which requests",
+    r"\bif it comes late\b": "after which bound",
+    r'"""those of\b': "the noun that it returns",
+    r"\blayers/rotary\b": "layers/rope.py",
+}
+
 # Phrases that no text in `src/` has (messages, help, docstrings): what to write instead.
 OLD_PHRASES = {
     r"; give\b": "what the value must be ('must be an integer >= 1, not 0'), or '; use', '; set'",
-    r"\bmend\b": "correct, fix",
     r"\bwhoever\b": "who it is: the caller, the process",
     r"Nothing is\.": "what is returned",
     r"\bThe form's\b": "the format's, the grammar's",

@@ -169,7 +169,7 @@ KNOWN = (*WORKLOADS, *SATURATED, *VARIED, *OPEN)
 
 
 def chosen(words: Sequence[str] | None) -> list[Workload]:
-    """Those that are named, as `name` or `name:level,level`; `WORKLOADS` without a word.
+    """The workloads named as `name` or `name:level,level`; `WORKLOADS` without a word.
 
     Raises ValueError that says what is wrong.
     """

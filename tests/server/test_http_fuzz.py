@@ -137,7 +137,7 @@ def requests(draw: st.DrawFn) -> bytes:
 def send_bytes(server: Running, data: bytes) -> bytes:
     """All bytes that the server sends for these until it closes the connection."""
     with server.connect() as sock:
-        with suppress(OSError):  # it was hung up on already; what was told is still to be read
+        with suppress(OSError):  # it may be closed already; the answer is still to be read
             sock.sendall(data)
         return read_all(sock)
 

@@ -211,7 +211,7 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
         assert reply.status == 200, reply.body
         return
     assert reply.status == 400, reply.body
-    # the numbers of an over-long request are told of the prompt, since either can be mended
+    # the numbers of an over-long request are reported for the prompt, since either can be corrected
     prompt = {"complete": "prompt", "chat": "messages"}[route]
     named = {field, prompt} if "context" in str(reply.error["code"]) else {field}
     assert reply.error["param"].partition("[")[0].partition(".")[0] in named, reply.error

@@ -41,7 +41,7 @@ def deletions(word: str, depth: int) -> set[str]:
 
 
 def distance(a: str, b: str) -> int:
-    """Edits between two words; swapping neighbours is one edit."""
+    """Edits between two words; swapping adjacent letters is one edit."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):

@@ -1,4 +1,4 @@
-"""A request inside the engine, and how it ends. No torch."""
+"""A request inside the engine, and how it ends: EOS, a stop token or its length. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended: stop, length, abort or error."""
+    """Why a request ended: stop (EOS, stop token or stop string), length, abort or error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -134,7 +134,7 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Append a sampled token; returns why the request ends with it, or None."""
+        """Append a sampled token; why the request ends (EOS, stop token, length), or None."""
         token_ids = self.token_ids
         token_ids.append(token_id)
         num_tokens = len(token_ids)

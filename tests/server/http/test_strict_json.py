@@ -1,4 +1,4 @@
-"""JSON hygiene: whatever arrives, the answer is a 4xx that says what to mend."""
+"""JSON hygiene: whatever arrives, the answer is a 4xx that says what to correct."""
 
 from __future__ import annotations
 

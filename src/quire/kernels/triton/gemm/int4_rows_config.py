@@ -53,13 +53,13 @@ class Int4RowsConfig:
 STEP_US = {(256, 128): (1.8, 3.6), (256, 64): (0.93, 1.86),
            (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1)}  # fmt: skip
 START_US = 3.9  # of a program besides
-EXCHANGE_US = 0.06 / 256  # of sums, for each row, output and part
+REDUCE_US = 0.06 / 256  # of sums, for each row, output and part
 
 
 def expected_us(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool, config: Int4RowsConfig
 ) -> float:
-    """Microseconds that a config should take: rounds of programs, and the exchange of sums."""
+    """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
     alone, beside = STEP_US[config.block_m, config.block_n]
     steps = math.ceil(math.ceil(k / 256) / config.split)
     programs = math.ceil(n / config.block_n) * math.ceil(m / config.block_m) * config.split
@@ -69,7 +69,7 @@ def expected_us(
     if rest:
         us += steps * (beside if rest > num_sms else alone) + START_US
     if config.split > 1:
-        us += config.split * config.block_n * config.block_m * EXCHANGE_US
+        us += config.split * config.block_n * config.block_m * REDUCE_US
     return us
 
 

@@ -162,7 +162,9 @@ def hopper_gemm_kernel(
     complete = True
     if SPLIT > 1:
         position = tile * m_tiles + first // BLOCK_M
-        complete, acc = _exchange(acc, position, part, tokens < M, partial_ptr, counter_ptr, SPLIT)
+        complete, acc = _reduce_parts(
+            acc, position, part, tokens < M, partial_ptr, counter_ptr, SPLIT
+        )
     if complete:
         acc = acc * by[:, None] * divisor[None, :] + bias[:, None]
         if HEAD_DIM > 0:
@@ -222,7 +224,7 @@ def _load_weights(
 
 
 @gluon.jit
-def _exchange(acc, position, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
+def _reduce_parts(acc, position, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Store this program's partial sums; the last program returns the sum of all in order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]
