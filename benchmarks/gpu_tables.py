@@ -285,6 +285,17 @@ def gpu_int4(result: Result) -> str:
             for m in rows
         ]
         text.append(f"| {n}, {k} | {' | '.join(cells)} |")
+    more = result["rows_in_fp8"]
+    rows = sorted({row["m"] for row in more})
+    text += [
+        "\nMore rows, in FP8, us (times faster than bfloat16):\n",
+        f"| [N, K] | {' | '.join(map(str, rows))} |",
+        "|---|" + "---|" * len(rows),
+    ]
+    for n, k in dict.fromkeys((row["n"], row["k"]) for row in more):
+        own = {row["m"]: row for row in more if (row["n"], row["k"]) == (n, k)}
+        cells = [f"{own[m]['us']:.1f} ({own[m]['bf16_us'] / own[m]['us']:.2f})" for m in rows]
+        text.append(f"| {n}, {k} | {' | '.join(cells)} |")
     return "\n".join(text)
 
 
