@@ -1,12 +1,12 @@
 """What an engine's kernels make of quantized weights: scores of prompts beside those in 16 bits.
 
     python benchmarks/quantization_served.py                         # the bundled model, here
-    python benchmarks/quantization_served.py --model /tmp/qt/base --formats int4 --steps 128 2048
+    python benchmarks/quantization_served.py --model FOLDER --formats int4 --steps 64 2048
 
 `quire verify` computes with the numbers that codes stand for, in float32. Here an engine serves the
 model, and scores held-out windows as prompts (`prompt_logprobs`): so activations are rounded as the
 device's kernels do it. --steps are tokens of a step, by which the kernels are chosen: on a GPU INT4
-weights meet activations in bfloat16 up to 128 tokens, in FP8 above. A format is one of
+weights meet activations in bfloat16 up to 64 tokens, in FP8 above. A format is one of
 `--quantization`, or a folder with a quantized copy. Text: --ids, token ids that
 quantization_trained.py leaves beside the model it trains, else what the bundled model was made for.
 """
@@ -36,7 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--formats", nargs="+", default=["int8", "int4"])
-    parser.add_argument("--steps", nargs="+", type=int, default=[16, 128, 2048])
+    parser.add_argument("--steps", nargs="+", type=int, default=[16, 64, 2048])
     parser.add_argument("--windows", type=int, default=64, help="at most")
     parser.add_argument("--seconds", type=float, default=120, help="no engine starts after so many")
     parser.add_argument("--device", default="auto")

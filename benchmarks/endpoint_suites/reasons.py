@@ -1,7 +1,8 @@
 """Why a test of another project fails here: by the test's name and by the failure's message.
 
 A reason holds only for the message that it was written for: a test that fails in another way counts
-as missing, so that a regression cannot hide behind an old reason.
+as missing. Two of llama.cpp's hold for every test: other numbers of tokens, and a first chunk with
+empty content.
 """
 
 from __future__ import annotations

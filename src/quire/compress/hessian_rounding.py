@@ -49,16 +49,15 @@ class HessianRounding:
             scales = self.grid.scales_of(weight)
         factor = self._factor(stats.hessian[order][:, order])
         codes, scales = self._round(weight[:, order], factor, group_of, scales)
-        by_input = torch.empty_like(weight)
+        by_input = torch.empty_like(codes)
         by_input[:, order] = codes
         if isinstance(self.grid, FloatGrid):
             return FloatCodes(by_input.to(FP8), scales.scale)
-        stored = by_input.to(torch.uint8)
         if self.act_order != "group":
-            return IntegerCodes(self.grid, stored, scales)
+            return IntegerCodes(self.grid, by_input, scales)
         groups = torch.empty_like(group_of)
         groups[order] = group_of
-        return IntegerCodes(self.grid, stored, scales, groups.int())
+        return IntegerCodes(self.grid, by_input, scales, groups.int())
 
     def _factor(self, hessian: Tensor) -> Tensor:
         """The upper Cholesky factor of the inverse Hessian [K, K]. Raises CheckpointError."""
@@ -90,7 +89,8 @@ class HessianRounding:
         size, groups = self.grid.group_size(k), group_of.tolist()
         is_open = scales is None
         scales = scales or GroupScales(*(weight.new_ones(n, k // size) for _ in range(2)))
-        codes = torch.empty_like(weight)
+        dtype = torch.float32 if isinstance(self.grid, FloatGrid) else torch.uint8
+        codes = torch.empty_like(weight, dtype=dtype)
         for start in range(0, k, _BLOCK):
             end = min(start + _BLOCK, k)
             block = weight[:, start:end].t().contiguous()  # a column in one piece of memory

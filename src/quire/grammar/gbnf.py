@@ -19,7 +19,7 @@ _HEADER = "%llguidance {}\n"
 
 
 def embedded(grammar: str) -> str:
-    """What a rule of a Lark grammar is that derives what `grammar`, in Lark or GBNF, derives.
+    """The body of a Lark rule that derives the same texts as `grammar`, in Lark or GBNF.
 
     A rule of this kind for GBNF must be named form, and be the last.
     """

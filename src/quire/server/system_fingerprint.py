@@ -1,6 +1,7 @@
-"""system_fingerprint: names what made an answer, equal as long as the same request gets the same.
+"""system_fingerprint: names what made an answer.
 
-It changes with Quire's version and with the model's name, types and device. Clients may compare it;
+It changes with Quire's version, the model's name, its data types and the type of device, not with
+other weights under the same name. Clients may compare it;
 it begins with "b", as that of llama.cpp's server, whose clients look for the build there.
 """
 

@@ -49,9 +49,8 @@ class Int4RowsConfig:
 
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile: of a program alone on a
-# multiprocessor, and of two beside each other; measured on one H200
-STEP_US = {(256, 128): (1.8, 3.6), (256, 64): (0.93, 1.86),
-           (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1)}  # fmt: skip
+# multiprocessor, and of two beside each other where two fit; measured on one H200
+STEP_US = {(256, 128): (1.8,), (256, 64): (0.93,), (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1)}
 START_US = 3.9  # of a program besides
 REDUCE_US = 0.06 / 256  # of sums, for each row, output and part
 
@@ -60,14 +59,14 @@ def expected_us(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool, config: Int4RowsConfig
 ) -> float:
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
-    alone, beside = STEP_US[config.block_m, config.block_n]
+    alone, *beside = STEP_US[config.block_m, config.block_n]
     steps = math.ceil(math.ceil(k / 256) / config.split)
     programs = math.ceil(n / config.block_n) * math.ceil(m / config.block_m) * config.split
     at_once = num_sms * config.per_sm(k, group, zeros=zeros)
     full, rest = divmod(programs, at_once)
-    us = full * (steps * (beside if at_once > num_sms else alone) + START_US)
+    us = full * (steps * (beside[0] if at_once > num_sms else alone) + START_US)
     if rest:
-        us += steps * (beside if rest > num_sms else alone) + START_US
+        us += steps * (beside[0] if rest > num_sms else alone) + START_US
     if config.split > 1:
         us += config.split * config.block_n * config.block_m * REDUCE_US
     return us
@@ -91,11 +90,19 @@ def int4_rows_configs(
                 yield both[1 if fewer or not fits[0] else 0]
 
 
-@functools.cache
 def int4_rows_config(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False
 ) -> Int4RowsConfig | None:
     """The config of the least expected time; None where none has the room."""
+    return _of_tiles(math.ceil(m / 128), n, k, group, num_sms, zeros)
+
+
+@functools.cache
+def _of_tiles(
+    m_tiles: int, n: int, k: int, group: int, num_sms: int, zeros: bool
+) -> Int4RowsConfig | None:
+    """The config for up to 128 * m_tiles rows, which differ in nothing that decides."""
+    m = 128 * m_tiles
     found = {expected_us(m, n, k, group, num_sms, zeros=zeros, config=each): each
              for each in int4_rows_configs(m, n, k, group, zeros=zeros)}  # fmt: skip
     return found[min(found)] if found else None

@@ -20,10 +20,11 @@ from quire.kernels.triton.hopper.hopper_prefill_work import (
 )
 from quire.kernels.triton.launch.gluon_compat import barrier
 
-# Four codes as two pairs of bfloat16, times a scale. The last seven bits of a code are those of a
-# number from 128 on; what is to be subtracted is 128 times the scale, or twice that, by the code's
-# sign, which is where the last bit of an exponent is. So a product is rounded once. A code less its
-# digits is that bit less 0x4300, which `_subtrahend` has more.
+# Four codes as two pairs of bfloat16, times a scale. A code is d - 128 s, of its last seven bits d
+# and its sign bit s. `digits` has the bits 0x4300 | d, the number 128 + d. `less` gets the bits of
+# -128 scale, plus s << 7: this adds s to the exponent, so it is -256 scale where s is 1. An FMA
+# gives digits * scale + less, rounded once. Operands 5 and 7, of `_subtrahend`, have 0x4300 more,
+# which `pair - digits` has less.
 SCALING = tl.constexpr("""
     {
         .reg .b32 pair, digits, less;
