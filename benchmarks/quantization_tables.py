@@ -64,7 +64,8 @@ def quantization_methods(result: Result) -> str:
         cells += [f"{row['tasks']['right_quantized']}"] if has_questions else []
         cells += [f"{row['seconds']:.0f}"] if has_times else []
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    own = [f"{row['what']}: `{row['command']}`." for row in result["rows"] if "command" in row]
+    return "\n".join([*lines, *([""] if own else []), *own])
 
 
 def quantization_choice(serving: Result) -> str:
