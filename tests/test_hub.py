@@ -102,10 +102,48 @@ def test_offline_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         hub.resolve_model("org/model")
 
 
-@pytest.mark.parametrize("url", ["https://huggingface.co/a/b", "hf.co/a/b", "huggingface.co/a/b"])
-def test_a_page_of_the_hub_is_its_model(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: f"/cache/{name}")
-    assert hub.resolve_model(url) == Path("/cache/a/b")
+@pytest.mark.parametrize(
+    ("page", "revision"),
+    [
+        ("https://huggingface.co/a/b", None),
+        ("hf.co/a/b", None),
+        ("huggingface.co/a/b/", None),
+        ("https://huggingface.co/a/b?library=vllm", None),
+        ("https://huggingface.co/a/b/tree/main", "main"),
+        ("https://huggingface.co/a/b/blob/v2/config.json", "v2"),
+        ("https://huggingface.co/a/b/tree/refs%2Fpr%2F1/sub#x", "refs/pr/1"),
+    ],
+)
+def test_a_page_of_the_hub_is_its_model(
+    page: str, revision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(name: str, revision: str | None, **_: object) -> str:
+        return f"/cache/{name}@{revision}"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert hub.resolve_model(page) == Path(f"/cache/a/b@{revision}")
+    assert hub.resolve_model(page, "v1") == Path("/cache/a/b@v1")
+
+
+def test_a_page_of_a_file() -> None:
+    page = "https://huggingface.co/a/b/blob/main/c.gguf"
+    with pytest.raises(CheckpointError, match=f"there is no file '{page}'"):
+        hub.resolve_model(page)
+
+
+def test_other_pages_get_no_advice_on_tags() -> None:
+    with pytest.raises(CheckpointError, match="there is no folder 'https://ollama"):
+        hub.resolve_model("https://ollama.com/library/llama3:1b")
+
+
+def test_a_local_folder_comes_before_a_page_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("hf.co/a/b")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert hub.resolve_model("hf.co/a/b") == folder
 
 
 def test_names_of_ollama(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from quire.config import EngineConfig
 from quire.errors import CheckpointError
@@ -20,7 +21,11 @@ BUNDLED = ("quire-tiny", "quire-tiny-draft")
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 # of weights: a name that ends so is meant as a file
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml", ".onnx")
-_URL = re.compile(r"\A(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/")  # before a hub name
+# a page of the hub: of a model, or of what is in it at a revision
+_PAGE = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<name>[^?#]*?)/*"
+    r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+)[^?#]*)?(?:[?#].*)?"
+)
 _OWNERS = "; a name on the hub has its owner in front, as meta-llama/Llama-3.2-1B-Instruct does"
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _PATTERNS = [
@@ -49,7 +54,12 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if name in BUNDLED:
         _refuse_revision(name, revision, "comes with this version of quire")
         return _bundled(name)
-    name = _URL.sub("", name)
+    local = _local(name, revision)
+    return local if local is not None else _of_hub(name, revision)
+
+
+def _local(name: str, revision: str | None) -> Path | None:
+    """The folder of a local folder or GGUF file; None if it is neither."""
     folder = Path(os.path.expanduser(name))  # unlike Path's, leaves an unknown ~user as it is
     if name.strip() and folder.is_dir():
         _refuse_revision(name, revision, "is a local folder")
@@ -61,10 +71,19 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
             _refuse_revision(name, revision, "is a local file")
             return _of_gguf(folder)
         check_model_file(folder)
+    return None
+
+
+def _of_hub(given: str, revision: str | None) -> Path:
+    """The snapshot of a repository, given by its name or a page of it."""
+    name = given
+    if page := _PAGE.fullmatch(given):
+        name = page["name"]
+        revision = revision or (page["revision"] and unquote(page["revision"]))
     if near := difflib.get_close_matches(name, BUNDLED, n=1, cutoff=0.8):
         raise CheckpointError(f"there is no model {name!r}; did you mean {near[0]!r}?")
-    if name.lower().endswith(_FILE_SUFFIXES):
-        raise CheckpointError(f"there is no file {name!r}; use a file, a folder or a hub name")
+    if given.lower().endswith(_FILE_SUFFIXES):
+        raise CheckpointError(f"there is no file {given!r}; use a file, a folder or a hub name")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise CheckpointError(f"there is no folder {name!r}; use a folder or a hub name")
     return _download(name, revision)

@@ -35,7 +35,7 @@ from quire.engine.frontend.prompt_inputs import (
 from quire.engine.frontend.prompt_options import (
     EncodingOptions,
     read_encoding,
-    refuse_misplaced,
+    template_options,
     without_foreign,
 )
 from quire.errors import invalid_value
@@ -123,8 +123,7 @@ class LLM:
         that the template reads. Raises as `generate` does.
         """
         tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
-        own = without_foreign(template_kwargs)
-        refuse_misplaced(own)
+        own = template_options(template_kwargs, tokenizer.chat_variables)
         variables = {**(chat_template_kwargs or {}), **own}
 
         def encode(conversation: list[Message]) -> list[int]:

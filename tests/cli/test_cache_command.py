@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from quire import LLM
 from quire.cli import main
@@ -44,6 +45,35 @@ def test_files_are_logged_listed_and_removed(
     assert "removed" in capsys.readouterr().out
     left = {path.name for path in tmp_path.iterdir() if path.name != "steps.json"}
     assert left == {"notes.txt", "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("name", "removed"),
+    [
+        ("Qwen3-0.6B", ["hub", "local"]),
+        ("Qwen/Qwen3-0.6B", ["hub"]),
+        ("/m/Qwen3-0.6B/", ["local"]),
+        ("m/Qwen3-0.6B", ["local"]),
+        ("0.6B", []),
+        ("Qwen", []),
+        ("", None),
+        ("/", None),
+        (" ", None),
+    ],
+)
+def test_a_model_by_its_names(
+    name: str, removed: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """removed: None where no model is named."""
+    hub = "/c/hub/models--Qwen--Qwen3-0.6B/snapshots/0a1b"
+    files = {}
+    for kind, source in {"hub": hub, "local": "/m/Qwen3-0.6B", "unknown": ""}.items():
+        files[kind] = tmp_path / f"{kind[0] * 24}-{'0' * 24}.safetensors"
+        save_file({}, files[kind], metadata={"source": source} if source else None)
+    assert main(["cache", "rm", name, "--prepared-weights", str(tmp_path)]) == (0 if removed else 2)
+    assert [kind for kind, file in files.items() if not file.exists()] == (removed or [])
+    refusal = "rm takes one NAME" if removed is None else "nothing is stored for"
+    assert removed or refusal in capsys.readouterr().err
 
 
 def test_another_action(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 import quire
-from quire.cli import generate, serve
+from quire.cli import generate, quantize, serve
 from quire.compat.environment import VARIABLES, unread_variables
 from quire.compat.foreign_imports import NAMES
 from quire.compat.name_homes import DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
@@ -55,6 +55,14 @@ def test_a_model_may_be_given_by_another_name_alone() -> None:
             llm.generate("x", temperature=0)  # type: ignore[call-arg]
         with pytest.raises(InvalidRequestError, match=text):
             llm.chat([{"role": "user", "content": "x"}], temperature=0)
+        (output,) = llm.chat(
+            [{"role": "user", "content": "x"}],
+            quire.SamplingParams(max_tokens=1),
+            chat_template="{{ stop }} {{ timeout }}",  # a template's variables have any names
+            stop="halt",
+            timeout=7,
+        )
+        assert output.prompt_token_ids == llm.tokenizer.encode("halt 7")
         with pytest.raises(AttributeError, match=r"^LLM has no llm_engine") as error:
             llm.llm_engine  # type: ignore[attr-defined]  # noqa: B018
         assert error.value.obj is None, "Python would add a name that is merely alike"
@@ -112,6 +120,13 @@ def test_serve_names_them(
     with pytest.raises(ConfigError):
         serve.run(["--json"])
     assert capsys.readouterr().err == "note: LLAMA_API_KEY is not read; use QUIRE_API_KEY\n"
+
+
+@pytest.mark.parametrize("flag", ["--temperature", "--temp", "--stop"])
+def test_advice_is_of_this_commands_options(flag: str) -> None:
+    line = ["x", "--method", "rtn", "--out", "y", flag, "1"]
+    with pytest.raises(ConfigError, match=r"is a sampling param, which this command does not take"):
+        quantize.make_parser().parse(line)
 
 
 def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def make_parser() -> CommandParser:
         "name",
         nargs="?",
         metavar="NAME",
-        help="with rm: a model, the end of its path, or a file",
+        help="with rm: a model, its name on the hub, the end of its path, or a file",
     )
     for option in options_of(ModelSettings):
         if option.name == "prepared_weights":
@@ -49,14 +49,15 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     action = "ls" if args.action == "list" else args.action
     name = vars(args).get("name")
+    given = (name or "").strip().rstrip("/")
     if action not in _ACTIONS:
         raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
-    if (action == "rm") != (name is not None):
+    if (action == "rm") != bool(given) or (name is not None and not given):
         raise ConfigError("rm takes one NAME, other actions none; see quire cache ls for names")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     files = [] if folder is None else stored_files(folder)
-    if name is not None and not (files := [file for file in files if _is_of(file, name)]):
-        raise ConfigError(f"nothing is stored for {name[:64]!r}; see quire cache ls for names")
+    if given and not (files := [file for file in files if _is_of(file, given)]):
+        raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
     sizes = [file.stat().st_size for file in files]
     if action != "ls":
         for file in files:
@@ -78,11 +79,18 @@ def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
         yield f"{_size(size):>10}  {days:5.1f} days  {source or '?'}  {file.name}"
 
 
-def _is_of(file: Path, name: str) -> bool:
-    """Whether a file is meant by its own name, or by its model's path or the end of that."""
+def _is_of(file: Path, given: str) -> bool:
+    """Whether a file is meant by its own name, or by the end of its model's path or hub name."""
     source = source_of(file)
-    given = name.rstrip("/")
-    return given in (file.name, source) or (bool(source) and source.endswith(f"/{given}"))
+    return given == file.name or any(
+        f"/{name}".endswith(f"/{given}") for name in (source, _hub_name(source))
+    )
+
+
+def _hub_name(source: str) -> str:
+    """The hub name of a snapshot's folder, .../models--OWNER--NAME/snapshots/...; empty if none."""
+    cached = next((part for part in Path(source).parts if part.startswith("models--")), "")
+    return cached.removeprefix("models--").replace("--", "/")
 
 
 def _size(num_bytes: int) -> str:

@@ -120,7 +120,8 @@ class _Rewriter:
         elif name == "model":
             self.words.append(str(value))
         else:
-            raise ConfigError(command_home(flag, name, value) or f"{flag} is of another command")
+            home = command_home(flag, name, self._flags, value)
+            raise ConfigError(home or f"{flag} is of another command")
 
 
 def _row_of(flag: str) -> tuple[ForeignName, bool] | None:

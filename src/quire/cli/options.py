@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
                 name = word.partition("=")[0]
                 near = nearest_name(name, self._option_string_actions)
                 hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
-                home = command_home(name, name.lstrip("-").replace("-", "_"))
+                home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
                 raise ConfigError(home or f"unknown option {name[:64]}; {hint}")
         if unknown:
             raise ConfigError(f"unexpected {unknown[0][:64]!r}; see {self.prog} --help")

@@ -5,6 +5,8 @@ The names are listed, as both classes are above this room; a test compares them.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 _SAMPLING_PARAMS = """
     allowed_token_ids bad_words detokenize frequency_penalty ignore_eos
     include_stop_str_in_output kept_token_ids logit_bias logprob_token_ids logprobs max_tokens
@@ -29,6 +31,9 @@ DEFAULTS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "r
 DEFAULTS |= {"max_tokens": "max_new_tokens"}
 
 
+_GENERATION_CONFIG = "--override-generation-config"
+
+
 def own_name(name: str) -> str:
     """Quire's name of another engine's sampling param or server setting; else the name itself."""
     from quire.compat.names_table import row_of  # usually not needed
@@ -47,16 +52,21 @@ def python_home(name: str) -> str | None:
     return None
 
 
-def command_home(flag: str, name: str, value: object = None) -> str | None:
-    """What to do with an option of another command; name: Quire's; None: unknown."""
+def command_home(flag: str, name: str, flags: Container[str], value: object = None) -> str | None:
+    """What to do with an option of another command; None: unknown.
+
+    name: Quire's. flags: those of this command; one that takes a generation config has requests.
+    """
     own = "--" + name.replace("_", "-")
     shown = flag if flag == own else f"{flag} ({own})"
+    if name in SAMPLING_PARAMS and _GENERATION_CONFIG not in flags:
+        return f"{shown} is a sampling param, which this command does not take; leave it out"
     if name in DEFAULTS:
         example = "..." if value in (None, True) else value
         key = DEFAULTS[name]
         return (
             f"{shown} is set by each request; for those that leave it out use "
-            f"--override-generation-config '{{\"{key}\": {example}}}'"
+            f"{_GENERATION_CONFIG} '{{\"{key}\": {example}}}'"
         )
     if name in SAMPLING_PARAMS:
         return f"{shown} is set by each request; send {name} there"

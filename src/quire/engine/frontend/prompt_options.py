@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
 from quire.compat.no_effect_warnings import warn_no_effect
@@ -38,6 +38,16 @@ def refuse_misplaced(names: Iterable[str]) -> None:
     for name in names:
         if (text := python_home(name)) is not None:
             raise InvalidRequestError(text, param=name, code="unknown_parameter")
+
+
+def template_options(options: Mapping[str, Any], variables: Collection[str]) -> dict[str, Any]:
+    """The options of a chat for its template, which reads `variables`, whatever their names.
+
+    Raises InvalidRequestError for others that are refused or misplaced.
+    """
+    rest = without_foreign({n: value for n, value in options.items() if n not in variables})
+    refuse_misplaced(rest)
+    return {n: value for n, value in options.items() if n in variables} | rest
 
 
 class EncodingOptions(TypedDict, total=False):

@@ -17,6 +17,7 @@ from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
 from quire.server.api.openai.background_responses import failed
+from quire.server.api.openai.background_watch import BackgroundWatch
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.app import build_app
 from quire.server.http.disconnect import DisconnectWatch
@@ -184,6 +185,29 @@ def test_the_store_is_looked_at_once_for_all(
         assert not looks  # as none runs
 
     asyncio.run(main())
+
+
+def test_a_look_that_fails_is_not_the_last(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, answers = ResponseStore(None, 100), [MemoryError("no room"), set[str]()]
+
+    def running_ids(_store: ResponseStore, _process: int) -> set[str]:
+        answer = answers.pop(0)
+        if isinstance(answer, MemoryError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", 0.001)
+    monkeypatch.setattr(ResponseStore, "running_ids", running_ids)
+
+    async def main() -> None:
+        with BackgroundWatch(store).watched("r") as ended:
+            await asyncio.wait_for(ended.wait(), 5)
+
+    asyncio.run(main())
+    assert [record.exc_text is not None for record in caplog.records] == [True]
+    store.close()
 
 
 def test_a_running_response_is_not_dropped() -> None:

@@ -7,11 +7,14 @@ for all responses of this process, however many run, and none while none runs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quire.server.api.openai.response_store import ResponseStore
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25  # until a cancelled response stops
 
@@ -41,8 +44,14 @@ class BackgroundWatch:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            asked = list(self._waiting.items())  # those stored before the look
-            running = await asyncio.to_thread(self._store.running_ids, os.getpid())
-            for response_id, event in asked:
-                if running is not None and response_id not in running:
-                    event.set()
+            try:
+                await self._look_once()
+            except Exception:  # no response could be cancelled any more
+                logger.exception("background responses could not be looked at")
+
+    async def _look_once(self) -> None:
+        asked = list(self._waiting.items())  # those stored before the look
+        running = await asyncio.to_thread(self._store.running_ids, os.getpid())
+        for response_id, event in asked:
+            if running is not None and response_id not in running:
+                event.set()
