@@ -2,74 +2,113 @@
 
 The library's regular expressions backtrack: `(a+)+$` tries 2^n ways to match n letters. One match
 is given up after ten million steps (a third of a second), but a text of 4,096 characters has places
-for a hundred such matches. Texts that repeat one or two characters find out, before anybody is
-served: those of the expressions themselves, and one of each kind of character.
+for a hundred such matches. Texts that repeat a unit find out, before anybody is served: each
+literal of the expressions, each run of literals, one of each kind of character, and pairs of them.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import is_failure
+from quire.tokenizer.pattern_literals import literal_characters, literal_runs
 
 if TYPE_CHECKING:
     import tokenizers
 
-MAX_SECONDS = 0.05  # of processor time; usual expressions take less than a thousandth
+# Limits are processor time of this thread: a busy machine does not use them up.
+MAX_SECONDS = 0.05  # for one text; usual expressions take less than a thousandth
+MAX_TOTAL = 0.5  # for all texts of one unit
+MAX_PAIRS = 0.2  # for the texts of two units, which are as many as fit
+_USUAL_SECONDS = 0.001  # for one text: pairs that take longer are slow, not many
 _REPEATS = (12, 16, 20, 24, 30, 64)  # from one to the next an expression may take 250 times as long
 _KINDS = "aA1 \n.é中"
-_MAX_LITERALS = 12
-_END = "!\0"  # after the repeated characters, so that a match of them alone fails at last
-_REQUIRED = "=:;,-_#/@x"  # after that, as a text without a character that is required fails at once
-_EXPRESSION = re.compile(rb'"Regex":"((?:[^"\\]|\\.)*)"')
-_REPEATED_GROUP = re.compile(rb"\)[*+{]")
+_END = "!\0=:;,-_#/@x"  # so that a match of the repeated unit alone fails at last
+_EXPRESSION = re.compile(rb'"Regex":("(?:[^"\\]|\\.)*")')
+_REPEATED_GROUP = re.compile(r"\)\s*[*+{]|\\g")
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 
 
 def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
     """Which part of a tokenizer is too slow, with its expressions; None: none is."""
-    normalizer, splitter = backend.normalizer, backend.pre_tokenizer
-    parts: list[tuple[str, Any, Callable[[str], object]]] = []
-    if normalizer is not None:
-        parts.append(("normalizer", normalizer, normalizer.normalize_str))
-    if splitter is not None:
-        parts.append(("pre_tokenizer", splitter, splitter.pre_tokenize_str))
-    for name, part, run in parts:
-        expressions = _EXPRESSION.findall(part.__getstate__())  # which is JSON
-        if expressions and any(_is_slow(run, *text) for text in _texts(expressions)):
-            return f"{name} {b' '.join(expressions)[:200].decode(errors='replace')}"
+    for name, part, run in _parts(backend):
+        found = _EXPRESSION.findall(part.__getstate__())  # which is JSON
+        if found and _is_slow(run, [json.loads(text) for text in found]):
+            shown = b" ".join(text[1:-1] for text in found)
+            return f"{name} {shown[:200].decode(errors='replace')}"
     return None
 
 
-def _texts(expressions: list[bytes]) -> Iterator[tuple[str, str]]:
-    """Characters to repeat, and what follows: two where a group is repeated, as in few patterns."""
-    yield from ((kind, _END) for kind in _KINDS)
-    source = b" ".join(expressions)
-    if not _REPEATED_GROUP.search(source):
-        return
-    literals = dict.fromkeys(char for char in source.decode(errors="replace") if char.isalnum())
-    found = list(literals)[:_MAX_LITERALS]
-    chars, end = dict.fromkeys([*_KINDS, *found]), _END + _REQUIRED + "".join(found)
-    units = [*chars, *map("".join, itertools.permutations(chars, 2))]
-    yield from ((unit, end) for unit in units)
+def _parts(backend: tokenizers.Tokenizer) -> Iterator[tuple[str, Any, Callable[[str], object]]]:
+    """Name, part and a function that runs the part on a text."""
+    if (normalizer := backend.normalizer) is not None:
+        yield "normalizer", normalizer, normalizer.normalize_str
+    if (splitter := backend.pre_tokenizer) is not None:
+        yield "pre_tokenizer", splitter, splitter.pre_tokenize_str
+    if (decoder := backend.decoder) is not None:
+        yield "decoder", decoder, lambda text: decoder.decode([text])
 
 
-def _is_slow(run: Callable[[str], object], unit: str, end: str) -> bool:
-    return any(_exceeds(run, unit * count + end) for count in _REPEATS)
+def _is_slow(run: Callable[[str], object], expressions: list[str]) -> bool:
+    chars = list(dict.fromkeys([*_KINDS, *literal_characters(expressions)]))
+    units = dict.fromkeys([*chars, *literal_runs(expressions)])
+    end = _END + "".join(chars[len(_KINDS) :])
+    has_group = any(_REPEATED_GROUP.search(_CLASS.sub("", text)) for text in expressions)
+    repeats = _REPEATS if has_group else _REPEATS[-2:]
+    if _takes_long(run, _texts(units, repeats, end), MAX_TOTAL, 0.0):
+        return True
+    pairs = _texts(_pairs(chars), repeats, end) if has_group else ()
+    return _takes_long(run, pairs, MAX_PAIRS, _USUAL_SECONDS)
 
 
-def _exceeds(run: Callable[[str], object], text: str) -> bool:
-    """Whether a text takes longer than MAX_SECONDS in each of 3 runs, failed runs included."""
-    for _ in range(3):
-        begin = time.thread_time()
-        try:
-            run(text)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-        if time.thread_time() - begin <= MAX_SECONDS:
-            return False
-    return True
+def _pairs(chars: list[str]) -> Iterator[str]:
+    """All ordered pairs, those of the first characters first."""
+    for count, last in enumerate(chars):
+        for other in chars[:count]:
+            yield from (other + last, last + other)
+
+
+def _texts(units: Iterable[str], repeats: tuple[int, ...], end: str) -> Iterator[str]:
+    return (unit * count + end for unit in units for count in repeats)
+
+
+def _takes_long(
+    run: Callable[[str], object], texts: Iterable[str], limit: float, usual: float
+) -> bool:
+    """Whether a text takes longer than MAX_SECONDS, or all together longer than limit.
+
+    usual: seconds for one text; where the mean is below it, the rest after the limit is left out.
+    """
+    total = 0.0
+    for count, text in enumerate(texts, 1):
+        seconds = _seconds(run, text)
+        total += seconds
+        if seconds > MAX_SECONDS:
+            return True
+        if total > limit:
+            return total > count * usual
+    return False
+
+
+def _seconds(run: Callable[[str], object], text: str) -> float:
+    """Processor time of a text, failed runs included; of 3 runs the fastest if it is too long."""
+    seconds = _run_seconds(run, text)
+    for _ in range(2):
+        if seconds <= MAX_SECONDS:
+            break
+        seconds = min(seconds, _run_seconds(run, text))
+    return seconds
+
+
+def _run_seconds(run: Callable[[str], object], text: str) -> float:
+    begin = time.thread_time()
+    try:
+        run(text)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+    return time.thread_time() - begin
