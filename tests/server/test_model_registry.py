@@ -164,8 +164,7 @@ def test_sleep_waits_for_the_others_where_one_fails(monkeypatch: pytest.MonkeyPa
     async def unload(name: str, grace: float) -> None:
         if name == "a":
             raise OverloadedError(f"model a, {grace:g} s", retry_after=1.0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         ended.append(name)
 
     monkeypatch.setattr(house.loader, "unload", unload)
