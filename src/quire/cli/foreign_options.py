@@ -7,7 +7,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT, ForeignName
-from quire.compat.name_homes import command_home
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,6 +119,8 @@ class _Rewriter:
         elif name == "model":
             self.words.append(str(value))
         else:
+            from quire.compat.name_homes import command_home  # usually not needed
+
             home = command_home(flag, name, self._flags, value)
             raise ConfigError(home or f"{flag} is of another command")
 

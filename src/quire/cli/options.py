@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from quire.cli.foreign_options import own_argv
 from quire.cli.served_names import with_joined_names
 from quire.compat.foreign_name import DEFAULT
-from quire.compat.name_homes import command_home
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
@@ -64,6 +63,8 @@ class CommandParser(argparse.ArgumentParser):
                 name = word.partition("=")[0]
                 near = nearest_name(name, self._option_string_actions)
                 hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
+                from quire.compat.name_homes import command_home  # usually not needed
+
                 home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
                 raise ConfigError(home or f"unknown option {name[:64]}; {hint}")
         if unknown:
