@@ -31,6 +31,7 @@ import numpy as np
 import record
 import torch
 from quantization_methods import METHODS, brief
+from quantization_parts import measure_rows
 from quantization_served import HELD_OUT
 from trained_model import Shape, read_text, save_random, save_trained, train
 
@@ -82,6 +83,9 @@ def main() -> None:
         measured["rows"].append(found | progress.record())
         measured["seconds"] = round(time.monotonic() - begin, 1)
         record.save(name, measured, args.results)
+    if args.parts:
+        about = {key: measured[key] for key in ("model", "calibration_tokens", "training")}
+        measure_rows(base, samples, about | _device(), begin + args.most_seconds, args.results)
 
 
 class OutOfTimeError(Exception):
@@ -228,6 +232,7 @@ def _arguments() -> argparse.Namespace:
     add("--steps", type=int, default=200, help="of learned rounding")
     add("--group-size", type=int, default=128)
     add("--only", help="names of rows, with commas between")
+    add("--parts", action="store_true", help="then the rows of quantization_parts.py")
     add("--no-compile", dest="compile", action="store_false")
     work = Path(tempfile.gettempdir(), "quire-trained")
     add("--work", type=Path, default=work, help="folder for the models; 25 GB for an 8B")

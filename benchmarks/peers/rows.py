@@ -54,7 +54,7 @@ def ours() -> list[Row]:
         Row("quire", dtype, "checkpoint", {"dtype": dtype}) for dtype in ("bfloat16", "float32")
     ]
     known = next(o.choices for _, o in iter_options() if o.name == "quantization") or ()
-    for format_name in ("int8", "int4"):
+    for format_name in ("int8", "int4", "nf4", "mxfp4"):
         if format_name in known:
             options = {"dtype": "bfloat16", "quantization": format_name}
             rows.append(Row("quire", format_name, "checkpoint", options))
