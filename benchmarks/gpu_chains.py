@@ -16,10 +16,9 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.fp8 import FP8
-from quire.kernels.operands import ResidualState, RopeWriteKV
+from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.ops.skinny_gemm import (
-    Fp8Weight,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,

@@ -35,8 +35,8 @@ from quire.kernels.triton.launch.gemm_config import (
     gemm_configs,
 )
 from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.ops.gpu_linear import FEW, MAX_ROWS
 from quire.kernels.triton.ops.skinny_gemm import (
-    MAX_ROWS,
     skinny_gemm,
     skinny_gemm_norm,
     skinny_gemm_silu,
@@ -118,7 +118,7 @@ def run_tuned_once(m: int, name: str, linear: str, itemsize: int) -> None:
 
 def few(rows: list[int], itemsize: int) -> list[int]:
     """The numbers of rows that `skinny_gemm` serves; gpu_rows.py has the others."""
-    return [m for m in rows if m <= (fp8_linear.FEW if itemsize == 1 else MAX_ROWS)]
+    return [m for m in rows if m <= (FEW if itemsize == 1 else MAX_ROWS)]
 
 
 def linear_calls(case: Case, config: GemmConfig) -> list[functools.partial[Tensor]]:
@@ -187,7 +187,7 @@ def fp8_case(m: int, codes: list[Tensor]) -> Case:
     """
     n, k = codes[0].shape
     x = torch.randint(-8, 9, (m, k), device=DEVICE).to(DTYPE)
-    given = x if m <= fp8_linear.FEW else quantize_rows(x)
+    given = x if m <= FEW else quantize_rows(x)
     weights = [Fp8Weight(w, torch.ones(n, device=DEVICE)) for w in codes]
     expected = reference.linear_fp8(x, weights[0].codes, weights[0].scale, None)
     library = [

@@ -38,7 +38,7 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Rows
-from quire.kernels.triton.ops.rounded_rows import rounds_next
+from quire.kernels.triton.ops.linear_table import linear_of
 from quire.kernels.triton.step.elementwise import quantize_rows
 from quire.quantization.stored_weight import tensors_of
 
@@ -75,7 +75,7 @@ def copies_of(weight: Any) -> list[Any]:
 
 def rows_for(x: Tensor, weight: Any, n: int) -> Rows:
     """The rows as the kernel before leaves them."""
-    kind = rounds_next(x.new_empty(len(x), n), weight)
+    kind = linear_of(weight).rounds_next(x.new_empty(len(x), n), weight)
     return x if kind is None else quantize_rows(x, kind)
 
 

@@ -242,12 +242,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     expect_none(f"gone, delete it: {' '.join(c)}" for c in sorted(KNOWN_CIRCLES - circles))
 
 
+@functools.cache
 def top_names(path: Path) -> set[str]:
     """What a module defines, without running it; more than that where functions have own names."""
     found = set[str]()
     for node in nodes(path):
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.ClassDef(name=name) | ast.Name(id=name):
                 found.add(name)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 found |= {alias.asname or alias.name for alias in names}
@@ -255,6 +258,7 @@ def top_names(path: Path) -> set[str]:
 
 
 def missing_imports(path: Path) -> Iterator[str]:
+    modules: dict[str, Path] = {}
     for node in nodes(path):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("quire"):
             continue
@@ -262,14 +266,21 @@ def missing_imports(path: Path) -> Iterator[str]:
         files = (module.with_suffix(".py"), module / "__init__.py")
         known = {name for file in files if file.is_file() for name in top_names(file)}
         for alias in node.names:
-            is_module = (module / alias.name).is_dir() or (module / f"{alias.name}.py").is_file()
-            if alias.name not in known and not is_module:
+            file = module / f"{alias.name}.py"
+            if file.is_file():
+                modules[alias.asname or alias.name] = file
+            elif alias.name not in known and not (module / alias.name).is_dir():
                 yield f"{path}:{node.lineno}: {node.module} has no {alias.name}"
+    for node in nodes(path):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
+                if attribute not in top_names(modules[name]) and not attribute.startswith("__"):
+                    yield f"{path}:{node.lineno}: {name} has no {attribute}"
 
 
-def test_programs_import_names_that_there_are() -> None:
-    """Benchmarks run seldom, and mypy does not read them."""
-    expect_none(fault for path in PROGRAMS for fault in missing_imports(path))
+def test_programs_use_names_that_there_are() -> None:
+    """Benchmarks run seldom, and mypy reads neither them nor tests, some of which need a GPU."""
+    expect_none(fault for path in (*PROGRAMS, *TESTS) for fault in missing_imports(path))
 
 
 def test_no_two_files_have_one_name() -> None:
@@ -472,6 +483,13 @@ def test_tests_that_need_a_gpu_are_marked() -> None:
         text = path.read_text()
         needs = re.search(r'(skip\(|reason=)"needs a (Hopper GPU|CUDA device)', text)
         assert not needs or "mark.gpu" in text, path
+
+
+def test_weight_types_are_looked_up_in_one_table() -> None:
+    """On a GPU: `linear_of` in linear_table.py."""
+    chain = re.compile(r"isinstance\([^()]*(Fp8Weight|Int8Weight|Int4W\w+|CodebookWeight)")
+    files = (SOURCE / "kernels" / "triton").rglob("*.py")
+    expect_none(f"{path}: {line}" for path in files for line in chain.findall(path.read_text()))
 
 
 def test_array_types_are_named_in_one_file() -> None:

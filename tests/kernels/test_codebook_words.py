@@ -19,9 +19,9 @@ from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, Int4Words, ResidualState
 from quire.kernels.reference_quantized import quantize_int4
-from quire.kernels.triton.ops.int4_linear import pack, quantize, widened
+from quire.kernels.triton.ops.int4_linear import CODEBOOK_ROWS, widened
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
-from quire.kernels.triton.ops.rounded_rows import CODEBOOK_ROWS
+from quire.kernels.triton.ops.linear_table import pack, quantize
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,

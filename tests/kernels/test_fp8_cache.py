@@ -13,7 +13,7 @@ from twins import attention_case, normal
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
+from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 VERSIONS = {"reference": TWINS, "cpu": kernels_for("cpu"), "triton": kernels_for("cuda")}

@@ -12,7 +12,7 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, ResidualState
 from quire.kernels.triton.launch.gemm_config import RingConfig
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.rounded_rows import FEW
+from quire.kernels.triton.ops.gpu_linear import FEW
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_norm, skinny_gemm_silu
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

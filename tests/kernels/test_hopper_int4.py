@@ -19,8 +19,8 @@ from quire.kernels.triton.gemm.int4_config import Int4Config, int4_configs
 from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.int4_linear import linear_int4, pack
-from quire.kernels.triton.ops.rounded_rows import W4A16_ROWS
+from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS
+from quire.kernels.triton.ops.linear_table import pack
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,
@@ -71,7 +71,7 @@ def test_results_are_those_of_the_dequantized_weight(rows: int, group: int, zero
     x = torch.randn(rows, 1280, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(768, device="cuda", dtype=torch.bfloat16)
     expected = expected_of(x, weight) + bias.double()
-    assert error_of(linear_int4(x, packed(weight), bias), expected) < 4e-3
+    assert error_of(INT4.linear(x, packed(weight), bias), expected) < 4e-3
 
 
 @pytest.mark.parametrize(("n", "k"), [(48, 256), (1000, 4096), (4096, 896), (151, 2752)])
@@ -79,7 +79,7 @@ def test_sizes_that_no_tile_divides(n: int, k: int) -> None:
     weight = weight_of(n, k, 32 if k % 64 else 64)
     for rows in (1, 7, 40, 130, 700, 1500):
         x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-        assert error_of(linear_int4(x, packed(weight), None), expected_of(x, weight)) < 4e-3
+        assert error_of(INT4.linear(x, packed(weight), None), expected_of(x, weight)) < 4e-3
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 64, 128])
@@ -117,7 +117,7 @@ def test_an_order_of_inputs_is_followed() -> None:
     for rows in (3, 600, 1500):
         x = torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16)
         expected = expected_of(x[:, order], weight)
-        assert error_of(linear_int4(x, packed(weight), None), expected) < 4e-3
+        assert error_of(INT4.linear(x, packed(weight), None), expected) < 4e-3
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 64])

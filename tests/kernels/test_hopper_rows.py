@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from twins import normal
 
-from quire.kernels.operands import Fp8Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight
 from quire.kernels.reference import FP8
 from quire.kernels.triton.hopper import hopper_fp8_gemm
 from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
 from quire.kernels.triton.launch.gemm_config import RingConfig
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.ops.fp8_linear import FP8 as FP8_LINEAR
 from quire.kernels.triton.step import elementwise
 from quire.kernels.triton.step.elementwise import quantize_rows
 
@@ -66,7 +66,7 @@ def test_long_sums_of_one_sign_keep_their_digits(rows: int) -> None:
     weight = normal(4096, 14336, dtype=torch.float32).to(DEVICE).abs()
     codes, scale = weight.to(FP8), torch.full([4096], 1 / 64, device=DEVICE)
     exact = x.double() @ (codes.double() / 64).T
-    out = fp8_linear.linear_fp8(x, codes, scale, None)
+    out = FP8_LINEAR.linear(x, Fp8Weight(codes, scale), None)
     assert (out - exact).norm() < 2e-2 * exact.norm()
 
 

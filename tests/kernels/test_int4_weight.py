@@ -22,7 +22,7 @@ from quire.kernels.triton.gemm.int4_rows_config import (
     int4_rows_configs,
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
-from quire.kernels.triton.ops import int4_linear, int4_weight
+from quire.kernels.triton.ops import int4_linear, int4_weight, linear_table
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_words_have_pairs_of_columns_side_by_side() -> None:
 def test_an_order_of_inputs_is_followed() -> None:
     rows = quantize_int4(torch.randn(16, 384), 128, hadamard=False)
     order = torch.randperm(384)
-    weight = int4_linear.pack(replace(rows, permutation=order.int()))
+    weight = linear_table.pack(replace(rows, permutation=order.int()))
     assert isinstance(weight, Int4Words)
     x = torch.randn(5, 384)
     expected = x[:, order] @ dequantize_int4(rows).T
@@ -85,7 +85,7 @@ def test_many_rows_are_multiplied_in_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(int4_linear, "many_rows", multiply)
     rows, order = exact_in_fp8(80, 256), torch.randperm(256)
-    weight = int4_linear.pack(replace(rows, permutation=order.int()))
+    weight = linear_table.pack(replace(rows, permutation=order.int()))
     assert isinstance(weight, Int4Words)
     x, bias = Fp8Rows(*reference.quantize_rows(torch.randn(7, 256))), torch.randn(80).bfloat16()
     expected = reference.linear(

@@ -20,8 +20,9 @@ from quire.kernels.reference_quantized import quantize_int8, round_int8
 from quire.kernels.triton.gemm.gemm_tuning import bytes_gemm_config
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS, workspace
-from quire.kernels.triton.ops.int8_linear import linear_int8, multiply_int8
-from quire.kernels.triton.ops.rounded_rows import rounds_next, rows_for, rows_of
+from quire.kernels.triton.ops.int8_linear import INT8, multiply_int8
+from quire.kernels.triton.ops.linear_table import linear_of
+from quire.kernels.triton.ops.rounded_rows import rows_for
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,
@@ -74,10 +75,10 @@ def test_rows_are_rounded_as_the_twin_says() -> None:
 def test_what_is_not_a_number_makes_a_row_of_nans() -> None:
     x = moved(normal(2, 64, dtype=DTYPE))
     x[1, 5] = torch.nan
-    out = linear_int8(x.repeat(40, 1), weight_of(32, 64), None)
+    out = INT8.linear(x.repeat(40, 1), weight_of(32, 64), None)
     assert out[0::2].isfinite().all()
     assert out[1::2].isnan().all()
-    assert linear_int8(x, weight_of(32, 64), None)[1].isnan().all()
+    assert INT8.linear(x, weight_of(32, 64), None)[1].isnan().all()
 
 
 def test_norm_and_silu_round_what_they_would_have_stored() -> None:
@@ -155,17 +156,18 @@ def test_rows_are_rounded_for_the_weight_that_takes_them() -> None:
     """Bytes by bytes, FP8 by FP8; a weight of another format gets rows without rounding."""
     weight, residual = weight_of(32, 64), moved(normal(70, 64, dtype=DTYPE))
     out, norm = residual.bfloat16(), torch.ones_like(residual[0])
-    assert rounds_next(out, weight) is Int8Rows
-    assert rounds_next(out[:9], weight) is None
-    assert rounds_next(out, weight.codes.bfloat16()) is None
+    assert INT8.rounds_next(out, weight) is Int8Rows
+    assert INT8.rounds_next(out[:9], weight) is None
+    plain = weight.codes.bfloat16()
+    assert linear_of(plain).rounds_next(out, plain) is None
     rows = elementwise.quantize_rows(residual, Int8Rows)
     state = ResidualState(residual, rows, norm, 1e-5)
-    assert rows_for(state, rows_of(weight)) is rows
+    assert rows_for(state, INT8.rows_of(weight)) is rows
     in_fp8 = Fp8Weight(weight.codes.float().to(reference.FP8), weight.scale)
     for other in (in_fp8, weight.codes.to(DTYPE)):
-        assert isinstance(rows_for(state, rows_of(other)), Tensor)
+        assert isinstance(rows_for(state, linear_of(other).rows_of(other)), Tensor)
     fp8 = Fp8Rows(*reference.quantize_rows(residual))
-    found = linear_int8(fp8, weight, None)
+    found = INT8.linear(fp8, weight, None)
     assert error_of(found, residual.double() @ numbers_of(weight).T) < 0.05
 
 
@@ -204,6 +206,6 @@ def test_any_number_of_rows_on_a_hopper(rows: int, n: int, k: int) -> None:
             assert error_of(linear(x, weight, bias), exact) < 2e-2
     rounded = elementwise.quantize_rows(x, Int8Rows)
     exact = (rounded.codes.double() * rounded.scale) @ numbers_of(weight).T + bias.double()
-    out = linear_int8(rounded, weight, bias)
+    out = INT8.linear(rounded, weight, bias)
     assert error_of(out, exact) < 4e-3
     assert not workspace(DEVICE).counters.any()

@@ -7,7 +7,7 @@ import torch
 from gpu_layers import GpuLayers, bits_of
 
 from quire.kernels.triton.attention.attention_plan import Plan
-from quire.kernels.triton.ops import paged_attention, skinny_gemm
+from quire.kernels.triton.ops import gpu_linear, paged_attention
 from quire.kernels.triton.step import elementwise
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -28,7 +28,7 @@ def test_steps_launched_early_give_the_bits_of_steps_that_wait(
     """
     layers = GpuLayers([1] * requests, [700 + 61 * i for i in range(requests)], bits)
     with monkeypatch.context() as waiting:
-        for module in (paged_attention, elementwise, skinny_gemm):
+        for module in (paged_attention, elementwise, gpu_linear):
             waiting.setattr(module, "launches_early", lambda _: False)
         expected = {name: bits_of(tensor).clone() for name, tensor in layers.step().items()}
     layers.step()  # compiles

@@ -17,12 +17,9 @@ from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.skinny_gemm import (
-    has_hopper_gpu,
-    multiplies_fp8,
-    skinny_gemm,
-    skinny_gemm_rope,
-)
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
+from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
+from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_rope
 from quire.kernels.triton.step.rope_kernels import rope_write_kv
 
 ON_GPU = torch.cuda.is_available()

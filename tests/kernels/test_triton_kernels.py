@@ -20,23 +20,21 @@ from twins import CASES, WRITING, attention_case, device_case, normal, operation
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.operands import Fp8Rows, ResidualState, RopeWriteKV
+from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.gemm.gemm_tuning import default_skinny_config
 from quire.kernels.triton.launch.attention_config import DecodeConfig
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import launches_early, workspace
-from quire.kernels.triton.ops import after_linear
-from quire.kernels.triton.ops import skinny_gemm as skinny
+from quire.kernels.triton.ops import after_linear, dense_linear, fp8_linear
 from quire.kernels.triton.ops.paged_attention import (
     attention,
     decode_attention,
 )
+from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 from quire.kernels.triton.ops.skinny_gemm import (
-    Fp8Weight,
     interleave_gate_up,
-    multiplies_fp8,
     skinny_gemm,
     skinny_gemm_norm,
     skinny_gemm_silu,
@@ -127,7 +125,7 @@ def test_operations_equal_their_twins(
     op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        triton_operations, "library_is_faster", lambda *_, **__: False
+        dense_linear, "library_is_faster", lambda *_, **__: False
     )  # `linear` is ours, too
     monkeypatch.setattr(
         triton_operations, "_WIDE", {torch.float16, torch.bfloat16}
@@ -222,7 +220,7 @@ def test_gemms_with_weights_in_fp8(
     shape: tuple[int, int, int], fp8_path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a shape's variants are shared out among formats and dtypes."""
-    monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: fp8_path == "codes")
+    monkeypatch.setattr(fp8_linear, "multiplies_fp8", lambda _: fp8_path == "codes")
     m, n, k = shape
     turn = GEMM_CASES.index(shape) + 2 * FP8_PATHS.index(fp8_path) + (dtype == torch.bfloat16)
     for config in FP8_CONFIGS[turn % 4 :: 4] if ON_GPU else FP8_CONFIGS[m % 3 :: 3]:
@@ -296,7 +294,7 @@ def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
     quantized = reference.quantize_fp8(moved(normal(256, 512, dtype=torch.bfloat16, seed=1)))
     codes, scale = reference.quantize_rows(x)
     exact = reference.linear_fp8(codes.float() * scale, *quantized, None)
-    close_to_exact(triton_operations.linear_fp8(x, *quantized, None), exact)
+    close_to_exact(triton_operations.linear(x, Fp8Weight(*quantized), None), exact)
 
 
 @pytest.mark.gpu

@@ -17,11 +17,11 @@ from quire.core.layer_spec import LinearSpec, NormSpec
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Fp8Rows, ResidualState, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.invariant import invariant_operations
-from quire.kernels.triton.ops import fp8_linear, rounded_rows
-from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS
+from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS
 from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
 from quire.layers.linear_methods import FusedLinearMethod, method_for
 from quire.layers.norm import RMSNorm
@@ -35,8 +35,7 @@ def test_a_layer_with_all_that_is_fused_equals_one_without(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_num_threads(1)
-    monkeypatch.setattr("quire.kernels.triton.ops.skinny_gemm.multiplies_fp8", lambda _: False)
-    monkeypatch.setattr("quire.kernels.triton.ops.rounded_rows.multiplies_fp8", lambda _: False)
+    monkeypatch.setattr(fp8_linear, "multiplies_fp8", lambda _: False)
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
     ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
     assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.9999
@@ -58,8 +57,7 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
 
     monkeypatch.setattr(fp8_linear, "by_library", by_library)
     # float16 stands for bfloat16, which the interpreter does not know
-    for module in (fp8_linear, rounded_rows):
-        monkeypatch.setattr(module, "library_multiplies", lambda x, _: len(x) > MAX_ROWS)
+    monkeypatch.setattr(fp8_linear, "library_multiplies", lambda x, _: len(x) > MAX_ROWS)
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
     ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
     assert [type(rows) for rows in seen] == [Fp8Rows] * (3 if tokens > 64 else 0)
@@ -74,9 +72,9 @@ def test_linear_operations_without_fp8_rows_widen_them() -> None:
     torch.testing.assert_close(
         triton_operations.linear(rows, weight, None).float(), exact, atol=0.1, rtol=0.02
     )
-    stored = reference.quantize_fp8(weight)
-    exact = F.linear(rows.codes.float() * rows.scale, stored[0].float() * stored[1][:, None])
-    ours = triton_operations.linear_fp8(rows, *stored, None).float()
+    stored = Fp8Weight(*reference.quantize_fp8(weight))
+    exact = F.linear(rows.codes.float() * rows.scale, stored.codes.float() * stored.scale[:, None])
+    ours = triton_operations.linear(rows, stored, None).float()
     torch.testing.assert_close(ours, exact, atol=0.1, rtol=0.02)
 
 

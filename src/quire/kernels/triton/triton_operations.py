@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
-from quire.kernels.operands import (
-    Fp8Weight,
-    Int4Words,
-    Int8Weight,
-    ResidualState,
-    RopeWriteKV,
-    Rows,
-)
-from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
-from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
-from quire.kernels.triton.ops.fp8_linear import linear_fp8
-from quire.kernels.triton.ops.int4_linear import linear_int4, pack, quantize, reads_words
-from quire.kernels.triton.ops.int8_linear import linear_int8
-from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
-from quire.kernels.triton.ops.rounded_rows import most_rows, rounds_next, rows_for, rows_of
+from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of, pack, quantize
+from quire.kernels.triton.ops.paged_attention import attention
+from quire.kernels.triton.ops.rounded_rows import rows_for
 from quire.kernels.triton.ops.skinny_gemm import (
-    MAX_ROWS,
-    GpuWeight,
     choose_rope_gemm_config,
     interleave_gate_up,
     skinny_gemm,
@@ -51,20 +37,8 @@ _ADDED = 512  # rows, from which on the library's GEMM adds to the residual, not
 
 
 def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
-    if isinstance(weight, Fp8Weight):
-        return linear_fp8(x, weight.codes, weight.scale, bias)
-    if isinstance(weight, Int8Weight):
-        return linear_int8(x, weight, bias)
-    if isinstance(weight, Int4Words):
-        return linear_int4(x, weight, bias)
-    x = x if isinstance(x, Tensor) else x.widened()
-    if not _are_few(x, weight):
-        return reference.linear(x, weight, bias)
-    shape, num_sms = (len(x), *weight.shape), workspace(x.device).num_sms
-    if library_is_faster(*shape, weight.dtype.itemsize, num_sms, hopper=has_hopper_gpu(x.device)):
-        return reference.linear(x, weight, bias)
-    return skinny_gemm(x, weight, bias=bias)
+    """Twin of `reference.linear`: by the kernel that was measured to be faster."""
+    return linear_of(weight).linear(x, weight, bias)
 
 
 def normalized_rows(x: ResidualState) -> Tensor:
@@ -77,7 +51,7 @@ def normalized_rows(x: ResidualState) -> Tensor:
 def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
     if x.squares is None:
-        return linear(rows_for(x, rows_of(weight, len(x.residual))), weight, bias)
+        return linear(rows_for(x, linear_of(weight).rows_of(weight, len(x.residual))), weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 
 
@@ -95,11 +69,12 @@ def linear_silu(
     x: ResidualState, weight: GpuWeight, bias: Tensor | None, rounds: bool = True
 ) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
-    rows = rows_for(x, rows_of(weight, len(x.residual)))
-    if _are_few(rows, weight):
+    own = linear_of(weight)
+    rows = rows_for(x, own.rows_of(weight, len(x.residual)))
+    if own.is_few(rows, weight):
         return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
     out = rms_norm_linear(x, weight, bias)
-    return silu_rows(out, rounds=rounds_next(out, weight) if rounds else None)
+    return silu_rows(out, rounds=own.rounds_next(out, weight) if rounds else None)
 
 
 def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
@@ -116,23 +91,15 @@ def linear_add_norm(
     eps: float,
 ) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
-    if _are_few(x, weight) and x.dtype in _WIDE:
+    own = linear_of(weight)
+    if own.is_few(x, weight) and x.dtype in _WIDE:
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
     many = bias is None and len(residual) >= _ADDED
     if many and isinstance(x, Tensor) and isinstance(weight, Tensor):
         residual.addmm_(x, weight.t())  # saves the norm's kernel one tensor read and one written
         return ResidualState(residual, rms_norm(residual, norm_weight, eps), norm_weight, eps)
-    out = linear(x, weight, bias)
-    return add_norm(out, residual, norm_weight, eps, rounds=rounds_next(out, weight))
-
-
-def _are_few(x: Rows, weight: GpuWeight) -> TypeGuard[Tensor]:
-    """Whether `skinny_gemm` serves these rows; it is too slow in float32."""
-    if not isinstance(x, Tensor) or x.dtype == torch.float32 or x.stride(1) != 1:
-        return False
-    if isinstance(weight, Int4Words):
-        return reads_words(x, weight, MAX_ROWS)
-    return 0 < len(x) <= most_rows(x.dtype, weight)
+    out = own.linear(x, weight, bias)
+    return add_norm(out, residual, norm_weight, eps, rounds=own.rounds_next(out, weight))
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

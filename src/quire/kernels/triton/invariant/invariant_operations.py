@@ -14,29 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from quire.kernels.operands import (
-    Fp8Rows,
-    Fp8Weight,
-    Int4Words,
-    Int8Rows,
-    Int8Weight,
-    ResidualState,
-    RoundedRows,
-    Rows,
-)
+from quire.kernels.operands import ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
-from quire.kernels.triton.ops.int4_linear import widened
-from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
-from quire.kernels.triton.ops.rounded_rows import rows_for, rows_of
-from quire.kernels.triton.ops.skinny_gemm import GpuWeight, multiplies_fp8
-from quire.kernels.triton.step.elementwise import (
-    gelu_and_mul,
-    quantize_rows,
-)
+from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of
+from quire.kernels.triton.ops.rounded_rows import rows_for
+from quire.kernels.triton.step.elementwise import gelu_and_mul
 
 # operations that are batch-invariant as they are
 _BY_ROW = {
@@ -47,48 +32,12 @@ _BY_ROW = {
 
 def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: x [T, K], weight [N, K] → [T, N]."""
-    if isinstance(weight, Fp8Weight):
-        return linear_fp8(x, weight.codes, weight.scale, bias)
-    if isinstance(weight, Int8Weight):
-        return _linear_int8(x, weight, bias)
-    x = x if isinstance(x, Tensor) else x.widened()
-    if isinstance(weight, Int4Words):
-        x = x if weight.permutation is None else x[:, weight.permutation]
-        weight = widened(weight, x.dtype)
-    return invariant_gemm(x, None, weight, None, bias, x.dtype)
-
-
-def _linear_int8(x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_int8`: each row of x is rounded to bytes with its own scale."""
-    dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
-    if not isinstance(x, Int8Rows):
-        x = quantize_rows(x if isinstance(x, Tensor) else x.widened(), Int8Rows)
-    return invariant_gemm(x.codes, x.scale, weight.codes, weight.scale, bias, dtype)
-
-
-def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_fp8`: x [T, K], codes [N, K] → [T, N].
-
-    Where the GPU multiplies FP8 by FP8, each row of x is rounded to FP8 with its own scale; else
-    codes are converted to x's dtype.
-    """
-    x = x if isinstance(x, Tensor | Fp8Rows) else x.widened()
-    if isinstance(x, Fp8Rows):
-        return invariant_gemm(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
-    if not _rounds(x) or len(x) == 0:
-        return invariant_gemm(x, None, codes, scale, bias, x.dtype)
-    rows = quantize_rows(x)
-    return invariant_gemm(rows.codes, rows.scale, codes, scale, bias, x.dtype)
-
-
-def _rounds(x: Tensor) -> bool:
-    """Whether rows like x are rounded to FP8 before a linear layer whose weight is in FP8."""
-    return x.dtype != torch.float32 and multiplies_fp8(x.device)
+    return linear_of(weight).invariant_linear(x, weight, bias)
 
 
 def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    return linear(rows_for(x, rows_of(weight)), weight, bias)
+    return linear(rows_for(x, linear_of(weight).rows_of(weight)), weight, bias)
 
 
 def linear_silu(
@@ -96,7 +45,7 @@ def linear_silu(
 ) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     out = rms_norm_linear(x, weight, bias)
-    return silu_rows(out, rounds=_rounds_next(out, weight) if rounds else None)
+    return silu_rows(out, rounds=linear_of(weight).rounded(out) if rounds else None)
 
 
 def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
@@ -114,13 +63,7 @@ def linear_add_norm(
 ) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     out = linear(x, weight, bias)
-    return add_norm(out, residual, norm_weight, eps, rounds=_rounds_next(out, weight))
-
-
-def _rounds_next(out: Tensor, weight: GpuWeight) -> type[RoundedRows] | None:
-    """As which rows what is computed from a linear layer's result should be stored."""
-    rounds = out.dtype == torch.bfloat16 and (isinstance(weight, Int8Weight) or _rounds(out))
-    return rows_of(weight) if rounds else None
+    return add_norm(out, residual, norm_weight, eps, rounds=linear_of(weight).rounded(out))
 
 
 def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -12,31 +12,72 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, RoundedRows, Rows
 from quire.kernels.triton.gemm.gemm_tuning import fp8_gemm_config, library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.gpu_linear import ByteLinear, Operand
+from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
-from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes, library_multiplies, most_rows
-from quire.kernels.triton.ops.skinny_gemm import skinny_gemm
+from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes, multiplies_fp8
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 _TILE = 2**25  # numbers of a weight that are widened at a time
 
 
-def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
-    if isinstance(x, RoundedRows):
-        if isinstance(x, Fp8Rows) and has_aligned_sizes(codes):
-            return many_rows(x, codes, scale, bias)
-        x = x.widened()
-    if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
-        return reference.linear_fp8(x, codes, scale, bias)
-    if len(x) == 0:
-        return x.new_empty(0, len(codes))
-    weight, has_library = Fp8Weight(codes, scale), library_multiplies(x, codes)
-    few = len(x) <= most_rows(x.dtype, weight)
-    if few and not (has_library and _library_is_faster(len(x), codes)):
-        return skinny_gemm(x, weight, bias=bias)
-    if has_library:
-        return many_rows(quantize_rows(x), codes, scale, bias)
-    return _widened(x, codes, scale, bias)
+class _Fp8Linear(ByteLinear[Fp8Weight]):
+    """Weights in FP8, with x rounded to it where the GPU multiplies FP8 by FP8."""
+
+    rows = Fp8Rows
+
+    def operand(self, weight: Fp8Weight) -> Operand:
+        if multiplies_fp8(weight.codes.device):
+            return weight.codes, weight.scale, "codes"
+        return weight.codes.view(torch.uint8), weight.scale, "bytes"
+
+    def rounded(self, out: Tensor) -> type[RoundedRows] | None:
+        return Fp8Rows if out.dtype == torch.bfloat16 and multiplies_fp8(out.device) else None
+
+    def rounds_next(self, out: Tensor, weight: Fp8Weight) -> type[RoundedRows] | None:
+        few = len(out) <= self.most_few(out.dtype, weight)
+        return Fp8Rows if not few and library_multiplies(out, weight.codes) else None
+
+    def linear(self, x: Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+        """Twin of `reference.linear_fp8`."""
+        codes, scale = weight.codes, weight.scale
+        if isinstance(x, RoundedRows):
+            if isinstance(x, Fp8Rows) and has_aligned_sizes(codes):
+                return many_rows(x, codes, scale, bias)
+            x = x.widened()
+        if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
+            return reference.linear_fp8(x, codes, scale, bias)
+        if len(x) == 0:
+            return x.new_empty(0, len(codes))
+        has_library = library_multiplies(x, codes)
+        few = self.is_few(x, weight)
+        if few and not (has_library and _library_is_faster(len(x), codes)):
+            return self.launch(x, weight, bias)[0]
+        if has_library:
+            return many_rows(quantize_rows(x), codes, scale, bias)
+        return _widened(x, codes, scale, bias)
+
+    def invariant_linear(self, x: Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+        """Twin of `reference.linear_fp8`, each row rounded with a scale of its own.
+
+        Where the GPU does not multiply FP8 by FP8, codes are converted to x's dtype.
+        """
+        codes, scale = weight.codes, weight.scale
+        x = x if isinstance(x, Tensor | Fp8Rows) else x.widened()
+        if isinstance(x, Fp8Rows):
+            return invariant_gemm(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
+        if x.dtype == torch.float32 or not multiplies_fp8(x.device) or len(x) == 0:
+            return invariant_gemm(x, None, codes, scale, bias, x.dtype)
+        rows = quantize_rows(x)
+        return invariant_gemm(rows.codes, rows.scale, codes, scale, bias, x.dtype)
+
+
+FP8 = _Fp8Linear()
+
+
+def library_multiplies(x: Tensor, codes: Tensor) -> bool:
+    """Whether PyTorch's scaled matmul supports these operands in FP8."""
+    return has_aligned_sizes(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
 
 
 def _library_is_faster(rows: int, codes: Tensor) -> bool:

@@ -10,69 +10,145 @@ are unpacked first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import (
-    CodebookWeight,
-    Fp8Rows,
-    Int4Weight,
-    Int4Words,
-    LinearWeight,
-    QuantSpec,
-    RoundedRows,
-    Rows,
+from quire.kernels.operands import Fp8Rows, Int4Words, RoundedRows, Rows
+from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
+from quire.kernels.triton.gemm.int4_config import (
+    Int4Config,
+    block_rows,
+    group_rows,
+    int4_config,
+    scales_codes,
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
-from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.int4_weight import dequantize_int4, pack_codebook, pack_int4
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
+from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
+from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
-from quire.kernels.triton.ops.rounded_rows import multiplies_in_fp8
-from quire.kernels.triton.ops.skinny_gemm import int4_config_of, skinny_gemm
+from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 from quire.kernels.triton.step.elementwise import quantize_rows
 
+W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
+CODEBOOK_ROWS = 128  # the same for codes of a codebook, which all become numbers for more rows
 MOST_ROWS = 512  # of x, up to which codes are unpacked for each tile; beyond, once for all rows
 FP8_ROWS = 512  # of x, up to which codes are unpacked for each tile where FP8 is multiplied
 _PIECE = 2**28  # bytes of a weight's numbers that are made at a time
 
 
-def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
-    """Twin of `reference.quantize`, packed."""
-    return pack(reference.quantize(weight, spec))
+class _Int4Linear(GpuLinear[Int4Words]):
+    """Weights in four bits, packed as words."""
+
+    most = MOST_ROWS
+
+    def operand(self, weight: Int4Words) -> Operand:
+        return weight.words, None, "words"
+
+    def linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
+        """x [T, K] · weightᵀ + bias → [T, N]: the twin works on dequantized weights."""
+        if isinstance(x, RoundedRows):
+            if isinstance(x, Fp8Rows) and multiplies_in_fp8(len(x.codes), torch.bfloat16, weight):
+                return in_fp8(x, weight, bias)
+            x = x.widened()
+        if multiplies_in_fp8(len(x), x.dtype, weight):
+            return in_fp8(quantize_rows(x), weight, bias)
+        if reads_words(x, weight, MOST_ROWS) and x.stride(1) == 1:
+            return self.launch(x, weight, bias)[0]
+        return unpacked(x, weight, bias)
+
+    def invariant_linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
+        x = _ordered(x if isinstance(x, Tensor) else x.widened(), weight)
+        return invariant_gemm(x, None, widened(weight, x.dtype), None, bias, x.dtype)
+
+    def is_few(self, x: Rows, weight: Int4Words) -> TypeGuard[Tensor]:
+        return isinstance(x, Tensor) and x.stride(1) == 1 and reads_words(x, weight, MAX_ROWS)
+
+    def rows_of(self, weight: Int4Words, rows: int = 0) -> type[RoundedRows] | None:
+        return Fp8Rows if multiplies_in_fp8(rows, torch.bfloat16, weight) else None
+
+    def rounds_next(self, out: Tensor, weight: Int4Words) -> type[RoundedRows] | None:
+        return Fp8Rows if multiplies_in_fp8(len(out), out.dtype, weight) else None
+
+    def config(self, num_rows: int, weight: Int4Words) -> Config:
+        found = _config_of(num_rows, weight)
+        assert found is not None
+        return found
+
+    def rope_config(
+        self, num_rows: int, weight: Int4Words, kv_heads: int, head_dim: int
+    ) -> Config | None:
+        whole = _config_of(num_rows, weight, head_dim) if head_dim in (64, 128) else None
+        n = len(weight.words)
+        return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
+
+    def run(
+        self,
+        config: Config,
+        rows: Tensor,
+        weight: Int4Words,
+        behind: tuple[Any, ...],
+        out: Tensor,
+        flags: dict[str, Any],
+    ) -> None:
+        from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
+        from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, word_boxes
+
+        assert isinstance(config, Int4Config)
+        rows = _ordered(rows, weight)
+        (m, k), n = rows.shape, len(weight.words)
+        codebook = None if weight.codebook is None else byte_tables(weight.codebook)
+        if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
+            rows = F.pad(rows, (0, -k % 256)).contiguous()
+        block_m, m_tiles = block_rows(m), triton.cdiv(m, block_rows(m))
+        tiles = triton.cdiv(n, config.block_n) * m_tiles
+        assert tiles <= NUM_COUNTERS
+        assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
+        hopper_gemm_kernel[(tiles * config.split,)](
+            rows, column_boxes(rows, config.parts, block_m),
+            word_boxes(weight.words, config.parts, config.block_n), None, weight.scale,
+            weight.zeros, *behind, out.stride(0),
+            BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
+            TILES=config.parts, CHUNK=0, maxnreg=None, GROUP=weight.group,
+            SCALED=config.scaled or scales_codes(m, weight.group),
+            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook, **flags,
+        )  # fmt: skip
 
 
-def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`: four-bit codes as words."""
-    if isinstance(weight, CodebookWeight):
-        return pack_codebook(weight)
-    if not isinstance(weight, Int4Weight):
-        return weight
-    assert not weight.hadamard  # no scheme of a GPU rotates
-    assert weight.group % 32 == 0  # codes in other groups become numbers while they are read
-    return pack_int4(weight)
+INT4 = _Int4Linear()
+
+
+def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:
+    n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
+    zeros, group = weight.zeros is not None, weight.group
+    return int4_config(num_rows, n, weight.inputs, group, num_sms, zeros=zeros, head_dim=head_dim)
+
+
+def _ordered(x: Tensor, weight: Int4Words) -> Tensor:
+    """x with its columns in the order of the weight's inputs."""
+    return x if weight.permutation is None else x[:, weight.permutation]
+
+
+def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
+    """Whether so many rows of x and a weight in four bits are both rounded to FP8."""
+    least = W4A16_ROWS if weight.codebook is None else CODEBOOK_ROWS
+    if rows <= least or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
+        return False
+    return len(weight.words) % 16 == weight.inputs % 16 == 0
 
 
 def reads_words(x: Tensor, weight: Int4Words, rows: int) -> bool:
     """Whether the GEMM that unpacks codes in registers serves x, of at most so many rows."""
     if x.dtype != torch.bfloat16 or not 0 < len(x) <= rows or not has_hopper_gpu(x.device):
         return False
-    return int4_config_of(len(x), weight) is not None
-
-
-def linear_int4(x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
-    """x [T, K] · weightᵀ + bias → [T, N]: the twin of `reference.linear` on dequantized weights."""
-    if isinstance(x, RoundedRows):
-        if isinstance(x, Fp8Rows) and multiplies_in_fp8(len(x.codes), torch.bfloat16, weight):
-            return in_fp8(x, weight, bias)
-        x = x.widened()
-    if multiplies_in_fp8(len(x), x.dtype, weight):
-        return in_fp8(quantize_rows(x), weight, bias)
-    if reads_words(x, weight, MOST_ROWS) and x.stride(1) == 1:
-        return skinny_gemm(x, weight, bias=bias)
-    return unpacked(x, weight, bias)
+    return _config_of(len(x), weight) is not None
 
 
 def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
@@ -103,8 +179,7 @@ def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
 
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
     """The linear operation by the library, on the weight as numbers of x's data type."""
-    if weight.permutation is not None:
-        x = x[:, weight.permutation]
+    x = _ordered(x, weight)
 
     def multiply(numbers: Tensor, rows: slice) -> Tensor:
         return reference.linear(x, numbers, _part(bias, rows))

@@ -31,7 +31,8 @@ _PIECE = 2**24  # codes that are packed at a time
 
 def pack_int4(weight: Int4Weight) -> Int4Words:
     """Canonical rows, not rotated, as words. K: a multiple of 32, as of the group."""
-    assert not weight.hadamard
+    assert not weight.hadamard  # no scheme of a GPU rotates
+    assert weight.group % 32 == 0  # codes in other groups become numbers while they are read
     n, half = weight.codes.shape
     rows = max(1, _PIECE // (2 * half))
     words = torch.cat([_words(weight.codes[i : i + rows]) for i in range(0, n, rows)])

@@ -13,23 +13,47 @@ from quire.kernels import reference
 from quire.kernels.operands import Int8Rows, Int8Weight, RoundedRows, Rows
 from quire.kernels.triton.gemm.gemm_tuning import bytes_gemm_config
 from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.gpu_linear import ByteLinear, Operand
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
-from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes, most_rows
-from quire.kernels.triton.ops.skinny_gemm import skinny_gemm
+from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 
-def linear_int8(x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_int8`: x [T, K] → [T, N]."""
-    if isinstance(x, RoundedRows):
-        rows = x if isinstance(x, Int8Rows) else quantize_rows(x.widened(), Int8Rows)
-        return multiply_int8(rows, weight, bias, torch.bfloat16)
-    if x.dtype == torch.float32 or x.stride(1) != 1:
-        return reference.linear(x, weight, bias)
-    if 0 < len(x) <= most_rows(x.dtype, weight):
-        return skinny_gemm(x, weight, bias=bias)
-    return multiply_int8(quantize_rows(x, Int8Rows), weight, bias, x.dtype)
+class _Int8Linear(ByteLinear[Int8Weight]):
+    """Weights in signed bytes."""
+
+    rows = Int8Rows
+
+    def operand(self, weight: Int8Weight) -> Operand:
+        return weight.codes, weight.scale, "codes"
+
+    def rounded(self, out: Tensor) -> type[RoundedRows] | None:
+        return Int8Rows if out.dtype == torch.bfloat16 else None
+
+    def rounds_next(self, out: Tensor, weight: Int8Weight) -> type[RoundedRows] | None:
+        return None if len(out) <= self.most_few(out.dtype, weight) else self.rounded(out)
+
+    def linear(self, x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:
+        """Twin of `reference.linear_int8`: x [T, K] → [T, N]."""
+        if isinstance(x, RoundedRows):
+            rows = x if isinstance(x, Int8Rows) else quantize_rows(x.widened(), Int8Rows)
+            return multiply_int8(rows, weight, bias, torch.bfloat16)
+        if x.dtype == torch.float32 or x.stride(1) != 1:
+            return reference.linear(x, weight, bias)
+        if self.is_few(x, weight):
+            return self.launch(x, weight, bias)[0]
+        return multiply_int8(quantize_rows(x, Int8Rows), weight, bias, x.dtype)
+
+    def invariant_linear(self, x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:
+        """Twin of `reference.linear_int8`: each row of x is rounded to bytes with its own scale."""
+        dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
+        if not isinstance(x, Int8Rows):
+            x = quantize_rows(x if isinstance(x, Tensor) else x.widened(), Int8Rows)
+        return invariant_gemm(x.codes, x.scale, weight.codes, weight.scale, bias, dtype)
+
+
+INT8 = _Int8Linear()
 
 
 def multiply_int8(

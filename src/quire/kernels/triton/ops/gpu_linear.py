@@ -1,0 +1,181 @@
+"""What a GPU computes with linear weights of one type; linear_table.py has all types."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
+
+import torch
+import triton
+from torch import Tensor
+
+from quire.kernels.operands import (
+    Fp8Weight,
+    Int8Weight,
+    ResidualState,
+    RopeWriteKV,
+    RoundedRows,
+    Rows,
+)
+from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
+from quire.kernels.triton.gemm.int4_config import Int4Config
+from quire.kernels.triton.launch.gemm_config import GemmConfig, RingConfig
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS, launches_early, workspace
+from quire.kernels.triton.ops.gemm_launch import rope_operands, run_ring, run_skinny
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
+from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes
+
+MAX_ROWS = 64
+FEW = 16  # rows, up to which the GEMM for few rows rounds them to bytes itself
+Config = GemmConfig | Int4Config
+Operand = tuple[Tensor, Tensor | None, str]
+W = TypeVar("W")
+B = TypeVar("B", Fp8Weight, Int8Weight)
+
+
+class GpuLinear(ABC, Generic[W]):
+    """Linear operations with weights [N, K] of one type. It has no state.
+
+    most: rows of x that its GEMM for few rows takes. rows: those of eight bits that its codes are
+    multiplied by.
+    """
+
+    most: ClassVar[int] = MAX_ROWS
+    rows: ClassVar[type[RoundedRows] | None] = None
+
+    @abstractmethod
+    def operand(self, weight: W) -> Operand:
+        """(the tensor that GEMMs for few rows read, its scales, their WEIGHT_FORMAT)."""
+
+    @abstractmethod
+    def linear(self, x: Rows, weight: W, bias: Tensor | None) -> Tensor:
+        """Twin of `reference.linear`, by the kernel that is fastest for so many rows."""
+
+    @abstractmethod
+    def invariant_linear(self, x: Rows, weight: W, bias: Tensor | None) -> Tensor:
+        """Twin of `reference.linear`, batch-invariant."""
+
+    def most_few(self, dtype: torch.dtype, weight: W) -> int:  # noqa: ARG002
+        """The number of rows up to which fused operations use `launch`."""
+        return MAX_ROWS
+
+    def is_few(self, x: Rows, weight: W) -> TypeGuard[Tensor]:
+        """Whether `launch` serves these rows in fused operations; it is too slow in float32."""
+        if not isinstance(x, Tensor) or x.dtype == torch.float32 or x.stride(1) != 1:
+            return False
+        return 0 < len(x) <= self.most_few(x.dtype, weight)
+
+    def rows_of(self, weight: W, rows: int = 0) -> type[RoundedRows] | None:  # noqa: ARG002
+        """The rows of eight bits that the weight is multiplied by, if there are so many rows."""
+        return self.rows
+
+    def rounded(self, out: Tensor) -> type[RoundedRows] | None:  # noqa: ARG002
+        """As which rows numbers like out are rounded before a linear layer of this type."""
+        return None
+
+    def rounds_next(self, out: Tensor, weight: W) -> type[RoundedRows] | None:  # noqa: ARG002
+        """As which rows what is computed from a linear layer's result [T, N] should be stored.
+
+        The next linear layer's weight is not known here. Where one after a norm has other codes,
+        `rows_for` makes rows of their own for it; `linear_silu` is told.
+        """
+        return None
+
+    def config(self, num_rows: int, weight: W) -> Config:
+        """The config of `launch` for so many rows."""
+        w = self.operand(weight)[0]
+        num_sms, hopper = workspace(w.device).num_sms, has_hopper_gpu(w.device)
+        return skinny_gemm_config(num_rows, *w.shape, w.itemsize, num_sms, hopper=hopper)
+
+    def rope_config(self, num_rows: int, weight: W, kv_heads: int, head_dim: int) -> Config | None:
+        """The config of `launch` with RoPE, whose tiles contain whole heads, or None."""
+        w = self.operand(weight)[0]
+        shape = (num_rows, *w.shape, w.itemsize, workspace(w.device).num_sms)
+        return rope_gemm_config(*shape, kv_heads, head_dim, hopper=has_hopper_gpu(w.device))
+
+    def run(
+        self,
+        config: Config,
+        rows: Tensor,
+        weight: W,
+        behind: tuple[Any, ...],
+        out: Tensor,
+        flags: dict[str, Any],
+    ) -> None:
+        """Launch a kernel. behind: its arguments from `out` on, but for strides."""
+        w, scale, weight_format = self.operand(weight)
+        if isinstance(config, RingConfig):
+            run_ring(config, rows, w, (scale, None, None, *behind), out, flags)
+            return
+        assert not isinstance(config, Int4Config)
+        run_skinny(config, rows, w, (scale, *behind), out, flags | {"WEIGHT_FORMAT": weight_format})
+
+    def launch(
+        self,
+        x: Tensor | ResidualState,
+        weight: W,
+        bias: Tensor | None = None,
+        *,
+        residual: Tensor | None = None,
+        norm_weight: Tensor | None = None,
+        eps: float = 0.0,
+        silu: bool = False,
+        rope: RopeWriteKV | None = None,
+        config: Config | None = None,
+        pdl: bool | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The GEMM for few rows: (out, out times the norm's weight, sums of out²), see skinny_gemm.
+
+        The last two are None without norm_weight.
+        """
+        w = self.operand(weight)[0]
+        pdl = launches_early(w.device) if pdl is None else pdl
+        rows = x.rows if isinstance(x, ResidualState) else x
+        assert isinstance(rows, Tensor)
+        (num_rows, k), n = rows.shape, len(w)
+        config = config or self.config(num_rows, weight)
+        assert num_rows <= self.most
+        assert rows.stride(1) == w.stride(1) == 1
+        assert residual is None or residual.is_contiguous()
+        space = workspace(w.device)
+        num_tiles = triton.cdiv(n, config.block_n)
+        assert num_tiles <= NUM_COUNTERS
+        operands, head_constants = rope_operands(rope)
+        # columns that go to the caches
+        stored = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]
+        out = w.new_empty(num_rows, n // 2 if silu else n - stored, dtype=rows.dtype)
+        normalized = squares = None
+        if norm_weight is not None:
+            normalized = torch.empty_like(out)
+            squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
+        incoming = x.squares if isinstance(x, ResidualState) else None
+        assert incoming is not None or not isinstance(x, ResidualState)
+        behind = (
+            out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:9],
+            space.partials, space.counters, num_rows, n, k,
+            0 if incoming is None else len(incoming),
+            x.eps if isinstance(x, ResidualState) else eps, *operands[9:], rows.stride(0),
+        )  # fmt: skip
+        flags = {
+            "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+            "HAS_NORM": norm_weight is not None, "HAS_SQUARES": incoming is not None, "SILU": silu,
+            "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
+        } | head_constants  # fmt: skip
+        assert not silu or residual is None
+        self.run(config, rows, weight, behind, out, flags)
+        return out, normalized, squares
+
+
+class ByteLinear(GpuLinear[B]):
+    """Weights whose codes are bytes, multiplied by rows that are rounded to the same codes."""
+
+    def most_few(self, dtype: torch.dtype, weight: B) -> int:
+        """See `GpuLinear`.
+
+        `launch` rounds rows itself, with scales for some columns each. More rows are faster if the
+        kernels before have rounded each row with one scale.
+        """
+        if dtype != torch.bfloat16:
+            return MAX_ROWS
+        by_rows = has_hopper_gpu(weight.codes.device) and has_aligned_sizes(weight.codes)
+        return FEW if by_rows else MAX_ROWS
