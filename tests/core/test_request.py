@@ -166,24 +166,26 @@ def check(prompt: list[int], limits: RequestLimits = LIMITS, **sampling: Any) ->
         (
             [1, 10],
             {"max_tokens": 1},
-            "prompt: token ids of this model must be between 0 and 9, not 10 (out of vocabulary)",
+            "prompt: token ids of this model must be between 0 and 9, not 10, which is out of "
+            "vocabulary (vocab_size 10)",
         ),
         (
             [-1, 3],
             {"max_tokens": 1},
-            "prompt: token ids of this model must be between 0 and 9, not -1 (out of vocabulary)",
+            "prompt: token ids of this model must be between 0 and 9, not -1, which is out of "
+            "vocabulary (vocab_size 10)",
         ),
         (
             [1],
             {"stop_token_ids": [10]},
             "stop_token_ids: token ids of this model must be between 0 and 9, "
-            "not 10 (out of vocabulary)",
+            "not 10, which is out of vocabulary (vocab_size 10)",
         ),
         (
             [1],
             {"logit_bias": {12: 1.0}},
             "logit_bias: token ids of this model must be between 0 and 9, "
-            "not 12 (out of vocabulary)",
+            "not 12, which is out of vocabulary (vocab_size 10)",
         ),
     ],
 )
@@ -201,8 +203,8 @@ def test_beyond_the_models_limit() -> None:
     with pytest.raises(ContextLengthError) as caught:
         check([1] * 18, max_tokens=3)
     assert str(caught.value) == (
-        "prompt: 18 tokens and 3 for the answer are 21, but the limit here is 20; shorten the "
-        "prompt or lower max_tokens"
+        "prompt: 18 tokens and 3 for the answer are 21, but this model's maximum context length "
+        "is 20 tokens. Please reduce the length of the input prompt or lower max_tokens"
     )
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "prompt"

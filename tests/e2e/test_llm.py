@@ -250,7 +250,7 @@ def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
         ),
         (
             [[user], [user | {"content": "hi " * 3000}]],
-            r"^messages\[1\]: its first \d+ of \d+ characters .* shorten",
+            r"^messages\[1\]: too large: its first \d+ of \d+ characters .* reduce",
         ),
         ([{"role": "me"}], r"^messages\[0\]\.role: must be one of .*, not 'me'"),
     ):

@@ -34,6 +34,7 @@ LIMITS = RequestLimits(
 @dataclass
 class FakeInfo:
     model_name: str = "fake"
+    eos_token_ids: list[int] = field(default_factory=lambda: [2])
     limits: RequestLimits = LIMITS
     dtype: str = "float32"
     device: str = "cpu"

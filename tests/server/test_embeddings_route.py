@@ -179,9 +179,9 @@ def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
         ({"input": [-1]}, "input[0]", "input[0]: must be an integer >= 0"),
         ({"input": [0x110000]}, "input", "input: token ids of this model must be between"),
         ({"input": [[1], [0x110000]]}, "input", "input[1]: token ids of this model must be"),
-        ({"input": "x" * 1025}, "input", "input: 1025 tokens, but the limit here is 1024"),
-        ({"input": ["a", "x" * 1025]}, "input", "input[1]: 1025 tokens, but the limit"),
-        ({"input": "x" * 70_000}, "input", "input: 70000 characters cannot fit"),
+        ({"input": "x" * 1025}, "input", "input: too large: 1025 tokens, but this model"),
+        ({"input": ["a", "x" * 1025]}, "input", "input[1]: too large: 1025 tokens"),
+        ({"input": "x" * 70_000}, "input", "input: too large: 70000 characters"),
         ({"input": ["a"] * 2049}, "input", "input: 2049 of them; send at most 2048"),
         (
             {"encoding_format": "int8"},

@@ -42,7 +42,6 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
                 "/v1/completions"),
     "/embedding": ("llama.cpp", "use /v1/embeddings"),
     "/reranking": ("llama.cpp", "use /v1/rerank"),
-    "/v1/chat/completions/input_tokens": ("llama.cpp", "use /tokenize with messages"),
     "/tools": ("llama.cpp", "clients run the tools"),
     "/cors-proxy": ("llama.cpp", "the server opens no connections"),
     "/api/chat": ("Ollama", "use /v1/chat/completions"),

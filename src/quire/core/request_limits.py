@@ -26,6 +26,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_kv_tokens: tokens that the KV cache holds. honours_priority: whether requests may have a
     priority. hidden_size: dimensions of an embedding. generates: whether the model can generate
     text, and not only embeddings. max_logprobs: for each token; -1: all of the vocabulary.
+    only_counts: the limits are for texts whose tokens are only counted, not for the model.
     """
 
     max_model_len: int
@@ -36,6 +37,27 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     generates: bool = True
     max_logprobs: int = MAX_LOGPROBS
+    only_counts: bool = False
+
+    @property
+    def length_name(self) -> str:
+        """What max_model_len is, for messages."""
+        if self.only_counts:
+            return "the maximum length of a text that is counted"
+        return "this model's maximum context length"
+
+    def beyond_length(
+        self, what: str, other_fix: str = "", *, param: str = "prompt"
+    ) -> ContextLengthError:
+        """The error for a prompt above max_model_len, in the words that clients look for.
+
+        what: the field and its size. other_fix: what helps besides a shorter prompt.
+        """
+        return ContextLengthError(
+            f"{what}, but {self.length_name} is {self.max_model_len} tokens. Please reduce the "
+            f"length of the input prompt{other_fix}",
+            param=param,
+        )
 
     def check(self, message: AddRequest) -> None:
         """Refuse a request that can never run.
@@ -95,10 +117,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         answer = max(1, sampling.min_tokens) if wanted is None else wanted
         if prompt + answer > self.max_model_len:
             lower = "" if answer == 1 else f" or lower {'min' if wanted is None else 'max'}_tokens"
-            raise ContextLengthError(
-                f"prompt: {prompt} tokens and {answer} for the answer are {prompt + answer}, but "
-                f"the limit here is {self.max_model_len}; shorten the prompt{lower}"
-            )
+            size = f"{prompt} tokens and {answer} for the answer are {prompt + answer}"
+            raise self.beyond_length(f"prompt: {size}", lower)
         longest = self.max_model_len if wanted is None else prompt + wanted
         if longest - 1 > self.max_kv_tokens:
             raise ContextLengthError(
@@ -110,11 +130,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def check_embedding(self, prompt_token_ids: list[int], pooling: PoolingParams) -> None:
         """Refuse a prompt that can never be embedded. Raises as `check` does."""
         self._check_prompt(prompt_token_ids)
-        longest = min(self.max_model_len, self.max_kv_tokens)
-        if len(prompt_token_ids) > longest:
+        num_tokens = len(prompt_token_ids)
+        if num_tokens > self.max_model_len:
+            raise self.beyond_length(f"prompt: too large: {num_tokens} tokens")
+        if num_tokens > self.max_kv_tokens:
             raise ContextLengthError(
-                f"prompt: {len(prompt_token_ids)} tokens, but the limit here is {longest}; "
-                "shorten it"
+                f"prompt: too large: {num_tokens} tokens, but the whole KV cache has "
+                f"{self.max_kv_tokens} slots; shorten it"
             )
         if pooling.dimensions is not None and pooling.dimensions > self.hidden_size:
             raise invalid_value(
@@ -126,11 +148,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def check_chars(self, num_chars: int, param: str = "prompt") -> None:
         """Refuse text that is far too long before it is encoded. Raises ContextLengthError."""
         if num_chars > MAX_CHARS_PER_TOKEN * self.max_model_len:
-            raise ContextLengthError(
-                f"{param}: {num_chars} characters cannot fit a context of {self.max_model_len} "
-                "tokens; send fewer",
-                param=param,
-            )
+            raise self.beyond_length(f"{param}: too large: {num_chars} characters", param=param)
 
     def _check_continuation(self, message: AddRequest) -> None:
         """Refuse output tokens so far that no engine can have drawn for this request."""
@@ -159,9 +177,11 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             known = f"between 0 and {self.vocab_size - 1}"
-            raise invalid_value(
-                field, f"token ids of this model must be {known}, not {wrong} (out of vocabulary)"
+            problem = (
+                f"token ids of this model must be {known}, not {wrong}, which is out of vocabulary "
+                f"(vocab_size {self.vocab_size})"
             )
+            raise invalid_value(field, problem)
 
 
 @cache

@@ -22,6 +22,7 @@ from quire.server.api.openai import (
     chat,
     completions,
     embeddings,
+    input_tokens,
     responses,
     scores,
     tokenize,
@@ -61,7 +62,8 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     anthropic_messages.COUNT_ROUTE,
     tokenize.TOKENIZE_ROUTE,
     tokenize.DETOKENIZE_ROUTE,
-    native_completion.ROUTE,
+    *native_completion.ROUTES,
+    input_tokens.ROUTE,
     apply_template.ROUTE,
 )
 

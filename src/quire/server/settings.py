@@ -9,7 +9,7 @@ from quire.errors import ConfigError
 from quire.options import MOST, MOST_BYTES, check_ranges, setting
 from quire.server.http.allowed_hosts import AllowedHosts, parse_hosts
 from quire.server.http.api_keys import ApiKeys, all_keys, listed
-from quire.server.http.cors import parse_origins
+from quire.server.http.cors import ANY, parse_origins
 from quire.server.http.root_path import plain_root_path
 
 _YEAR = 366 * 24 * 3600  # event loops cannot wait for any number of seconds
@@ -42,7 +42,8 @@ class ServerSettings:
     )
     allowed_origins: str | None = setting(
         None,
-        "origins whose pages may call this from a browser, with commas between; * for all",
+        "origins whose pages may call this from a browser, with commas between; localhost for "
+        "those of this machine, * for all; default: none without an API key, all with one",
         is_list=True,
     )
     allowed_hosts: str | None = setting(
@@ -195,8 +196,10 @@ class ServerSettings:
 
     @property
     def origins(self) -> list[str]:
-        """The origins that may call it from a browser."""
-        return [] if self.allowed_origins is None else parse_origins(self.allowed_origins)
+        """The origins that may call it from a browser; by default all, where a key is needed."""
+        if self.allowed_origins is None:
+            return [ANY] if self.keys.are_required else []
+        return parse_origins(self.allowed_origins)
 
     @property
     def hosts(self) -> AllowedHosts:

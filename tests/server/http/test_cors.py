@@ -1,4 +1,4 @@
-"""CORS: off unless origins are named, and then for those alone."""
+"""CORS: for origins that are named; by default for none, and where a key is needed for all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_preflight_needs_no_key_and_opens_nothing(engine: FakeEngine) -> None:
     permitted = preflight(app, OURS)
     assert permitted.status == 200, "any status of success permits, says the Fetch standard"
     assert permitted.headers[NAMES] == OURS
-    assert permitted.headers["access-control-allow-methods"] == "GET, POST"
+    assert permitted.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
     assert permitted.headers["access-control-allow-headers"] == "authorization,content-type"
     assert preflight(app, OTHER).status == 400
     assert NAMES not in preflight(app, OTHER).headers
@@ -73,6 +73,45 @@ def test_all_origins_but_never_with_credentials(engine: FakeEngine) -> None:
         assert reply.headers[NAMES] == "*"
         assert "access-control-allow-credentials" not in reply.headers
     assert NAMES not in call(app, "/v1/models").headers
+
+
+def test_with_a_key_any_page_that_knows_it_may_call(engine: FakeEngine) -> None:
+    app = serving(None, engine, api_key="secret")
+    assert preflight(app, OTHER).headers[NAMES] == "*"
+    key = {"authorization": "Bearer secret", "origin": OTHER}
+    assert call(app, "/v1/models", headers=key).headers[NAMES] == "*"
+    assert call(app, "/v1/models", headers={"origin": OTHER}).status == 401
+    assert NAMES not in preflight(serving(OURS, engine, api_key="secret"), OTHER).headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_local"),
+    [
+        *(
+            (f"{scheme}://{host}{port}", True)
+            for scheme in ("http", "https")
+            for host in ("localhost", "127.0.0.1", "[::1]")
+            for port in ("", ":3000")
+        ),
+        *(
+            (origin, False)
+            for origin in (
+                "http://notlocalhost",
+                "http://localhost.evil.example",
+                "http://localhost:3000.evil.example",
+                "http://127.0.0.1.evil.example",
+                "null",
+                OTHER,
+            )
+        ),
+    ],
+)
+def test_localhost_is_this_machine_at_any_port(
+    engine: FakeEngine, origin: str, is_local: bool
+) -> None:
+    app = serving(f"localhost,{OURS}", engine)
+    for asked in (origin, OURS):
+        assert (preflight(app, asked).headers.get(NAMES) == asked) == (is_local or asked == OURS)
 
 
 def test_origins_as_a_json_list(engine: FakeEngine) -> None:

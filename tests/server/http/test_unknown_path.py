@@ -20,7 +20,6 @@ from quire.server.http.application import UNVERSIONED
         ("/chat/completion", "/v1/chat/completions"),
         ("/api/v1/Chat/Completions", "/v1/chat/completions"),
         ("/v1/chat", "/v1/chat/completions"),
-        ("/completions", "/v1/completions"),
         ("/v1/completion", "/v1/completions"),
         ("/v1/embedding", "/v1/embeddings"),
         ("/v1/model", "/v1/models"),

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from quire.core.request_limits import RequestLimits
-from quire.errors import ContextLengthError, invalid_value
+from quire.errors import invalid_value
 
 USUAL_CHARS_PER_TOKEN = 4
 # Cutting a text may add this many tokens to its first part.
@@ -89,7 +89,7 @@ def token_ids_of(
     param = "messages" if is_rendered else "prompt"
     limits.check_chars(len(prompt), param)
     if len(prompt) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
-        _check_pieces(encode, prompt, limits.max_model_len, param)
+        _check_pieces(encode, prompt, limits, param)
     return encode(prompt)
 
 
@@ -116,21 +116,23 @@ def counting(limits: RequestLimits) -> RequestLimits:
     """The limits for texts whose tokens are only counted: up to four contexts."""
     longest = limits.max_model_len
     most = max(longest, min(COUNTED_CONTEXTS * longest, COUNTED_TOKENS))
-    return msgspec.structs.replace(limits, max_model_len=most)
+    return msgspec.structs.replace(limits, max_model_len=most, only_counts=True)
 
 
-def _check_pieces(encode: Callable[[str], list[int]], text: str, most: int, param: str) -> None:
-    """Raises ContextLengthError as soon as pieces of the text have more than `most` tokens."""
-    size, num_tokens = USUAL_CHARS_PER_TOKEN * most, 0
+def _check_pieces(
+    encode: Callable[[str], list[int]], text: str, limits: RequestLimits, param: str
+) -> None:
+    """Raises ContextLengthError as soon as pieces of the text have more tokens than fit."""
+    most, num_tokens = limits.max_model_len, 0
+    size = USUAL_CHARS_PER_TOKEN * most
     for start in range(0, len(text), size):
         num_tokens += len(encode(text[start : start + size])) - CUT_TOKENS
         if num_tokens > most:
             seen = min(start + size, len(text))
-            raise ContextLengthError(
-                f"{param}: its first {seen} of {len(text)} characters are about {num_tokens} "
-                f"tokens already, but the limit here is {most}; shorten it",
-                param=param,
+            found = (
+                f"its first {seen} of {len(text)} characters are about {num_tokens} tokens already"
             )
+            raise limits.beyond_length(f"{param}: too large: {found}", param=param)
 
 
 def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:
@@ -139,7 +141,10 @@ def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:
     Raises InvalidRequestError.
     """
     if keep > limits.max_model_len:
-        problem = f"{keep} is more than the limit here, {limits.max_model_len}; lower it"
+        problem = (
+            f"{keep} is more than {limits.length_name} of {limits.max_model_len} tokens. Please "
+            "request a smaller truncation size."
+        )
         raise invalid_value("truncate_prompt_tokens", problem)
     return keep if keep >= 0 else max(1, limits.max_model_len - reserved)
 

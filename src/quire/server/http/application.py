@@ -15,7 +15,9 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from quire.server.http.unknown_path import UnknownPath
 
 # as llama.cpp's server has these paths, too
-UNVERSIONED = frozenset({"/chat/completions", "/responses", "/models"})
+UNVERSIONED = frozenset(
+    {"/chat/completions", "/chat/completions/input_tokens", "/responses", "/models"}
+)
 
 
 class Application(Starlette):

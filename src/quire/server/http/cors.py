@@ -1,4 +1,6 @@
-"""CORS: which origins' web pages may call this server from a browser. Off unless origins are named.
+"""CORS: which origins' web pages may call this server from a browser.
+
+Without an API key none but those that are named; with one any that knows the key, by default.
 
 The middleware is starlette's. Cookies are never allowed: a page sends its API key in a header, as
 any other client does. Starlette is imported on use, as the settings import this module early.
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 ANY = "*"
-METHODS = ("GET", "POST")
+LOCALHOST = "localhost"  # pages of this machine, whatever their port
+_LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
+METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after")
 MAX_AGE_SECONDS = 600  # for which a browser need not ask again
 
@@ -29,7 +33,8 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
     return CORSMiddleware(
         app,
-        allow_origins=origins,
+        allow_origins=[origin for origin in origins if origin != LOCALHOST],
+        allow_origin_regex=_LOCAL_ORIGIN if LOCALHOST in origins else None,
         allow_methods=METHODS,
         allow_headers=(ANY,),
         expose_headers=EXPOSED_HEADERS,
@@ -47,10 +52,10 @@ def parse_origins(text: str) -> list[str]:
         ) from None
     origins = [origin.strip().lower() for origin in given]
     for origin in origins:
-        if origin != ANY and not _is_origin(origin):
+        if origin not in (ANY, LOCALHOST) and not _is_origin(origin):
             raise ConfigError(
                 f"allowed_origins has {origin!r}, which is no origin; use origins such as "
-                "https://app.example.com or http://localhost:3000, or * for all"
+                "https://app.example.com, localhost for pages of this machine, or * for all"
             )
     return origins
 

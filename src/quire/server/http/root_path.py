@@ -13,9 +13,10 @@ if TYPE_CHECKING:  # keeps the import light for the parent process
 _PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 SERVED = frozenset({  # what the server's own paths begin with
-    "apply-template", "chat", "completion", "detokenize", "docs", "health", "invocations", "live",
-    "load", "metrics", "models", "openapi.json", "page", "ping", "pooling", "props", "ready",
-    "rerank", "responses", "score", "tokenize", "tokenizer_info", "v1", "v2", "version",
+    "apply-template", "chat", "completion", "completions", "detokenize", "docs", "health",
+    "invocations", "live", "load", "metrics", "models", "openapi.json", "page", "ping", "pooling",
+    "props", "ready", "rerank", "responses", "score", "tokenize", "tokenizer_info", "v1", "v2",
+    "version",
 })  # fmt: skip
 
 

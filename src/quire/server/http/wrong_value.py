@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ _PATH = re.compile(r"\$([^`]*)")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]|(\[\.\.\.\])")
 MAX_MAPS = 8  # nested maps whose entries are named
 MAX_KEY_CHARS = 64
+MAX_NAMED_KEYS = 4  # entries of a map that are wrong in the same way
 TAGS = ("type",)  # fields that tell which struct of a union an object is
 
 
@@ -107,11 +109,11 @@ class _Search:
             if entry and (num_maps > MAX_MAPS or not isinstance(self._value, dict)):
                 return shown
             if entry:
-                key = next((key for key in self._value if self._is_wrong(key)), None)
-                if key is None:
+                keys = list(islice(filter(self._is_wrong, self._value), MAX_NAMED_KEYS))
+                if not keys:
                     return shown
-                shown += f"[{key[:MAX_KEY_CHARS]!r}]"
-                self._enter({}, key)
+                shown += f"[{', '.join(repr(key[:MAX_KEY_CHARS]) for key in keys)}]"
+                self._enter({}, keys[0])
             elif index:
                 shown += f"[{index}]"
                 self._heads.append(None)

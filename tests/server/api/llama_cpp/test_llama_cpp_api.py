@@ -82,10 +82,32 @@ def test_no_tokens_only_cache_the_prompt(app: Starlette, engine: FakeEngine) -> 
 def test_biases_in_pairs_are_those_of_a_map(app: Starlette, engine: FakeEngine) -> None:
     settings = ask(app, logit_bias=[[5, 1.5], [6, -2], [5, 1]]).json()["generation_settings"]
     assert engine.calls[-1]["sampling"].logit_bias == {5: 2.5, 6: -2.0}
-    ask(app, logit_bias=settings["logit_bias"])
-    assert engine.calls[-1]["sampling"].logit_bias == {5: 2.5, 6: -2.0}
+    assert settings["logit_bias"] == [{"token": 5, "bias": 2.5}, {"token": 6, "bias": -2.0}]
     for wrong in ([["a", 1]], [[5]], [[5, False]], [[5, 101]], [5], [[5, 99], [5, 99]]):
         assert ask(app, logit_bias=wrong).error["param"].startswith("logit_bias")
+
+
+def test_tokens_that_cannot_end_an_answer_are_biases_without_a_number(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    settings = ask(app, ignore_eos=True, n_predict=2).json()["generation_settings"]
+    assert settings["logit_bias"] == [{"token": i, "bias": None} for i in engine.info.eos_token_ids]
+    assert settings["logit_bias"]
+
+
+def test_completions_without_a_version_are_llama_cpps(app: Starlette) -> None:
+    replies = [
+        call(app, f"/{name}", {"prompt": "hi"}).json() for name in ("completion", "completions")
+    ]
+    assert replies[0]["content"] == replies[1]["content"] == "Hello!"
+
+
+def test_tokens_of_a_conversation_are_counted_as_it_is_answered(app: Starlette) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    counted = call(app, "/chat/completions/input_tokens", body).json()
+    assert counted["object"] == "response.input_tokens"
+    answered = call(app, "/v1/chat/completions", body).json()
+    assert counted["input_tokens"] == answered["usage"]["prompt_tokens"]
 
 
 def test_parts_of_a_prompt_get_special_tokens_as_asked(

@@ -17,12 +17,19 @@ BODIES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "choices"),
     ("/v1/completions", {"prompt": "a"}, "choices"),
     ("/v1/embeddings", {"input": "a"}, "data"),
+    (
+        "/v1/embeddings",
+        {"messages": [{"role": "user", "content": "a"}], "encoding_format": "float"},
+        "data",
+    ),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}, "results"),
     ("/v1/score", {"queries": "a", "documents": ["b"]}, "data"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "field"), BODIES, ids=[path for path, _, _ in BODIES])
+@pytest.mark.parametrize(
+    ("path", "body", "field"), BODIES, ids=[f"{path} {','.join(body)}" for path, body, _ in BODIES]
+)
 def test_the_answer_is_that_of_the_path(
     app: Starlette, path: str, body: dict[str, Any], field: str
 ) -> None:

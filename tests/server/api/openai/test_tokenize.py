@@ -150,7 +150,7 @@ def test_counting_costs_no_more_than_what_can_be_counted(
     assert count(5 * longest).status == 400
     num_chars = 0
     message = count(65_000).json()["error"]["message"]
-    assert f"the limit here is {longest}" in message
+    assert f"that is counted is {longest} tokens" in message
     assert num_chars <= 4 * longest
     assert longest_asked <= 4 * longest
 

@@ -105,6 +105,7 @@ def prepare(
     engine, parsers = model.engine, model.parsers
     with names:
         use = _checked_use(request, model)
+        _check_parser(use, model)
         cut = take_defaults(request, model.request_defaults) or request.is_cut_to_context
         sampling = chat_request.sampling(request)
         yield
@@ -151,15 +152,19 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
 
 
 def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
-    """The tools of a request, all of it checked: the template shows them, calls can be parsed."""
+    """The tools of a request, all of it checked; the template shows them."""
     chat_request.check(request)
     use = tool_use(request.tools, request.tool_choice)
     if use.shown and "tools" not in model.engine.tokenizer.chat_variables:
         raise invalid_value("tools", "this model's chat template does not read them; remove them")
+    return use
+
+
+def _check_parser(use: ToolUse, model: RegisteredModel) -> None:
+    """Raise InvalidRequestError for tools whose calls could not be found in the answer."""
     if use.shown and model.parsers.tools is None:
         fix = "set tool_choice to none, or start the server with --tool-call-parser"
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
-    return use
 
 
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:

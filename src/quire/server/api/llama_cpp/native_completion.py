@@ -63,7 +63,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
         encoding=request.encoding,
         cut_to_context=True,
     )
-    return NativeFormatter(job, request, tokenizer)
+    return NativeFormatter(job, request, tokenizer, model.engine.info.eos_token_ids)
 
 
 class _Answer(msgspec.Struct):
@@ -74,15 +74,25 @@ class _Answer(msgspec.Struct):
 
 
 class NativeFormatter(OpenAIReplyFormatter):
-    """The ReplyFormatter of /completion. Answers are numbered prompt by prompt."""
+    """The ReplyFormatter of /completion. Answers are numbered prompt by prompt.
+
+    eos_token_ids: those that end an answer, unless the request ignores them.
+    """
 
     end_marker = b""
 
-    def __init__(self, job: Job, request: NativeCompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        job: Job,
+        request: NativeCompletionRequest,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+    ) -> None:
         self.job = job
         self._returns_tokens = bool(request.return_tokens) or job.stream
         self._num_probs = num_shown(job.sampling)
         self._tokenizer = tokenizer
+        self._never = eos_token_ids if job.sampling.ignore_eos else ()
         self._answers: dict[int, _Answer] = {}
 
     def reply(
@@ -134,7 +144,7 @@ class NativeFormatter(OpenAIReplyFormatter):
             **fields | {"stop": True},
             model=self.job.model,
             prompt=self._tokenizer.decode(item.prompt_token_ids, skip_special_tokens=False),
-            generation_settings=_settings(self.job),
+            generation_settings=_settings(self.job, self._never),
             has_new_line=self._answers[part.index].has_new_line,
             truncated=kind == "limit" and (most is None or num_tokens < most),
             stop_type=kind,
@@ -179,7 +189,9 @@ def _max_tokens(job: Job) -> int | None:
     return 0 if job.prompt_alone else job.sampling.max_tokens
 
 
-def _settings(job: Job) -> dict[str, Any]:
+def _settings(job: Job, never: Sequence[int]) -> dict[str, Any]:
+    """The settings of an answer. never: tokens that are not drawn; their bias is None."""
+    biases: dict[int, float | None] = {**(job.sampling.logit_bias or {}), **dict.fromkeys(never)}
     sampling: SamplingParams = job.sampling
     settings = {name: getattr(sampling, own) for name, own in _SETTINGS.items()}
     most = _max_tokens(job)
@@ -188,15 +200,15 @@ def _settings(job: Job) -> dict[str, Any]:
         "max_tokens": shown,
         "n_predict": shown,
         "n_probs": sampling.logprobs or 0,
-        "logit_bias": [[i, bias] for i, bias in (sampling.logit_bias or {}).items()],
+        "logit_bias": [{"token": i, "bias": bias} for i, bias in biases.items()],
         "stream": job.stream,
     }
 
 
-ROUTE = GenerationRoute(
-    OpenApiEntry(
+def _route(path: str) -> GenerationRoute[NativeFormatter]:
+    entry = OpenApiEntry(
         method="post",
-        path="/completion",
+        path=path,
         summary="Continue a text, in llama.cpp's own format.",
         rules=(
             *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
@@ -212,7 +224,8 @@ ROUTE = GenerationRoute(
         reply=NativeReply,
         events=(NativePart, NativeReply, ErrorChunk),
         errors=RUN_ERRORS,
-    ),
-    prepare,
-    answer,
-)
+    )
+    return GenerationRoute(entry, prepare, answer)
+
+
+ROUTES = tuple(map(_route, ("/completion", "/completions")))

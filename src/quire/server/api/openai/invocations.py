@@ -14,6 +14,7 @@ from quire.server.http.request_reader import STATE_KEY, read_body
 
 # the first of these fields that a body has → the path that it is for
 PATHS = {
+    "encoding_format": "/v1/embeddings",  # of texts or of messages
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
@@ -26,6 +27,7 @@ PATHS = {
 class _Fields(msgspec.Struct):
     """The fields of PATHS, undecoded."""
 
+    encoding_format: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
