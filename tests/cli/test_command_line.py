@@ -45,6 +45,7 @@ SERVE = """
     --allowed-origins
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
     --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
+    --default-chat-template-kwargs
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
     --response-store-bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from functools import partial
 from pathlib import Path
@@ -294,6 +295,18 @@ def test_tools_may_stand_in_the_message_of_the_system() -> None:
     assert render([USER], tools=None) == render([USER], tools=[]) == question
     marked = render([USER], tools=[TOOL], map_text=lambda text: f"[{text}]")
     assert '"[name]": "[add]"' in marked
+
+
+def test_tools_may_have_firefunctions_name_and_a_time_beside_them() -> None:
+    template = ChatTemplate("{{ functions + '|' + datetime }}", origin="here", special_tokens={})
+    assert "tools" in template.variables
+    render = partial(template.render, [USER], add_generation_prompt=True)
+    shown, _, written = render(tools=[TOOL], options={}).partition("|")
+    assert json.loads(shown) == [TOOL["function"]]
+    today = datetime.datetime.now(datetime.UTC).date()
+    parsed = datetime.datetime.strptime(written, "%b %d %Y %H:%M:%S GMT").date()
+    assert today - parsed <= datetime.timedelta(days=1)
+    assert render(tools=None, options={"datetime": "noon"}) == "|noon"
 
 
 def test_a_message_that_is_continued_is_left_open() -> None:

@@ -13,6 +13,8 @@ _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
           "granite", "hunyuan_a13b")  # fmt: skip
 
+# settings that are a JSON object, which a YAML file has as a map
+_JSON = ("default_chat_template_kwargs", "override_generation_config")
 # of vLLM's `quantization`: what the checkpoint itself is
 _CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf")
 
@@ -50,7 +52,7 @@ def own_value(name: str, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if name == "served_model_name" and isinstance(value, list | tuple):
         return ",".join(map(str, value)) or DEFAULT
-    if name == "override_generation_config" and isinstance(value, dict):
+    if name in _JSON and isinstance(value, dict):
         return json.dumps(value)
     for foreign, own in OWN_VALUES.get(name, {}).items():
         if same_value(value, foreign):

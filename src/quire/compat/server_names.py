@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
 
 _V, _L, _O, _S = "vLLM", "llama.cpp", "Ollama", "SGLang"
 _PROXY = "put a proxy in front, such as Caddy or nginx"
 _LEVELS = {"critical": "error", "fatal": "error", "trace": "debug"}
 _CORS = "a browser may send what the API needs"
+_THINKS, _THINKS_NOT = (f'{{"enable_thinking": {word}}}' for word in ("true", "false"))
+_MARKS = tuple(
+    make({"reasoning_start_str": begin, "reasoning_end_str": end})
+    for begin, end in (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+    for make in (dict, json.dumps, partial(json.dumps, separators=(",", ":")))
+)
 
 SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("enable_auto_tool_choice", _V,
@@ -77,12 +86,15 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("embeddings", _L, "each model generates and embeds", "--embedding",
               arity="switch"),
     no_effect("reasoning_format", _L, "reasoning is a field of its own; see reasoning_parser"),
-    only("reasoning_budget", _L, (-1,), "reasoning ends where the model ends it",
-         "send chat_template_kwargs {\"enable_thinking\": false}"),
-    only("chat_template_kwargs", _L, (), "each request has its own",
-         "send chat_template_kwargs in requests"),
-    only("default_chat_template_kwargs", _V, (), "each request has its own",
-         "send chat_template_kwargs in requests"),
+    alias("reasoning", "default_chat_template_kwargs", _L, "-rea", others=False,
+          values={"on": _THINKS, "off": _THINKS_NOT, "auto": DEFAULT},
+          text="the chat template says whether a model reasons", fix="use on, off or auto"),
+    alias("reasoning_budget", "default_chat_template_kwargs", _L, others=False,
+          values={-1: DEFAULT, 0: _THINKS_NOT}, text="each request has its own",
+          fix="send thinking_token_budget in requests"),
+    only("reasoning_config", _V, _MARKS, "reasoning has the marks of its parser",
+         "use reasoning_parser one of its names"),
+    alias("chat_template_kwargs", "default_chat_template_kwargs", _L),
     no_effect("enable_reasoning", _V, "reasoning_parser alone asks for it", arity="switch"),
     no_effect("reranking", _L, "/rerank is always there", "--rerank", arity="switch"),
     no_effect("slot_prompt_similarity", _L, "there are no slots", "-sps"),

@@ -8,6 +8,7 @@ models are loaded and unloaded is in model_loading.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
 from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
+from quire.server.parsing.template_defaults import known_defaults, parse_template_defaults
 from quire.server.settings import ServerSettings
 from quire.server.system_fingerprint import system_fingerprint
 
@@ -25,7 +27,8 @@ class RegisteredModel(msgspec.Struct, frozen=True, eq=False):
     """A loaded model. parsers: for its tool calls and reasoning.
 
     request_defaults: the fields that a generation request has where it leaves them out, by name.
-    fingerprint: the system_fingerprint of its answers.
+    fingerprint: the system_fingerprint of its answers. template_defaults: variables of its chat
+    template that requests get which do not set them.
     """
 
     name: str
@@ -34,6 +37,7 @@ class RegisteredModel(msgspec.Struct, frozen=True, eq=False):
     admission: Admission
     request_defaults: Mapping[str, float]
     fingerprint: str
+    template_defaults: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class ModelEntry:
@@ -173,6 +177,10 @@ class ModelRegistry:
             *(name, engine, parsers, entry.admission),
             request_defaults=defaults,
             fingerprint=system_fingerprint(engine.info),
+            template_defaults=known_defaults(
+                parse_template_defaults(self._settings.default_chat_template_kwargs),
+                *(tokenizer.chat_variables, name),
+            ),
         )
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
         for on_engine in self._on_engine:

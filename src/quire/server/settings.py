@@ -11,6 +11,7 @@ from quire.server.http.allowed_hosts import AllowedHosts, parse_hosts
 from quire.server.http.api_keys import ApiKeys, all_keys, listed
 from quire.server.http.cors import ANY, parse_origins
 from quire.server.http.root_path import plain_root_path
+from quire.server.parsing.template_defaults import parse_template_defaults
 
 _YEAR = 366 * 24 * 3600  # event loops cannot wait for any number of seconds
 _SECONDS = (0.001, _YEAR)
@@ -108,6 +109,11 @@ class ServerSettings:
         "auto",
         "format in which the model marks its reasoning; auto: detected from its chat template",
     )
+    default_chat_template_kwargs: str | None = setting(
+        None,
+        'variables of the chat template as a JSON object, such as {"enable_thinking": false}, for '
+        "requests that do not set them in chat_template_kwargs",
+    )
     return_tokens_as_token_ids: bool = setting(
         False,
         "spell tokens of log-probabilities as token_id:5 where a request does not say otherwise",
@@ -177,6 +183,7 @@ class ServerSettings:
             parse_origins(self.allowed_origins)
         if self.allowed_hosts is not None:
             parse_hosts(self.allowed_hosts)
+        parse_template_defaults(self.default_chat_template_kwargs)
         if self.uds == "":
             raise ConfigError("uds must not be empty; set a path, or leave it out")
         if self.root_path is not None:

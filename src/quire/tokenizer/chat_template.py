@@ -53,7 +53,10 @@ class ChatTemplate:
         self._has_tools_in_message = (
             "tools" not in variables and _TOOLS_OF_MESSAGE.search(source) is not None
         )
-        self.variables = variables | {"tools"} if self._has_tools_in_message else variables
+        # Firefunction's template has them as text, under another name, and the time beside them
+        self._has_functions = "tools" not in variables and "functions" in variables
+        shows_tools = self._has_tools_in_message or self._has_functions
+        self.variables = variables | {"tools"} if shows_tools else variables
         # what all renders have: each adds its own to a copy, so that Jinja need not
         self._common = dict(self._template.globals) | dict(special_tokens) | {"documents": None}
         self._template.globals = {}
@@ -95,7 +98,8 @@ class ChatTemplate:
         prepared_tools = prepare_tools(tools, map_text)
         if prepared_tools and self._has_tools_in_message:
             prepared = _with_tools(prepared, prepared_tools)
-        given = _plain_options(options, map_text) if options else {}
+        given: dict[str, Any] = _functions(prepared_tools) if self._has_functions else {}
+        given |= _plain_options(options, map_text) if options else {}
         given |= {
             "messages": prepared,
             "tools": prepared_tools,
@@ -172,6 +176,15 @@ def _refuse_calls(messages: list[dict[str, Any]]) -> None:
                 "content, or use a chat template that reads tool_calls"
             )
             raise invalid_value("messages", problem, where=f"messages[{index}].tool_calls")
+
+
+def _functions(tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """The functions as JSON and the time, by the names of Firefunction's template."""
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    return {
+        "functions": json.dumps(functions, ensure_ascii=False, indent=4) if functions else "",
+        "datetime": time.strftime("%b %d %Y %H:%M:%S GMT", time.gmtime()),
+    }
 
 
 def _with_tools(

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from asgi_client import Post, call
 from fake_engine import LIMITS, FakeEngine
+from starlette.applications import Starlette
 
+from quire.errors import ConfigError
 from quire.server.api.common import chat_request
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
@@ -53,6 +55,42 @@ def test_messages_as_the_template_sees_them(chat: Post, engine: FakeEngine) -> N
     ]
     chat(messages=messages, chat_template_kwargs={"mood": "calm"}, add_generation_prompt=False)
     assert rendered(engine) == "<developer>be kind<userbob>one+two[mood=calm]"
+
+
+def test_template_variables_of_the_server_are_those_of_requests_without_them(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.tokenizer.chat_variables = frozenset({"messages", "mood", "enable_thinking"})
+    defaults = '{"mood": "calm", "enable_thinking": false, "tone": "low"}'
+    app = build_app(engine, ServerSettings(default_chat_template_kwargs=defaults))
+    assert "does not read tone" in caplog.text
+    for asked, shown in (
+        ({}, "[mood=calm][enable_thinking=False]"),
+        ({"chat_template_kwargs": {"mood": "gay"}}, "[mood=gay][enable_thinking=False]"),
+        ({"reasoning_effort": "high"}, "[mood=calm][enable_thinking=True]"),
+    ):
+        body = {"messages": [{"role": "user", "content": "hi"}]} | asked
+        assert call(app, "/v1/chat/completions", body).status == 200
+        assert rendered(engine) == f"<user>hi{shown}<assistant>"
+
+
+@pytest.mark.parametrize("wrong", ["", "[]", "{", '{"tools": []}', '{"messages": 1}'])
+def test_template_variables_of_the_server_are_an_object(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="default_chat_template_kwargs"):
+        ServerSettings(default_chat_template_kwargs=wrong)
+
+
+def test_tools_of_an_unknown_format_can_be_counted_but_not_called(
+    chat: Post, app: Starlette, engine: FakeEngine
+) -> None:
+    engine.tokenizer.chat_variables = frozenset({"messages", "tools"})
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    }
+    assert chat(**body).error["param"] == "tools"
+    for path in ("/tokenize", "/apply-template", "/v1/chat/completions/input_tokens"):
+        assert call(app, path, body).status == 200
 
 
 def test_an_answer_that_goes_on_from_the_last_message(chat: Post, engine: FakeEngine) -> None:

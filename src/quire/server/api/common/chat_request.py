@@ -29,6 +29,7 @@ from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenCount
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
+from quire.server.parsing.template_defaults import RESERVED_NAMES
 
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
@@ -71,11 +72,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
             return False
         return getattr(self, name) is None
 
-
-# Arguments of chat_prompt, which chat_template_kwargs must not be able to pass a second time.
-RESERVED_NAMES = frozenset(
-    {"add_generation_prompt", "continue_final_message", "messages", "self", "tools"}
-)
 
 CHAT_REFUSED: strict_json.NeutralValues = {
     **ASKS_FOR_NOTHING,

@@ -6,7 +6,7 @@ formats the events itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -177,17 +177,20 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str
         tools=use.for_template(),
         add_generation_prompt=not continues if starts_answer is None else starts_answer,
         continue_final_message=continues,
-        **_template_variables(request, engine.tokenizer),
+        **_template_variables(request, engine.tokenizer, model.template_defaults),
     )
 
 
-def _template_variables(request: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+def _template_variables(
+    request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
     """The request's template variables, with reasoning_effort under the template's own name.
 
-    Those that the template does not read have no effect.
+    Those that the template does not read have no effect. defaults: of the server, all of which it
+    reads.
     """
     if request.chat_template_kwargs is None and request.reasoning_effort is None:
-        return {}
+        return dict(defaults)
     read = tokenizer.chat_variables
     given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     unread = [f"chat_template_kwargs.{name[:64]}" for name in given if name not in read]
@@ -201,7 +204,7 @@ def _template_variables(request: ChatRequest, tokenizer: Tokenizer) -> dict[str,
     request.note_no_effect(
         *(f"{name} has no effect: the chat template has no variable for it" for name in unread)
     )
-    return variables
+    return {**defaults, **variables}
 
 
 def _parser_config(
