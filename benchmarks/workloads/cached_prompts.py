@@ -22,7 +22,7 @@ from quire.engine.startup import start_engine
 from quire.engine.startup.backend import HostBackend
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.kvcache.kv_cache_manager import KVCacheManager
-from quire.models.runtimes.compiled_model import CompiledModel
+from quire.models.runtimes.compiled_decoder import CompiledDecoder
 from workloads.steady import CACHED_PROMPT
 
 CHUNK = 2**24  # numbers that the cache repeats: far more than the GPU's caches hold
@@ -81,7 +81,7 @@ def _filled(kind: Any) -> Any:
 def _caches(backend: Any) -> list[Tensor]:
     """Keys and values of all layers."""
     model = None if isinstance(backend, GpuBackend) else backend._model
-    if isinstance(model, CompiledModel):
+    if isinstance(model, CompiledDecoder):
         dtype = getattr(torch, backend.resolved.kv_dtype)
         return [torch.from_numpy(page).view(dtype) for page in model.cache.pages]
     pairs = backend._kv_caches if model is None else model.kv_caches

@@ -88,7 +88,7 @@ def test_numbers_that_are_none_fail_one_request(either_model: Path) -> None:
         with torch.no_grad():
             model.model.model.embed_tokens.weight[9] = float("nan")  # type: ignore[attr-defined]
     else:
-        model.decoder._weights.embedding[9] = float("nan")
+        model._weights.embedding[9] = float("nan")
     prompts = {"sound": [8] * 20, "sick": [9] * 20, "half": [8] * 9 + [9] + [8] * 9}
     options = {"mean": PoolingParams(pooling="mean"), "last": PoolingParams(), "draws": None}
     draw = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

@@ -23,7 +23,7 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.layers.forward_context import Heartbeat
-from quire.models.runtimes.compiled_model import CompiledModel
+from quire.models.runtimes.compiled_decoder import CompiledDecoder
 from quire.models.runtimes.host_model import HiddenStates
 from quire.models.runtimes.torch_model import TorchModel
 
@@ -300,7 +300,7 @@ class Damaged:
         return states
 
 
-def stored_rows(model: CompiledModel | TorchModel) -> Iterator[Any]:
+def stored_rows(model: CompiledDecoder | TorchModel) -> Iterator[Any]:
     """Keys and values of all layers, by slot."""
     if isinstance(model, TorchModel):
         for cache in itertools.chain(*model.kv_caches):

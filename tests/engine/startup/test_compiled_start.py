@@ -26,7 +26,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.models.runtimes.compiled_model import CompiledModel
+from quire.models.runtimes.compiled_decoder import CompiledDecoder
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -279,5 +279,5 @@ def test_a_missing_torch_is_reported() -> None:
 def test_compiled_code_serves_a_first_start_too(tmp_path: Path) -> None:
     config = EngineConfig.from_options(device="cpu", prepared_weights=str(tmp_path), num_blocks=9)
     core, info = start_engine(config)
-    assert isinstance(core._executor._runner._model, CompiledModel)  # type: ignore[attr-defined]
+    assert isinstance(core._executor._runner._model, CompiledDecoder)  # type: ignore[attr-defined]
     assert {"device", "weights", "kv_cache"} <= info.seconds.keys()

@@ -33,7 +33,6 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 from quire.models.prepared.prepared_weights import stored_arrays
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
-from quire.models.runtimes.compiled_model import CompiledModel
 from quire.models.runtimes.torch_model import with_cache
 
 
@@ -85,10 +84,9 @@ def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> 
             pytest.skip("the kernels were not built")
         decoder = CompiledDecoder(model_config.spec, stored_arrays(model), 16)
 
-        def ready(num_layers: int, num_blocks: int) -> CompiledModel:
-            return CompiledModel(
-                decoder, HostCache.allocate(layers[:num_layers], num_blocks, 16, "float32")
-            )
+        def ready(num_layers: int, num_blocks: int) -> CompiledDecoder:
+            cache = HostCache.allocate(layers[:num_layers], num_blocks, 16, "float32")
+            return decoder.with_cache(cache)
 
     found = measure_steps(ready, model_config, 16, [1])
     assert found.num_threads == num_threads() == 1

@@ -70,8 +70,8 @@ class PagedDecoder(PagedModel):
 
     def run(self, input_ids: Ints, batch: RaggedBatch) -> Tensor:
         """See `PagedModel`."""
-        states = self.decoder.forward(input_ids, batch, self.cache, self.heartbeat)
-        return torch.from_numpy(in_float32(self.decoder.logits(states)))
+        states = self.decoder.with_cache(self.cache).forward(input_ids, batch, self.heartbeat)
+        return torch.from_numpy(in_float32(states.logits(slice(None))))
 
     def heartbeat(self) -> None:
         self.heartbeats += 1

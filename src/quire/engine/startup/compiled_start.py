@@ -21,7 +21,6 @@ from quire.kvcache.host_kv_cache import HostCache
 from quire.models.prepared.prepared_files import prepared_file
 from quire.models.prepared.prepared_reader import StoredArrays, open_prepared
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
-from quire.models.runtimes.compiled_model import CompiledModel
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +80,8 @@ def compiled_backend(
 
 def with_cache(
     resolved: ResolvedConfig, decoder: CompiledDecoder, num_layers: int, num_blocks: int
-) -> CompiledModel:
+) -> CompiledDecoder:
     """The decoder with a KV cache for its first layers; see `WithCache`."""
     layers, block_size = resolved.kv_layers[:num_layers], resolved.config.cache.block_size
     cache = HostCache.allocate(layers, num_blocks, block_size, resolved.kv_dtype)
-    return CompiledModel(decoder, cache)
+    return decoder.with_cache(cache)

@@ -1,4 +1,4 @@
-"""A decoder that is run by compiled code alone: arrays in, arrays out. No torch.
+"""A decoder that is run by compiled code alone, the `HostModel` without PyTorch.
 
 Python between two linear layers of a step would take some 60 us, since its code and objects have
 been pushed out of the caches by the weights, and the other threads would fall asleep: a tenth of a
@@ -10,12 +10,15 @@ computed here; families/llama.py has the same in PyTorch's modules.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Sequence
+from copy import copy
 
+import msgspec
 import numpy as np
 
-from quire.array_types import Array, Ints
+from quire.array_types import Array, Flags, Ints, Logits, Singles
 from quire.core.layer_spec import ModelSpec
+from quire.core.messages import TokenLogprobs
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import (
     ARRAY_DTYPES,
@@ -27,13 +30,15 @@ from quire.kernels.cpu.array_ops import (
     soft_capped,
 )
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
-from quire.kernels.cpu.row_ops import in_float32
+from quire.kernels.cpu.row_ops import finite_rows, in_float32
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kernels.rope_table import RopeTable
 from quire.kvcache.host_kv_cache import HostCache
+from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.layers.rope_scale import attention_factor
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.runtimes.compiled_weights import find_weights
+from quire.sampling.token_logprobs import prompt_logprobs
 
 FEW_TOKENS = 64  # of a step
 _LINE = 64  # bytes of a cache line
@@ -42,6 +47,8 @@ _TOGETHER = 8  # layers of one call in steps of few tokens
 
 class CompiledDecoder:
     """Token ids to hidden states and logits. Raises UnsupportedModelError, see `find_weights`."""
+
+    cache: HostCache  # of a decoder from `with_cache`
 
     def __init__(self, spec: ModelSpec, stored: StoredArrays, block_size: int) -> None:
         self._weights = weights = find_weights(spec, stored, block_size)
@@ -57,13 +64,17 @@ class CompiledDecoder:
             in_bfloat16=self._dtype == np.uint16,
         )
 
-    def forward(
-        self, input_ids: Ints, batch: RaggedBatch, cache: HostCache, heartbeat: Callable[[], None]
-    ) -> Array:
-        """input_ids [T] → hidden states [T, H], through as many layers as have a cache.
+    def with_cache(self, cache: HostCache) -> CompiledDecoder:
+        """A decoder of the same weights that has a KV cache."""
+        found = copy(self)
+        found.cache = cache
+        return found
 
-        Writes the cache. heartbeat: called now and then.
-        """
+    def forward(
+        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = no_heartbeat
+    ) -> CompiledStates:
+        """See `HostModel`. It goes through as many layers as have a cache."""
+        cache = self.cache
         residual = scale(embedding(input_ids, self._weights.embedding), self._embedding_scale)
         rows = rms_norm(residual, self._weights.norms[0], self._first.pre_attention_norm.eps)
         positions = batch.flat.positions
@@ -93,7 +104,7 @@ class CompiledDecoder:
             native.compiled().quire_cpu_layers(ctypes.byref(args))
             args.rows = None  # later layers normalise the residual themselves
         norm = self._weights.norms[len(cache.layers)]
-        return rms_norm(residual, norm, self._final_norm.eps)
+        return CompiledStates(rms_norm(residual, norm, self._final_norm.eps), self)
 
     def _workspace_for(self, num_tokens: int) -> Array:
         """Memory for what lies between a layer's linear layers; that of few tokens is reused."""
@@ -116,3 +127,27 @@ class CompiledDecoder:
         logits = np.ascontiguousarray(logits[:, : self._vocab_size])  # without padding
         cap = self._logit_soft_cap
         return logits if cap is None else soft_capped(logits, cap)
+
+
+class CompiledStates(msgspec.Struct, frozen=True):
+    """States [T, H] in float32, or bits of bfloat16; see `HiddenStates`."""
+
+    states: Array
+    decoder: CompiledDecoder
+
+    def finite(self) -> Flags:
+        """See `HiddenStates`."""
+        return finite_rows(self.states)
+
+    def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
+        """See `HiddenStates`."""
+        parts = [in_float32(self.states[begin:end]).sum(0, np.float64) for begin, end in spans]
+        return np.stack(parts).astype(np.float32)
+
+    def logits(self, tokens: slice | Ints) -> Logits:
+        """See `HiddenStates`."""
+        return self.decoder.logits(self.states[tokens])
+
+    def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
+        """See `HiddenStates`."""
+        return prompt_logprobs(self.logits(tokens), following, count)

@@ -1,6 +1,6 @@
 """What an engine needs of a model that the host runs step by step: arrays in, arrays out. No torch.
 
-There are two: compiled_model.py and torch_model.py.
+There are two: compiled_decoder.py and torch_model.py.
 """
 
 from __future__ import annotations
