@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import numpy as np
 
 from quire.compat.call_names import METHODS
+from quire.compat.sleep_tags import check_tags
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -246,9 +247,7 @@ class LLM:
 
         Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
         """
-        if unknown := set(tags or ()) - {"weights", "kv_cache"}:
-            problem = f"must be 'weights' or 'kv_cache', not {min(unknown)!r}"
-            raise invalid_value("tags", problem)
+        check_tags(tags or ())
         self._engine.wake_up()
 
     def is_sleeping(self) -> bool:

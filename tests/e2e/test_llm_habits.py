@@ -201,7 +201,9 @@ def test_an_engine_that_sleeps_and_ends() -> None:
         assert not llm.is_sleeping()
         llm.sleep(level=2)
         assert llm.is_sleeping()
-        with pytest.raises(InvalidRequestError, match=r"^tags: must be 'weights' or 'kv_cache'"):
+        with pytest.raises(
+            InvalidRequestError, match=r"^tags: must be weights or kv_cache, not 'all'"
+        ):
             llm.wake_up(tags=["all"])
         with pytest.raises(ConfigError, match=r"sleeps; call wake_up\(\)"):
             llm.generate("A list is", GREEDY, use_tqdm=False)

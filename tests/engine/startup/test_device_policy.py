@@ -17,7 +17,6 @@ from quire.engine.startup.device_policy import (
     choose_dtype,
     choose_kv_dtype,
     device_type,
-    driver_capability,
     torch_reason,
 )
 from quire.engine.startup.memory_plan import DeviceMemory, plan_memory
@@ -143,14 +142,6 @@ def test_an_fp8_kv_cache_that_the_settings_ask_for_is_refused_by_an_old_gpu() ->
     config = config_of(device="cuda", dtype="bfloat16", kv_cache_dtype="fp8")
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype is 'fp8', .* this one has 8\.6"):
         choose_kv_dtype(config, MODEL_CONFIG, (8, 6))
-
-
-def test_a_driver_that_is_not_there_has_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> None:
-        raise OSError
-
-    monkeypatch.setattr(device_policy.ctypes, "CDLL", missing)
-    assert driver_capability() is None
 
 
 @pytest.mark.skipif(native.library() is None, reason="the kernels were not built")

@@ -80,11 +80,11 @@ def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.Mo
         awake.append(time.monotonic())
 
     monkeypatch.setattr(prefetch, "device_type", lambda _: "cuda")
-    monkeypatch.setattr(prefetch, "_driver", lambda: None)
+    monkeypatch.setattr(prefetch, "gpu_driver", lambda: None)
     start_prefetch(EngineConfig.from_options(model="no/such-model"))
     wait_for_triton()  # without a GPU nobody wakes it
-    monkeypatch.setattr(prefetch, "_driver", object)
-    monkeypatch.setattr(prefetch, "_initialise_driver", lambda _: None)
+    monkeypatch.setattr(prefetch, "gpu_driver", object)
+    monkeypatch.setattr(prefetch, "retain_primary_context", lambda: None)
     monkeypatch.setattr(prefetch, "_initialise_triton", wake)
     start_prefetch(EngineConfig.from_options(model="no/such-model"))
     wait_for_triton()

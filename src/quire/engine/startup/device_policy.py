@@ -7,7 +7,6 @@ overrule the device alone (torch_start.py). No torch.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,7 +27,6 @@ SMALL_MODEL_BYTES = 1 << 30
 
 FP8 = "float8_e4m3fn"
 FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert it
-_CAPABILITY_ATTRIBUTES = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of NVIDIA's driver; of Windows' (WSL)
 
 
@@ -82,19 +80,6 @@ def choose_kv_dtype(
         f"this one has {capability[0]}.{capability[1]}; leave it out",
     )
     return dtype
-
-
-def driver_capability() -> tuple[int, int] | None:
-    """Compute capability of the first visible GPU by its driver alone; None if that cannot tell."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        device, values = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
-        calls = [driver.cuInit(0), driver.cuDeviceGet(ctypes.byref(device), 0)]
-        for value, attribute in zip(values, _CAPABILITY_ATTRIBUTES, strict=True):
-            calls.append(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device))
-    except (OSError, AttributeError):
-        return None
-    return None if any(calls) else (values[0].value, values[1].value)
 
 
 def torch_reason(config: EngineConfig) -> str | None:

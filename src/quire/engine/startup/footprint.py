@@ -18,8 +18,8 @@ from quire.engine.startup.device_policy import (
     choose_dtype,
     choose_kv_dtype,
     device_type,
-    driver_capability,
 )
+from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, layers_with_types

@@ -6,7 +6,6 @@ ahead. No torch.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.startup.device_policy import device_type, torch_reason
+from quire.engine.startup.gpu_driver import gpu_driver, retain_primary_context
 from quire.errors import CheckpointError
 from quire.hub import BUNDLED, resolve_model
 from quire.models.checkpoints.large_pages import read_in_large_pages
@@ -25,30 +25,13 @@ _TRITON = "quire-triton"  # the thread's name
 
 def start_prefetch(config: EngineConfig) -> None:
     """Start the threads. What fails in one is reported by the code that needs it later."""
-    if device_type(config) == "cuda" and (driver := _driver()) is not None:
-        threading.Thread(
-            target=_initialise_driver, args=(driver,), name="quire-driver", daemon=True
-        ).start()
+    if device_type(config) == "cuda" and gpu_driver() is not None:
+        threading.Thread(target=retain_primary_context, name="quire-driver", daemon=True).start()
         threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True).start()
     if config.model.load_format == "auto" and _local_folder(config) is not None:
         threading.Thread(
             target=read_ahead, args=(config,), name="quire-read-ahead", daemon=True
         ).start()
-
-
-def _driver() -> ctypes.CDLL | None:
-    """The library of the GPU's driver, where there is one."""
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
-def _initialise_driver(driver: ctypes.CDLL) -> None:
-    """Make the first GPU's primary context, which torch will use: a few tenths of a second."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def _initialise_triton() -> None:

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.compat.sleep_tags import check_tags
 from quire.errors import invalid_value
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_loading import ModelLoader
@@ -20,7 +21,6 @@ from quire.server.model_registry import ModelEntry
 from quire.server.ops.unloading import unload_models
 from quire.server.settings import ServerSettings
 
-SLEEP_TAGS = ("weights", "kv_cache")
 _CONFLICT = (400, 409, 503)
 
 
@@ -122,14 +122,6 @@ class SleepRoutes:
     @property
     def _entries(self) -> list[ModelEntry]:
         return self._loader.models.entries()
-
-
-def check_tags(tags: list[str]) -> None:
-    """Refuse names of no part of a model. Raises InvalidRequestError."""
-    for tag in tags:
-        if tag not in SLEEP_TAGS:
-            known = " or ".join(SLEEP_TAGS)
-            raise invalid_value("tags", f"must be {known}, not {tag[:64]!r}")
 
 
 def _read_query(request: Request) -> _SleepQuery:
