@@ -16,12 +16,12 @@ from quire.background import (
     MODULE,
     NICENESS,
     BackgroundThreads,
-    call_native,
     hurry,
     is_hurried,
     lower_priority,
 )
-from quire.tokenizer.encoder import LONG_CHARS, Encoder
+from quire.tokenizer.encoder import Encoder
+from quire.tokenizer.pattern_check import LONG_CHARS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
 
@@ -40,31 +40,6 @@ def test_a_thread_steps_back_alone() -> None:
     assert _niceness() == before
 
 
-def test_python_code_keeps_its_priority_and_native_calls_do_not() -> None:
-    """A thread of low priority that has the GIL and no core would hold up the event loop."""
-    usual = _niceness()
-    threads = BackgroundThreads(1, "test")
-    seen = threads.submit(lambda: (_niceness(), call_native(_niceness), _niceness())).result()
-    threads.shutdown()
-    assert seen == (usual, min(19, usual + NICENESS), usual)
-    assert call_native(_niceness) == usual, "elsewhere nothing runs beside it"
-
-
-def test_native_threads_end_with_the_others() -> None:
-    threads = BackgroundThreads(1, "ending")
-    threads.submit(call_native, _niceness).result()
-    threads.shutdown()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("ending")]
-
-
-def test_work_that_outlives_its_threads_shutdown_still_calls() -> None:
-    threads, go = BackgroundThreads(1, "outlived"), threading.Event()
-    late = threads.submit(lambda: (go.wait(), call_native(lambda: 7))[1])
-    threads.shutdown(wait=False)
-    go.set()
-    assert late.result(10) == 7
-
-
 def test_an_inner_hurry_does_not_end_the_outer() -> None:
     with hurry():
         with hurry():
@@ -73,8 +48,12 @@ def test_an_inner_hurry_does_not_end_the_outer() -> None:
     assert not is_hurried()
 
 
-def test_long_texts_are_encoded_at_a_low_priority() -> None:
+def test_long_texts_are_encoded_at_a_low_priority_beside_an_event_loop() -> None:
+    """Python code keeps its priority: with the GIL and no core it would hold up the event loop."""
+
     class Backend:
+        normalizer = pre_tokenizer = decoder = None
+
         def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
             del texts, add_special_tokens
             return [SimpleNamespace(ids=[_niceness()])]
@@ -84,6 +63,7 @@ def test_long_texts_are_encoded_at_a_low_priority() -> None:
     short, long = threads.map(encoder.ids, ["a" * LONG_CHARS, "a" * (LONG_CHARS + 1)])
     threads.shutdown()
     assert (short, long) == ([usual], [min(19, usual + NICENESS)])
+    assert encoder.ids("a" * (LONG_CHARS + 1)) == [usual], "elsewhere nothing runs beside it"
 
 
 def test_a_module_is_imported_behind_others_and_runs_beside_them(

@@ -3,7 +3,7 @@
 A thread of low priority must not run Python beside an event loop: on a busy machine it may not run
 for a tenth of a second, and while it has the GIL, the event loop waits with it. So Python code in
 the background keeps the usual priority, and gives the GIL away within SWITCH_SECONDS; only compiled
-code that runs without the GIL (`call_native`) and other processes have a low priority.
+code without the GIL (tokenizer/encoding_guard.py) and other processes have a low priority.
 
 A thread that has lowered its priority cannot raise it again without privilege. So what gives way
 only at first, such as a process that imports while others serve, does that in a thread that ends:
@@ -15,14 +15,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import TypeVar
-
-T = TypeVar("T")
 
 MODULE = "quire.background"
 # A tenth of what an equal would get where all cores are busy: it goes on, whatever others do.
@@ -31,7 +28,7 @@ NICENESS = 10
 # time that the event loop wants it, would be most of a step.
 SWITCH_SECONDS = 5e-4
 
-# native: where a background thread's native calls run; is_hurried: inside `hurry`
+# is_background: one of BackgroundThreads; is_hurried: inside `hurry`
 _here = threading.local()
 
 
@@ -47,16 +44,15 @@ def lower_priority(process: int = 0, steps: int = NICENESS) -> None:
 
 
 class BackgroundThreads(ThreadPoolExecutor):
-    """Threads for Python code beside an event loop, with others for its native calls."""
+    """Threads for Python code beside an event loop."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        self._native = ThreadPoolExecutor(num_threads, f"{name}-native", lower_priority)
-        super().__init__(num_threads, name, partial(setattr, _here, "native", self._native))
+        super().__init__(num_threads, name, partial(setattr, _here, "is_background", True))
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads, and then those of their native calls."""
-        super().shutdown(wait, cancel_futures=cancel_futures)
-        self._native.shutdown(wait)
+
+def is_background() -> bool:
+    """Whether the calling thread is one of BackgroundThreads."""
+    return getattr(_here, "is_background", False)
 
 
 @contextmanager
@@ -72,21 +68,6 @@ def hurry() -> Iterator[None]:
 def is_hurried() -> bool:
     """Whether the calling thread is inside `hurry`."""
     return getattr(_here, "is_hurried", False)
-
-
-def call_native(work: Callable[[], T]) -> T:
-    """The result of long compiled code that releases the GIL.
-
-    It has a low priority if the caller is one of BackgroundThreads.
-    """
-    native: ThreadPoolExecutor | None = getattr(_here, "native", None)
-    if native is None:
-        return work()
-    try:
-        future = native.submit(work)
-    except RuntimeError:  # shut down while its caller still runs
-        return work()
-    return future.result()
 
 
 def main() -> None:

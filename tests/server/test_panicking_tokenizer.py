@@ -1,4 +1,4 @@
-"""Requests to a server whose tokenizer panics are answered, in the format of their API."""
+"""Requests to a server whose tokenizer panics or never ends get answers in their API's format."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi_client import call, request
+from asgi_client import Reply, call, request
 from fake_engine import FakeEngine, FakeTokenizer
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
+from quire.tokenizer import encoding_guard
 from quire.tokenizer.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "src/quire/bundled"
@@ -29,19 +30,32 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def panicking(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
-    """The bundled model's tokenizer, made to panic."""
-    folder = tmp_path_factory.mktemp("hostile")
+def app_with(folder: Path, pre_tokenizer: dict[str, Any]) -> Starlette:
+    """A server with the bundled model's tokenizer, but for its pre-tokenizer."""
     source = next(BUNDLED.rglob("tokenizer.json"))
     spec = json.loads(source.read_text())
-    spec["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
+    spec["pre_tokenizer"] = pre_tokenizer
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         if (source.parent / name).is_file():
             (folder / name).write_text((source.parent / name).read_text())
     engine = FakeEngine(tokenizer=Tokenizer.from_folder(folder))  # type: ignore[arg-type]
     return build_app(engine, ServerSettings())
+
+
+@pytest.fixture(scope="module")
+def panicking(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
+    """A server whose tokenizer panics."""
+    return app_with(tmp_path_factory.mktemp("hostile"), {"type": "FixedLength", "length": 0})
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starlette:
+    """A server whose tokenizer takes seconds for a text of many Thai letters."""
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS_PER_CHAR", 0.0)
+    split = {"type": "Split", "pattern": {"Regex": r"\p{Thai}*\p{Thai}*Q"}, "behavior": "Isolated"}
+    return app_with(tmp_path, split | {"invert": False})
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -51,6 +65,23 @@ def test_each_route_answers(panicking: Starlette, path: str, size: int) -> None:
     reply = asyncio.run(asyncio.wait_for(request(panicking, path, body), 10.0))
     assert reply.status == 400, reply.body
     assert "tokenizer fails on this text" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_text_that_takes_too_long_is_refused_and_others_are_answered(
+    stuck: Starlette, path: str
+) -> None:
+    slow = json.dumps(BODIES[path]).replace("hello", "\u0e01" * 900 + "!Q").encode()
+    quick = json.dumps(BODIES[path]).encode()
+
+    async def both() -> list[Reply]:
+        asked = [request(stuck, path, body) for body in (slow, quick)]
+        return await asyncio.wait_for(asyncio.gather(*asked), 10.0)
+
+    refused, answered = asyncio.run(both())
+    assert refused.status == 400, refused.body
+    assert "tokenizer has not finished this text" in refused.json()["error"]["message"]
+    assert answered.status == 200, answered.body
 
 
 def test_a_panic_elsewhere_is_an_internal_error_and_touches_no_other() -> None:

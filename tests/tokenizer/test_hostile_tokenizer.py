@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.errors import CheckpointError, InvalidRequestError, is_failure
-from quire.tokenizer import pattern_check
+from quire.background import TooLongError, hurry
+from quire.errors import CheckpointError, InvalidRequestError, OverloadedError, is_failure
+from quire.gguf.pre_tokenizers import PRE_TOKENIZERS
+from quire.tokenizer import encoding_guard, pattern_check
+from quire.tokenizer.pattern_check import LONG_CHARS
+from quire.tokenizer.pattern_cost import num_attempts
 from quire.tokenizer.pattern_literals import literal_characters, literal_runs
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -82,7 +88,7 @@ def test_usual_patterns_are_taken(tmp_path: Path, pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", SLOW)
 def test_a_pattern_of_exponential_time_is_refused_by_name(tmp_path: Path, pattern: str) -> None:
-    text = rf"its pre_tokenizer {re.escape(json.dumps(pattern)[1:-1])} takes exponential time"
+    text = rf"its pre_tokenizer {re.escape(json.dumps(pattern)[1:-1])} may take very long"
     with pytest.raises(CheckpointError, match=text):
         Tokenizer.from_folder(folder_with(tmp_path, splitting(pattern)))
 
@@ -93,8 +99,9 @@ def test_a_pattern_of_the_normalizer(tmp_path: Path) -> None:
         Tokenizer.from_folder(folder_with(tmp_path, {"normalizer": replace}))
 
 
-def test_a_pattern_of_the_decoder(tmp_path: Path) -> None:
-    replace = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+@pytest.mark.parametrize("pattern", ["(a+)+$", "\\p{Thai}*\\p{Thai}*b"])
+def test_a_pattern_of_the_decoder(tmp_path: Path, pattern: str) -> None:
+    replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "b"}
     sequence = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]}
     with pytest.raises(CheckpointError, match="its decoder"):
         Tokenizer.from_folder(folder_with(tmp_path, {"decoder": sequence}))
@@ -144,3 +151,110 @@ def test_literals_of_escapes_and_classes() -> None:
     assert "".join(found) == "[z\u00e9\u4e2dA\n+*b\u00d80"
     assert literal_characters([r"\uD800\x{110000}\w$^"]) == []
     assert literal_runs([r"(xyz|uv\.)+q\p{L}s"]) == ["xyz", "uv."]
+
+
+# Taken at load, and slow on a text that no check could try: 700 characters take 0.25 s.
+HIDDEN = r"\p{Thai}*\p{Thai}*Q"
+SLOW_TEXT = "\u0e01" * 700 + "!Q"
+
+
+@pytest.mark.parametrize("pattern", USUAL)
+def test_num_attempts_usual_patterns(pattern: str) -> None:
+    if ")+" in pattern:  # groups that are repeated are costly, whatever is in them
+        assert num_attempts([pattern], LONG_CHARS) == math.inf
+    else:
+        assert num_attempts([pattern], LONG_CHARS) < pattern_check.MAX_ATTEMPTS
+
+
+def test_num_attempts_each_gguf_pattern() -> None:
+    patterns = [kind.pattern for kind in PRE_TOKENIZERS.values() if kind.pattern]
+    assert patterns
+    assert (
+        max(num_attempts([pattern], LONG_CHARS) for pattern in patterns)
+        < pattern_check.MAX_ATTEMPTS
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "attempts"),
+    [
+        ("abc", 1),
+        ("a|b|c", 3),
+        ("a*", 1 + 1),
+        ("a*b", LONG_CHARS + 1),
+        ("a*b*c", (LONG_CHARS + 1) ** 2),
+        ("a+b?", 1 + 1),
+        ("a?a?b", 4),
+        ("a{1,3}b", 3),
+        ("a{2}b", 1),
+        ("(a|b)(a|b)c", 4),
+        ("(?=a*)a", LONG_CHARS + 1),
+        (r"[^\]\s]*?[[:alpha:]]", LONG_CHARS + 1),
+        (r"\p{L}+(?i:'s|'t)?", 1 + 2),
+        ("(a|b)?c", 3),
+    ],
+)
+def test_attempts_count_what_may_be_tried_again(expression: str, attempts: float) -> None:
+    assert num_attempts([expression], LONG_CHARS) == attempts
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(*SLOW, r"(a)\1", r"(?<n>a)\g<n>", "a++b", "(?~a)", "(?(1)a|b)", "(?x: a)", "(?:a*b)*"),
+        *("(?:a{2}){2}b", "[]a]", "a{2", "(a", "a)", "(", "*a", "(" * 40 + ")" * 40, "\\"),
+    ],
+)
+def test_what_is_not_understood_or_too_much_is_costly(expression: str) -> None:
+    assert num_attempts([expression], LONG_CHARS) > pattern_check.MAX_ATTEMPTS
+
+
+def test_a_text_that_takes_too_long_is_refused_and_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, splitting(HIDDEN)))
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.01)
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS_PER_CHAR", 0.0)
+    with pytest.raises(InvalidRequestError, match="not finished this text after"):
+        tokenizer.encode(SLOW_TEXT)
+    assert tokenizer.encode("ab")
+
+
+def test_a_costly_pattern_never_runs_on_the_event_loop(tmp_path: Path) -> None:
+    costly = Tokenizer.from_folder(folder_with(tmp_path, splitting(HIDDEN)))
+    with hurry():
+        with pytest.raises(TooLongError):
+            costly.encode("ab")
+        usual = Tokenizer.from_folder(folder_with(tmp_path, splitting(USUAL[0])))
+        assert usual.encode("a" * LONG_CHARS)
+        with pytest.raises(TooLongError):
+            usual.encode("a" * (LONG_CHARS + 1))
+
+
+def test_only_so_many_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, go, ended = encoding_guard.EncodingGuard(), threading.Event(), threading.Semaphore(0)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoding_guard, "wait", interrupted)
+        for _ in range(encoding_guard.MAX_LEFT_BEHIND):
+            with pytest.raises(KeyboardInterrupt):
+                guard.run(lambda: go.wait(30), 1)
+            for left in guard._left_behind:
+                left.add_done_callback(lambda _: ended.release())
+    with pytest.raises(OverloadedError, match="busy with 4 texts"):
+        guard.run(bool, 1)
+    go.set()
+    assert ended.acquire(timeout=30)
+    assert guard.run(lambda: 7, 1) == 7
+
+
+def test_no_thread_is_a_reason_to_try_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OverloadedError, match="no thread could be started"):
+        encoding_guard.EncodingGuard().run(bool, 1)

@@ -8,15 +8,17 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from quire.background import call_native
-from quire.errors import InvalidRequestError, invalid_value, is_failure
+from quire.background import TooLongError, is_hurried
+from quire.errors import InvalidRequestError, QuireError, invalid_value, is_failure
 from quire.tokenizer.conversation_input import BREAK
+from quire.tokenizer.pattern_check import LONG_CHARS, has_costly_pattern
 
 if TYPE_CHECKING:
     import tokenizers
 
+    from quire.tokenizer.encoding_guard import EncodingGuard
+
 MAX_REASON_CHARS = 200
-LONG_CHARS = 4096  # of a text that takes a millisecond or more
 
 
 class Encoder:
@@ -25,22 +27,29 @@ class Encoder:
     def __init__(self, backend: tokenizers.Tokenizer, control_names: Iterable[str]) -> None:
         self._backend = backend
         self._control = _beginnings_of(control_names)
+        self._is_costly = has_costly_pattern(backend)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text. Names of control tokens are these tokens, unless they are broken.
 
         Raises InvalidRequestError (param "prompt") where the library fails: a tokenizer.json can
-        ask for what it cannot do, and it may find out with some texts only.
+        ask for what it cannot do, and it may find out with some texts only. What may take long
+        runs in the guard: long texts, and all of a tokenizer whose patterns are costly; its errors
+        come besides, and TooLongError on an event loop.
         """
         try:
             backend = self._careful if BREAK in text else self._backend
             encode = backend.encode_batch_fast  # skips offsets, which makes it twice as fast
-            if len(text) > LONG_CHARS:
+            if self._is_costly or len(text) > LONG_CHARS:
+                if is_hurried():
+                    raise TooLongError
                 work = partial(encode, [text], add_special_tokens=add_special_tokens)
-                (encoding,) = call_native(work)
+                (encoding,) = self._guard.run(work, len(text))
             else:
                 (encoding,) = encode([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
+        except (QuireError, TooLongError):
+            raise
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -58,6 +67,12 @@ class Encoder:
         before = self._line_end
         ids = self.ids(f"\n{text}")
         return ids[len(before) :] if ids[: len(before)] == before else self.ids(text)
+
+    @cached_property
+    def _guard(self) -> EncodingGuard:
+        from quire.tokenizer.encoding_guard import EncodingGuard
+
+        return EncodingGuard()
 
     @cached_property
     def _line_end(self) -> list[int]:

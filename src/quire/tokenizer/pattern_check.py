@@ -1,6 +1,9 @@
-"""Refuses tokenizers whose regular expressions take exponential time on short texts.
+"""Finds tokenizers whose regular expressions take very long.
 
-The library's regular expressions backtrack: `(a+)+$` tries 2^n ways to match n letters. One match
+Those that do on short texts are refused. Those that may, on some text, have a costly pattern: what
+they encode runs in an EncodingGuard.
+
+The library's regular expressions backtrack: `(a+)+$` tries n letters in 2^n attempts. One match
 is given up after ten million steps (a third of a second), but a text of 4,096 characters has places
 for a hundred such matches. Texts that repeat a unit find out, before anybody is served: each
 literal of the expressions, each run of literals, one of each kind of character, and pairs of them.
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 MAX_SECONDS = 0.05  # for one text; usual expressions take less than a thousandth
 MAX_TOTAL = 0.5  # for all texts of one unit
 MAX_PAIRS = 0.2  # for the texts of two units, which are as many as fit
+LONG_CHARS = 8192  # longer texts are encoded in an EncodingGuard
+MAX_ATTEMPTS = 8 * LONG_CHARS  # at a place of a text; usual tokenizers have up to half of it
 _USUAL_SECONDS = 0.001  # for one text: pairs that take longer are slow, not many
 _REPEATS = (12, 16, 20, 24, 30, 64)  # from one to the next an expression may take 250 times as long
 _KINDS = "aA1 \n.é中"
@@ -36,11 +41,32 @@ _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
     """Which part of a tokenizer is too slow, with its expressions; None: none is."""
     for name, part, run in _parts(backend):
-        found = _EXPRESSION.findall(part.__getstate__())  # which is JSON
-        if found and _is_slow(run, [json.loads(text) for text in found]):
-            shown = b" ".join(text[1:-1] for text in found)
-            return f"{name} {shown[:200].decode(errors='replace')}"
+        expressions = _expressions(part)
+        if not expressions:
+            continue
+        if _is_slow(run, expressions) or (name == "decoder" and _are_costly(expressions)):
+            shown = " ".join(json.dumps(text, ensure_ascii=False)[1:-1] for text in expressions)
+            return f"{name} {shown[:200]}"
     return None
+
+
+def has_costly_pattern(backend: tokenizers.Tokenizer) -> bool:
+    """Whether some short text may take an encoding very long."""
+    parts = (part for name, part, _ in _parts(backend) if name != "decoder")
+    return _are_costly([text for part in parts for text in _expressions(part)])
+
+
+def _are_costly(expressions: list[str]) -> bool:
+    if not expressions:  # as in many tokenizers
+        return False
+    from quire.tokenizer.pattern_cost import num_attempts
+
+    return num_attempts(expressions, LONG_CHARS) > MAX_ATTEMPTS
+
+
+def _expressions(part: Any) -> list[str]:
+    state: bytes = part.__getstate__()  # which is JSON
+    return [json.loads(text) for text in _EXPRESSION.findall(state)]
 
 
 def _parts(backend: tokenizers.Tokenizer) -> Iterator[tuple[str, Any, Callable[[str], object]]]:

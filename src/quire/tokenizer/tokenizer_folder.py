@@ -51,7 +51,7 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
     if (slow := slow_pattern(backend)) is not None:
         raise CheckpointError(
-            f"{path}: its {slow} takes exponential time on short texts; use another tokenizer"
+            f"{path}: its {slow} may take very long on short texts; use another tokenizer"
         )
     backend.no_truncation()
     backend.no_padding()
