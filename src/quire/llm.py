@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import numpy as np
 
 from quire.compat.call_names import METHODS
-from quire.compat.sleep_tags import check_tags
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -247,6 +246,8 @@ class LLM:
 
         Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
         """
+        from quire.compat.sleep_tags import check_tags  # a start needs none
+
         check_tags(tags or ())
         self._engine.wake_up()
 
