@@ -44,6 +44,14 @@ FAMILIES: list[dict[str, Any]] = [
     {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
 ]
 
+GEMMA2: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+
 
 def build(
     model_config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device
@@ -58,8 +66,8 @@ def build(
     return model
 
 
-def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Logits of a step of decodes and prefills in any order, without padding."""
+def step(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, ForwardContext]:
+    """Ids, positions and context of decodes and prefills in any order; the last two are padding."""
     queries, lens = [3, 0, 1, 4, 1], [9, 40, 12, 4, 33]
     case = device_case(queries, lens, (4, 2, 16), None, dtype, padding=2)
     caches = [(case[1].to(device), case[2].to(device)), (case[2].to(device), -case[1].to(device))]
@@ -73,9 +81,36 @@ def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) ->
         has_prefills=True,
     )
     padded_positions = torch.tensor([*positions, 0, 0], device=device)
+    return tokens.to(device), padded_positions, ForwardContext(layout, caches)
+
+
+def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Logits of that step, without padding."""
     with torch.inference_mode():
-        hidden = model(tokens.to(device), padded_positions, ForwardContext(layout, caches))
-        return model.compute_logits(hidden)[: sum(queries)].float().cpu()
+        return model.compute_logits(model(*step(dtype, device)))[:-2].float().cpu()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("family", [*FAMILIES, GEMMA2], ids=lambda value: str(value["model_type"]))
+def test_the_last_layer_may_be_finished_for_some_tokens(
+    family: dict[str, Any], num_layers: int, tmp_path: Path
+) -> None:
+    config = CONFIG | family | {"num_hidden_layers": num_layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cpu = torch.device("cpu")
+    model = build(ModelConfig.from_folder(tmp_path), TWINS, torch.float32, cpu)
+    rows = torch.tensor([2, 3, 7, 8])  # the last of each request
+    with torch.inference_mode():
+        ids, positions, whole = step(torch.float32, cpu)
+        whole = ForwardContext(whole.layout, whole.kv[:num_layers])
+        hidden = model(ids, positions, whole)
+        _, _, split = step(torch.float32, cpu)
+        split = ForwardContext(split.layout, split.kv[:num_layers])
+        residual, heads = model.attend(ids, positions, split, num_layers)
+        found = model.finish(residual[rows], heads[rows])
+    torch.testing.assert_close(found, hidden[rows], atol=1e-5, rtol=1e-5)
+    for own, other in zip(whole.kv, split.kv, strict=True):  # later steps read the same
+        assert all(torch.equal(*pair) for pair in zip(own, other, strict=True))
 
 
 @pytest.mark.parametrize(

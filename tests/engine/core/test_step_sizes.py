@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quire.core.layer_spec import LayerSpec
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.core.step_sizes import StepSize, StepSizes
 from quire.engine.gpu.device_batch import DeviceBatch
-from quire.engine.gpu.step_graphs import StepGraphs, StepTensors
+from quire.engine.gpu.step_graphs import StepGraphs, StepTensors, TokenStates
 from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.hub import resolve_model
 from quire.kernels.dispatch import kernels_for
@@ -57,16 +56,16 @@ class Work:
         self.warmed_up: list[int] = []
         self.launched: list[tuple[str, int]] = []
 
-    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
+    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> TokenStates:
         if is_warm_up:
             self.warmed_up.append(size.num_tokens)
         else:
             self.launched.append(("forward", size.num_tokens))
-        return torch.full((size.num_tokens, 1), size.num_tokens)
+        return TokenStates(torch.full((size.num_tokens, 1), size.num_tokens))
 
-    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
+    def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
         self.launched.append(("finish", num_samples))
-        return StepTensors(hidden, None, torch.empty(2 * num_samples + len(hidden)))
+        return StepTensors(tokens, None, torch.empty(2 * num_samples + len(tokens.states)))
 
 
 class Recorded:
@@ -89,9 +88,9 @@ def test_a_step_is_replayed_in_parts_that_fit_it() -> None:
     assert graphs.replays(mixed)
     tensors = graphs.run(mixed, lambda: work.launched.append(("params", 0)))
     assert work.launched == [("forward", 192), ("params", 0), ("finish", 8)]
-    assert tensors.hidden[:192].eq(192).all()
+    assert tensors.tokens.states[:192].eq(192).all()
     work.launched.clear()
-    assert len(graphs.run(decode, lambda: work.launched.append(("params", 0))).hidden) == 8
+    assert len(graphs.run(decode, lambda: work.launched.append(("params", 0))).tokens.states) == 8
     assert work.launched == [("params", 0), ("forward", 8), ("finish", 8)]
 
 
@@ -128,7 +127,7 @@ def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
     graphs.record_all(lambda _: pytest.fail("nothing is to be recorded"))
     size = sizes.of(130, 3, True)
     assert not graphs.replays(size)
-    assert len(graphs.run(size).hidden) == 130
+    assert len(graphs.run(size).tokens.states) == 130
     assert work.launched == [("forward", 130), ("finish", 8)]
 
 

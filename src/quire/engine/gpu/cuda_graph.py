@@ -46,7 +46,7 @@ def cuda_graphs() -> Record:
             if tensors is not None:
                 logits = None if tensors.logits is None else _borrowed(tensors.logits)
                 outcome = _borrowed(tensors.outcome)
-                tensors = StepTensors(_borrowed(tensors.hidden), logits, outcome)
+                tensors = StepTensors(tensors.tokens.map(_borrowed), logits, outcome)
         return CudaGraph(graph, tensors)
 
     return record

@@ -28,7 +28,7 @@ from quire.engine.core.running_requests import RunningRequests, finite_requests
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.pinned_buffers import PinnedBuffers
-from quire.engine.gpu.step_graphs import Record, StepGraphs, StepTensors
+from quire.engine.gpu.step_graphs import Record, StepGraphs
 from quire.engine.gpu.step_logits import StepLogits, WantedScores
 from quire.engine.gpu.step_work import DeviceDraw, ModelWork
 from quire.kernels.batch_layout import have_few_keys
@@ -89,11 +89,11 @@ class DeviceRunner:
             pads_mixed=record is not None, shares_prefixes=shares_prefixes,
         )  # fmt: skip
         self._logits = StepLogits(running, sampler, kernels, self._batch.last_tokens)
-        work = ModelWork(
+        self._work = ModelWork(
             model, kv_caches, self._batch, sampler, kernels, running.heartbeat,
             has_head=limits.generates, num_warmed_up=num_warmed_up,
         )  # fmt: skip
-        self._graphs = StepGraphs(work, self._sizes, record)
+        self._graphs = StepGraphs(self._work, self._sizes, record)
         self._on_gpu = device.type == "cuda"
         self._buffers = PinnedBuffers(2 * limits.max_num_seqs + max_num_tokens, device)
         self._pending: deque[PendingStep] = deque()
@@ -143,7 +143,8 @@ class DeviceRunner:
         )  # fmt: skip
         self._pending.append(step)
         if self._running.needs_hidden_states(order):
-            self._finish_pending(tensors)
+            own = tensors.tokens.map(lambda rows: rows[: size.num_tokens].clone())
+            self._finish_pending(self._work.hidden_states(own))
         return step
 
     def _upload_sampling(self, rows: list[int]) -> None:
@@ -180,14 +181,14 @@ class DeviceRunner:
         arrival.record()
         return arrival
 
-    def _finish_pending(self, tensors: StepTensors | None = None) -> None:
-        """Wait for the outcomes of all pending steps. tensors: of the last one."""
+    def _finish_pending(self, hidden: Tensor | None = None) -> None:
+        """Wait for the outcomes of all pending steps. hidden: states of the last one."""
         while self._pending:
             step = self._pending.popleft()
-            self._finish(step, None if self._pending else tensors)
+            self._finish(step, None if self._pending else hidden)
 
-    def _finish(self, step: PendingStep, tensors: StepTensors | None) -> None:
-        """Turn a step's outcome into results. tensors: if the host reads hidden states."""
+    def _finish(self, step: PendingStep, hidden: Tensor | None) -> None:
+        """Turn a step's outcome into results. hidden: states [N, H], if the host reads them."""
         if step.arrival is not None:
             step.arrival.synchronize()
         order = step.order
@@ -205,9 +206,9 @@ class DeviceRunner:
         results = {
             entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
-        if tensors is not None:
-            hidden = TorchStates(tensors.hidden, self._model)
-            self._running.process_hidden_states(order, hidden, results)
+        if hidden is not None:
+            states = TorchStates(hidden, self._model)
+            self._running.process_hidden_states(order, states, results)
         step.output = ModelRunnerOutput(
             results=[results[entry.request_id] for entry in step.plan.scheduled],
             replayed=step.replayed,

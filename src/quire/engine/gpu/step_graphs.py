@@ -3,7 +3,7 @@
 Owns the recordings; does not know what a step does, how it is recorded (cuda_graph.py), nor which
 sizes there are (step_sizes.py). A step that only decodes is one recording. One with parts of
 prompts is two, since few of its tokens are followed by a sampled one: the layers by the number of
-tokens, and sampling by the number of samples.
+tokens, and what only sampled tokens need by the number of samples.
 """
 
 from __future__ import annotations
@@ -28,10 +28,39 @@ Part = tuple[Literal["decode", "shared decode", "layers", "short layers", "draw"
 
 
 @dataclass(frozen=True, slots=True)
+class TokenStates:
+    """A step's tokens after its layers, N rows with the step's tokens first.
+
+    With heads, the residual [N, H] before the last layer, and what its attention found: the rest of
+    that layer is computed for those tokens alone whose hidden states are needed. Without, hidden
+    states.
+    """
+
+    states: Tensor  # [N, H]
+    heads: Tensor | None = None  # [N, Hq · D]
+
+    @property
+    def checked(self) -> Tensor:
+        """What is not finite where anything in a token's row before it was not."""
+        return self.states if self.heads is None else self.heads
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> TokenStates:
+        """The same with its tensors changed."""
+        heads = None if self.heads is None else change(self.heads)
+        return TokenStates(change(self.states), heads)
+
+    def fill(self, other: TokenStates) -> None:
+        """Copy the rows of another into the first ones."""
+        self.states[: len(other.states)].copy_(other.states)
+        if self.heads is not None and other.heads is not None:
+            self.heads[: len(other.heads)].copy_(other.heads)
+
+
+@dataclass(frozen=True, slots=True)
 class StepTensors:
     """The results of a step on the device."""
 
-    hidden: Tensor  # [N, H], the step's tokens first
+    tokens: TokenStates
     logits: Tensor | None  # [S, V]; None for a model without a head, and without samples
     outcome: Tensor  # int32 [2 S + N], see kernels.reference_step.finish_step
 
@@ -39,14 +68,14 @@ class StepTensors:
 class StepWork(Protocol):
     """The work of a step on the device, which a CUDA graph captures."""
 
-    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
-        """Compute hidden states [T, H] from the packed step.
+    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> TokenStates:
+        """Compute the layers of the packed step's T tokens.
 
         is_warm_up: launch each kernel that a step of this size has, but not for all layers.
         """
 
-    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
-        """From hidden states [N, H], the step's tokens first, to the outcome."""
+    def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
+        """From what the layers found to the outcome."""
 
 
 class Recording(Protocol):
@@ -74,7 +103,7 @@ class StepGraphs:
         self._sizes = sizes
         self._record = record
         self._recordings: dict[Part, Recording] = {}
-        self._hidden: Tensor | None = None  # the output of "layers", the input of "draw"
+        self._tokens: TokenStates | None = None  # the output of "layers", the input of "draw"
 
     def replays(self, size: StepSize) -> bool:
         """Whether steps of this size are replayed."""
@@ -86,9 +115,9 @@ class StepGraphs:
         before_draw: launches what only sampling needs, if possible while layers are busy.
         """
         if not self.replays(size):
-            hidden = self._work.forward(size)
+            tokens = self._work.forward(size)
             before_draw()
-            return self._work.finish(hidden, size.num_samples)
+            return self._work.finish(tokens, size.num_samples)
         tensors = None
         for part in _parts_of(size):
             if not _is_layers(part):
@@ -104,7 +133,7 @@ class StepGraphs:
         """
         for part in self._parts():
             self._warm_up(part, clear)
-        self._hidden = None
+        self._tokens = None
 
     def record_all(self, clear: Callable[[StepSize], None]) -> None:
         """Record every part, the largest first, so that the others fit into its memory.
@@ -138,14 +167,14 @@ class StepGraphs:
     def _launch(self, part: Part, *, is_warm_up: bool = False) -> StepTensors | None:
         kind, count = part
         if kind == "draw":
-            assert self._hidden is not None, "layers come first"
-            return self._work.finish(self._hidden, count)
-        hidden = self._work.forward(_size_of(part), is_warm_up=is_warm_up)
+            assert self._tokens is not None, "layers come first"
+            return self._work.finish(self._tokens, count)
+        tokens = self._work.forward(_size_of(part), is_warm_up=is_warm_up)
         if not _is_layers(part):
-            return self._work.finish(hidden, count)
-        if self._hidden is None:  # the largest comes first
-            self._hidden = torch.empty_like(hidden)
-        self._hidden[:count].copy_(hidden)
+            return self._work.finish(tokens, count)
+        if self._tokens is None:  # the largest comes first
+            self._tokens = tokens.map(torch.empty_like)
+        self._tokens.fill(tokens)
         return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.engine.core.step_sizes import StepSize
 from quire.engine.gpu.device_batch import DeviceBatch
-from quire.engine.gpu.step_graphs import StepTensors
+from quire.engine.gpu.step_graphs import StepTensors, TokenStates
 from quire.kernels.dispatch import Kernels
 from quire.layers.forward_context import ForwardContext, Heartbeat
 from quire.models.runtimes.torch_model import CausalLM, KVCaches
@@ -59,24 +59,40 @@ class ModelWork:
         self._has_head = has_head
         self._num_warmed_up = num_warmed_up
 
-    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
-        """From the packed step to hidden states [T, H]; in a warm-up through few layers."""
-        inputs = self._batch.build(size)
-        kv_caches = self._kv_caches[: self._num_warmed_up] if is_warm_up else self._kv_caches
-        context = ForwardContext(layout=inputs.layout, kv=kv_caches, heartbeat=self._heartbeat)
-        return self._model.forward(inputs.input_ids, inputs.positions, context)
+    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> TokenStates:
+        """From the packed step through the layers; in a warm-up through few of them.
 
-    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
-        """From hidden states [N, H] to the outcome that the host reads."""
+        Beside prompts few tokens are sampled from, and the others end with their keys and values.
+        """
+        inputs = self._batch.build(size)
+        count = self._num_warmed_up if is_warm_up else len(self._kv_caches)
+        is_split = size.has_prefills and self._has_head
+        kv_caches = self._kv_caches if is_split else self._kv_caches[:count]
+        context = ForwardContext(layout=inputs.layout, kv=kv_caches, heartbeat=self._heartbeat)
+        if is_split:
+            return TokenStates(
+                *self._model.attend(inputs.input_ids, inputs.positions, context, count)
+            )
+        return TokenStates(self._model.forward(inputs.input_ids, inputs.positions, context))
+
+    def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
+        """From what the layers found to the outcome that the host reads."""
         samples = self._batch.samples(num_samples)
         logits, drawn, failed = None, samples.rows, samples.rows
         if self._has_head and num_samples:
-            logits = self._model.compute_logits(hidden.index_select(0, samples.tokens))
+            sampled = tokens.map(lambda rows: rows.index_select(0, samples.tokens))
+            logits = self._model.compute_logits(self.hidden_states(sampled))
             drawn, failed = self._sampler.sample(logits, samples.rows, samples.positions)
         outcome = self._kernels.finish_step(
-            hidden, samples.step_len, drawn, failed, samples.rows, self._batch.last_tokens
+            tokens.checked, samples.step_len, drawn, failed, samples.rows, self._batch.last_tokens
         )
-        return StepTensors(hidden, logits, outcome)
+        return StepTensors(tokens, logits, outcome)
+
+    def hidden_states(self, tokens: TokenStates) -> Tensor:
+        """Hidden states [N, H] of these tokens, over whose rows they may be written."""
+        if tokens.heads is None:
+            return tokens.states
+        return self._model.finish(tokens.states, tokens.heads)
 
 
 def layers_of_all_kinds(layers: Sequence[object]) -> int:

@@ -209,7 +209,7 @@ def shared_part_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
 def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> int:
     """Bytes of recorded steps: the largest one's tensors, which all share, and the driver's part.
 
-    A step may sample for each row. Hidden states are not shared.
+    A step may sample for each row. What the layers leave for sampling is not shared.
     """
     if config.device.enforce_eager:
         return 0
@@ -220,9 +220,11 @@ def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> i
     )  # fmt: skip
     most_tokens = max(sizes.mixed[-1], num_rows)
     activations = activation_bytes(model_config, most_tokens, item)
-    hidden = most_tokens * model_config.hidden_size * item
+    attention = model_config.spec.layers[-1].attention
+    kept = model_config.hidden_size + attention.num_heads * attention.key_dim
+    states = most_tokens * kept * item
     logits = num_rows * model_config.vocab_size * item if model_config.has_head else 0
-    parts = activations + logits + hidden + shared_part_bytes(config, model_config)
+    parts = activations + logits + states + shared_part_bytes(config, model_config)
     return parts + sizes.num_graphs * GRAPH_BYTES
 
 

@@ -62,15 +62,12 @@ class LlamaAttention(nn.Module):
         self.q_norm = None if spec.query_norm is None else RMSNorm(spec.query_norm, options)
         self.k_norm = None if spec.key_norm is None else RMSNorm(spec.key_norm, options)
 
-    def forward(
-        self, residual: ResidualState, norms: Norms, rope: Rope, ctx: ForwardContext
-    ) -> ResidualState:
-        """The residual [T, H] with attention's output added, for the next norm."""
+    def attend(self, residual: ResidualState, rope: Rope, ctx: ForwardContext) -> Tensor:
+        """What the heads found [T, Hq · D], before the output projection; writes the KV cache."""
         query = self.qkv_proj.rope_write_kv(
             residual, self.attn.rope_write_kv(self.head_norms(), rope, ctx)
         )
-        out = self.attn.forward(query, ctx)
-        return self.o_proj.add(out, residual, *norms)
+        return self.attn.forward(query, ctx)
 
     def head_norms(self) -> HeadNorms | None:
         """Norms of each query's and key's dimensions, where there are some."""
@@ -116,8 +113,13 @@ class LlamaDecoderLayer(nn.Module):
         self, residual: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
         """The residual for this layer's first norm → for the following layer's."""
+        heads = self.self_attn.attend(residual, rope, ctx)
+        return self.finish(heads, residual, following)
+
+    def finish(self, heads: Tensor, residual: ResidualState, following: RMSNorm) -> ResidualState:
+        """As `forward`, from what the heads found on; no token depends on another here."""
         norms = self.pre_mlp_norm, self.post_attention_norm
-        residual = self.self_attn.forward(residual, norms, rope, ctx)
+        residual = self.self_attn.o_proj.add(heads, residual, *norms)
         return self.mlp.forward(residual, (following, self.post_mlp_norm))
 
 
@@ -143,14 +145,37 @@ class LlamaModel(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → [T, H], through as many layers as have a cache."""
+        residual, _ = self._run(input_ids, positions, ctx, len(ctx.kv))
+        return self.norm.finish(residual)
+
+    def attend(
+        self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
+    ) -> tuple[Tensor, Tensor]:
+        """See `CausalLM`."""
+        residual, ropes = self._run(input_ids, positions, ctx, min(num_before, len(self.path) - 1))
+        layer, _, rope = self.path[-1]
+        ctx.heartbeat()
+        return residual.residual, layer.self_attn.attend(residual, ropes[rope], ctx)
+
+    def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
+        """See `CausalLM`."""
+        layer, following, _ = self.path[-1]
+        norm = layer.pre_attention_norm
+        state = ResidualState(residual, None, norm.weight, norm.eps)
+        return self.norm.finish(layer.finish(heads, state, following))
+
+    def _run(
+        self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_layers: int
+    ) -> tuple[ResidualState, list[Rope]]:
+        """The residual after the first layers, and the step's angles."""
         ctx.layout.forget()
         ropes = [rotary(positions) for rotary in self.rotaries]
         residual = self.norms[0].begin(self.embed_tokens(input_ids))
-        for (layer, following, rope), _ in zip(self.path, ctx.kv, strict=False):
+        for layer, following, rope in self.path[:num_layers]:
             ctx.heartbeat()
             # called directly: PyTorch would look for hooks
             residual = layer.forward(residual, following, ropes[rope], ctx)
-        return self.norm.finish(residual)
+        return residual, ropes
 
 
 class LlamaForCausalLM(nn.Module):
@@ -171,6 +196,16 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]."""
         return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
+
+    def attend(
+        self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
+    ) -> tuple[Tensor, Tensor]:
+        """See `CausalLM`."""
+        return self.model.attend(input_ids, positions, ctx, num_before)
+
+    def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
+        """See `CausalLM`."""
+        return self.model.finish(residual, heads)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → logits [S, V]. Only for checkpoints with a head.

@@ -34,6 +34,21 @@ class CausalLM(Protocol):
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
 
+    def attend(
+        self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
+    ) -> tuple[Tensor, Tensor]:
+        """As far as tokens depend on each other: up to the last layer's attention.
+
+        Returns the residual before that layer [T, H], and what its heads found [T, Hq · D].
+        num_before: layers that are computed before it, fewer than all in a warm-up.
+        """
+
+    def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
+        """Rows [S, H] and [S, Hq · D] of what `attend` returned → hidden states [S, H].
+
+        May write over the residual.
+        """
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → [S, V], in the type of the products."""
 
