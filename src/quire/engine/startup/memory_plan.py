@@ -221,8 +221,8 @@ def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> i
     most_tokens = max(sizes.mixed[-1], num_rows)
     activations = activation_bytes(model_config, most_tokens, item)
     attention = model_config.spec.layers[-1].attention
-    kept = model_config.hidden_size + attention.num_heads * attention.key_dim
-    states = most_tokens * kept * item
+    width = model_config.hidden_size + attention.num_heads * attention.key_dim
+    states = most_tokens * width * item
     logits = num_rows * model_config.vocab_size * item if model_config.has_head else 0
     parts = activations + logits + states + shared_part_bytes(config, model_config)
     return parts + sizes.num_graphs * GRAPH_BYTES
