@@ -83,7 +83,7 @@ def test_beside_prompts_the_last_layer_is_finished_for_sampled_tokens_alone(
     assert model.layers == [NUM_LAYERS]
 
 
-def test_a_token_whose_keys_were_not_finite_is_told() -> None:
+def test_a_token_whose_keys_were_not_finite_is_marked() -> None:
     model = Model()
     model.heads[3, 1] = float("nan")
     work = make_work(model, [6])
