@@ -52,7 +52,7 @@ def test_any_lengths(
 ) -> None:
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kv_dtype)
+        query, k_cache, v_cache, layout, _, expected = case(queries, lens, shape, kv_dtype)
         plan = make_plan(layout, window, config, 16, shape[1])
         padded = torch.cat([query, query[:1], query[:1]])
         out = torch.full_like(padded, math.nan)
@@ -70,7 +70,7 @@ def test_any_lengths(
 @pytest.mark.parametrize("queries", [1, 100], ids=["decode", "prefill"])
 @pytest.mark.parametrize("large", [1e-30, 1.0, 1e30])
 def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
-    query, k_cache, v_cache, layout, _ = case([queries] * 3, [2000] * 3, SHAPES[0], reference.FP8)
+    query, k_cache, v_cache, layout, *_ = case([queries] * 3, [2000] * 3, SHAPES[0], reference.FP8)
     k_cache, v_cache = (cache.float().nan_to_num(1.0) for cache in (k_cache, v_cache))
     magnitudes = torch.logspace(-4, 0, 128, device="cuda").bfloat16()
     for by in (magnitudes, 2 * torch.ones_like(magnitudes)):
@@ -104,7 +104,7 @@ def test_the_newest_keys_are_waited_for(kv_dtype: torch.dtype) -> None:
     """Several layers in one graph, each after the kernel that writes its keys."""
     group, heads, dim = 4, 8, 128
     lens = [1 + 61 * i for i in range(64)]
-    _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], kv_dtype)
+    _, k_cache, v_cache, layout, *_ = case([1] * 64, lens, SHAPES[0], kv_dtype)
     caches = [(k_cache.clone(), v_cache.clone()) for _ in range(3)]
     params = AttentionParams(0.1)
     fused = torch.empty(64, (group + 2) * heads, dim, dtype=torch.bfloat16, device="cuda")
