@@ -25,7 +25,7 @@ from quire.quantization.scheme import FormatChoice
 
 logger = logging.getLogger(__name__)
 
-_HALVES = ("int4", "nf4")  # weight formats whose scales are in float16
+_HALVES = ("int4", "int8_group", "nf4")  # weight formats whose scales are in float16
 _PREFIX = "model."  # of all names but the head's; those saved without a head lack it
 
 # name of a weight → the parameter it fills, and which part of it
@@ -124,15 +124,17 @@ class CheckpointSource:
                 yield source.weight, source.load(waiting.pop(source.weight), dtype), num_bytes
 
     def _log_numbers(self, model_config: ModelConfig) -> None:
-        """Log how many weights become numbers, which take more memory than their codes."""
-        stored, numbers = model_config.checkpoint_format, Counter[str]()
+        """Log how many weights are not kept as they are stored, and what they become."""
+        stored, changed = model_config.checkpoint_format, Counter[tuple[str, str]]()
         for source in self._quantized.values():
-            numbers[source.stored.settings] += not source.keeps_codes
-        for settings, count in (+numbers).items():
+            rounding = source.stored.rounding if source.keeps_codes else "loaded as numbers"
+            if rounding is not None:
+                changed[source.stored.settings, rounding] += 1
+        for (settings, rounding), count in changed.items():
             assert stored is not None
             logger.info(
-                "%d weights of %s (%s) are not kept as codes: they are loaded as numbers",
-                count, stored.name, settings,
+                "%d weights of %s (%s) are not kept as codes: they are %s",
+                count, stored.name, settings, rounding,
             )  # fmt: skip
 
     def _different(self, missing: list[str], left_over: list[str]) -> CheckpointError:
