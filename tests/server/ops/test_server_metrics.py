@@ -57,6 +57,19 @@ OF_DASHBOARDS = [
     "vllm:spec_decode_num_accepted_tokens_total",
 ]
 
+# those of llama.cpp's server, all without labels
+OF_LLAMA_CPP = [
+    f"llamacpp:{name}"
+    for name in (
+        *("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total"),
+        *("tokens_predicted_total", "tokens_predicted_seconds_total", "n_decode_total"),
+        *("n_tokens_max", "spec_decode_num_draft_tokens_total"),
+        *("spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total"),
+        *("prompt_tokens_seconds", "predicted_tokens_seconds", "requests_processing"),
+        *("requests_deferred", "n_busy_slots_per_decode"),
+    )
+]
+
 
 @functools.cache
 def series(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -97,6 +110,8 @@ def test_the_names_that_dashboards_ask_for_are_there(app: Starlette) -> None:
     assert reply.headers["content-type"].startswith("text/plain; version=")
     names = {name for name, _ in series(reply.body.decode())}
     assert [name for name in OF_DASHBOARDS if name not in names] == []
+    assert {name for name in names if name.startswith("llamacpp:")} == set(OF_LLAMA_CPP)
+    assert int(reply.headers["process-start-time-unix"]) > 1_700_000_000
     assert (
         value(reply.body.decode(), "vllm:num_requests_running", model_name="fake", engine="0") == 0
     )
@@ -129,6 +144,9 @@ def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:
     assert value(text, "vllm:inter_token_latency_seconds_count") == 12
     assert value(text, "vllm:request_generation_tokens_sum") == 18
     assert value(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 6
+    assert value(text, "llamacpp:prompt_tokens_total") == 9 * 5
+    assert value(text, "llamacpp:tokens_predicted_total") == 18
+    assert value(text, "llamacpp:n_tokens_max") == 5 + 3
 
 
 def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class RequestFigures(msgspec.Struct, kw_only=True):
     """RequestMetrics as a message. histograms: by name. finished: by reason."""
 
     num_sent: int = 0
+    longest: int = 0
     finished: dict[str, int] = {}
     histograms: dict[str, HistogramData] = {}
 
@@ -66,6 +67,7 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         self.num_sent = 0
+        self.longest = 0  # tokens of an ended request, its prompt included
         self.finished: Counter[str] = Counter()
         self.time_to_first_token = Histogram(TTFT_BOUNDS)
         self.inter_token_latency = Histogram(ITL_BOUNDS)
@@ -134,6 +136,7 @@ class RequestMetrics:
         self.num_prompt_tokens.observe(times.num_prompt_tokens)
         self.num_computed_prompt_tokens.observe(times.num_prompt_tokens - times.num_cached_tokens)
         self.num_generation_tokens.observe(times.num_tokens)
+        self.longest = max(self.longest, times.num_prompt_tokens + times.num_tokens)
         request = times.request
         request.num_unfinished -= 1
         request.longest = max(request.longest, times.num_tokens)
@@ -149,6 +152,7 @@ class RequestMetrics:
         """A copy of all counters and histograms as a message."""
         return RequestFigures(
             num_sent=self.num_sent,
+            longest=self.longest,
             finished=dict(self.finished),
             histograms={name: histogram.data() for name, histogram in self.histograms()},
         )
@@ -156,6 +160,7 @@ class RequestMetrics:
     def add(self, figures: RequestFigures) -> None:
         """Add the counters and histograms of another process."""
         self.num_sent += figures.num_sent
+        self.longest = max(self.longest, figures.longest)
         self.finished.update(figures.finished)
         for name, histogram in self.histograms():
             histogram.add(figures.histograms.get(name, HistogramData()))

@@ -46,7 +46,8 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     or JSON Schema cannot express it. events: the types of a stream's events; () without streams.
     media: content type of the answer. errors: statuses besides those of all paths. failures: the
     struct of an error body where it is not the API's own error object. struct_rules: of the
-    structs in the body. names_model: whether the query may name a model.
+    structs in the body. names_model: whether the query may name a model. items: of a list that the
+    reply may be, instead of `reply`.
     """
 
     path: str
@@ -57,6 +58,7 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     body: type[msgspec.Struct] | None = None
     struct_rules: Sequence[StructRules] = ()
     reply: type[msgspec.Struct] | None = None
+    items: type[msgspec.Struct] | None = None
     events: Sequence[type[msgspec.Struct]] = ()
     media: str = "application/json"
     errors: tuple[int, ...] = ()

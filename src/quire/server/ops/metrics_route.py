@@ -37,4 +37,9 @@ class MetricsPage:
         self._metrics.share()
         total = self._metrics.total()
         content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
-        return Response(content, headers={"content-type": media_type, "cache-control": "no-store"})
+        headers = {
+            "content-type": media_type,
+            "cache-control": "no-store",
+            "process-start-time-unix": str(int(total.started)),  # as llama.cpp's server says it
+        }
+        return Response(content, headers=headers)

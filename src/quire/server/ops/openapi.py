@@ -96,7 +96,7 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     replies = [
         kind
         for entry in entries
-        for kind in (entry.reply, *entry.events, *entry.failures.values())
+        for kind in (entry.reply, entry.items, *entry.events, *entry.failures.values())
         if kind is not None
     ]
     schemas = Schemas(
@@ -178,6 +178,9 @@ def _parameters(entry: OpenApiEntry) -> list[dict[str, Any]]:
 
 def _content(entry: OpenApiEntry, schemas: Schemas) -> dict[str, Any]:
     schema = schemas.ref(entry.reply) if entry.reply is not None else {}
+    if entry.items is not None:
+        items = {"type": "array", "items": schemas.ref(entry.items)}
+        schema = {"anyOf": [schema, items]}
     content = {entry.media: {"schema": schema}}
     if entry.events:
         content["text/event-stream"] = {"schema": _event(entry, schemas)}

@@ -1,6 +1,7 @@
 """The metrics in Prometheus' text format, which `GET /metrics` (metrics_route.py) answers.
 
-Owns the metrics' names: vLLM's where it has one, so that its dashboards work, else `quire:`.
+Owns the metrics' names: vLLM's where it has one, so that its dashboards work, else `quire:`. Those
+of llama.cpp are in llama_cpp_series.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from quire.core.histogram import Histogram
 from quire.engine.processes.control_channel import ModelStatus
+from quire.server.ops.llama_cpp_series import llama_cpp_series
 from quire.server.ops.server_metrics import EngineTotal, Total
 from quire.version import __version__
 
@@ -117,6 +119,7 @@ class _ScrapeCollector(Collector):
         yield from _engine_gauges(engines)
         yield from _engine_counters(engines)
         yield from _requests(engines)
+        yield from llama_cpp_series(self._total.engines.values())
         yield from _http(self._total)
         if self._gpu_hour_cost is not None:
             yield from _cost(self._total, self._gpu_hour_cost)

@@ -68,6 +68,15 @@ def test_rerank(app: Starlette, path: str) -> None:
     assert [result["document"] for result in bare["results"]] == [None] * 3
 
 
+def test_rerank_as_tei_has_it(app: Starlette) -> None:
+    documents = ["y" * 400, "ab", "b" * 30]
+    usual = post(app, "/rerank", query="ab", documents=documents, top_n=2).json()["results"]
+    bare = post(app, "/rerank", query="ab", texts=documents, top_n=2).json()
+    assert bare == [{"index": r["index"], "score": r["relevance_score"]} for r in usual]
+    shown = post(app, "/rerank", query="ab", texts=documents, return_text=True).json()
+    assert [one["text"] for one in shown] == ["ab", "b" * 30, "y" * 400]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -78,6 +87,8 @@ def test_rerank(app: Starlette, path: str) -> None:
         ("/v1/score", {"queries": "a", "documents": [["b"]]}, "documents[0]"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/v1/rerank", {"query": "a", "texts": ["b"], "documents": ["b"]}, "documents"),
+        ("/v1/rerank", {"query": "a", "texts": ["b", "x" * 2000]}, "texts"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 0},
          "truncate_prompt_tokens"),

@@ -222,6 +222,7 @@ def _route(path: str) -> GenerationRoute[NativeFormatter]:
         body=NativeCompletionRequest,
         struct_rules=completion_request.RULES,
         reply=NativeReply,
+        items=NativeReply,
         events=(NativePart, NativeReply, ErrorChunk),
         errors=RUN_ERRORS,
     )

@@ -40,7 +40,8 @@ from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRule
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
-Texts = Text | Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+Documents = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+Texts = Text | Documents
 
 
 class ScoreRequest(PoolingFields, kw_only=True, dict=True):
@@ -53,12 +54,17 @@ class ScoreRequest(PoolingFields, kw_only=True, dict=True):
 
 
 class RerankRequest(PoolingFields, kw_only=True, dict=True):
-    """Body of /v1/rerank. top_n: number of results; 0: all. return_documents: with texts."""
+    """Body of /v1/rerank. top_n: number of results; 0: all. return_documents: with texts.
+
+    texts: the documents under TEI's name, whose reply is a list; return_text: with texts.
+    """
 
     query: Text
-    documents: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+    documents: Documents | None = None
+    texts: Documents | None = None
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
+    return_text: bool | None = None
 
 
 class ScoreItem(msgspec.Struct, kw_only=True):
@@ -103,6 +109,14 @@ class RerankReply(msgspec.Struct, kw_only=True):
     results: list[RerankResult]
 
 
+class TextScore(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One document in TEI's reply."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
 class ScoreJob(msgspec.Struct, frozen=True):
     """A request ready to run. job: its prompts are the queries, then the documents."""
 
@@ -132,17 +146,17 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _rerank_decoder, {})
+    field, documents = _one_of(request, "documents", "texts")
     model = models.find(request.model)
     yield
-    texts = {"query": [request.query], "documents": request.documents}
-    return _job("rerank", model, request, texts)
+    return _job("rerank", model, request, {"query": [request.query], field: documents})
 
 
-def _one_of(request: ScoreRequest, name: str, older: str) -> tuple[str, list[str]]:
+def _one_of(request: PoolingFields, name: str, other: str) -> tuple[str, list[str]]:
     """The field that was given, and its texts."""
-    given = [(n, texts) for n in (name, older) if (texts := getattr(request, n)) is not None]
+    given = [(n, texts) for n in (name, other) if (texts := getattr(request, n)) is not None]
     if len(given) != 1:
-        raise invalid_value(name, f"use either this or {older}")
+        raise invalid_value(name, f"use either this or {other}")
     field, texts = given[0]
     return field, [texts] if isinstance(texts, str) else list(texts)
 
@@ -195,18 +209,26 @@ def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) 
     return ScoreReply(id=job.reply_id, created=job.created, model=job.model, data=data, usage=usage)
 
 
-def _rerank_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> RerankReply:
+def _rerank_reply(
+    request: ScoreJob, scores: list[float], usage: EmbeddingUsage
+) -> RerankReply | list[TextScore]:
     asked = request.rerank
     assert asked is not None, "only /v1/rerank is answered here"
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    has_text = asked.return_documents is not False
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or None]
+    if asked.documents is None:
+        texts = asked.texts if asked.return_text else None
+        return [
+            TextScore(index=index, score=scores[index], text=texts[index] if texts else None)
+            for index in order
+        ]
+    documents = asked.documents if asked.return_documents is not False else None
     results = [
         RerankResult(
             index=index,
-            document=RerankDocument(asked.documents[index]) if has_text else None,
+            document=None if documents is None else RerankDocument(documents[index]),
             relevance_score=scores[index],
         )
-        for index in order[: asked.top_n or None]
+        for index in order
     ]
     return RerankReply(
         id=request.job.reply_id, model=request.job.model, usage=usage, results=results
@@ -238,16 +260,27 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
 
 
 def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
-    rules = StructRules(struct=RerankRequest, neutral=neutral_values(RerankRequest, {}))
+    rules = StructRules(
+        struct=RerankRequest,
+        neutral=neutral_values(RerankRequest, {}),
+        variants=[
+            {"required": [name], "properties": {name: {"type": "array"}, other: {"type": "null"}}}
+            for name, other in (("documents", "texts"), ("texts", "documents"))
+        ],
+    )
     entry = OpenApiEntry(
         method="post",
         path=path,
         summary="Documents by how alike they are to a query.",
-        rules=_RULES,
+        rules=(
+            *_RULES,
+            "With `texts` for `documents` the reply is TEI's list of indices and scores.",
+        ),
         example={"query": "red shoes", "documents": ["crimson boots", "a blue bag"], "top_n": 1},
         body=RerankRequest,
         struct_rules=(rules,),
         reply=RerankReply,
+        items=TextScore,
         errors=RUN_ERRORS,
     )
     return GenerationRoute(entry, prepare_rerank, answer)
