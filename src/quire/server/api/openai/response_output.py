@@ -1,0 +1,106 @@
+"""The output items of a response as its answer grows, and the stream events that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from quire.server.api.common.logprob_formats import ChatLogprob
+from quire.server.api.openai import responses_reply as replies
+from quire.server.api.openai.response_items import new_id
+from quire.server.parsing.output_events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+
+Status = Literal["completed", "incomplete"]
+
+
+class OutputItems:
+    """Messages, reasoning and tool calls in their order; at most the last one is open.
+
+    logprobs: those of tokens whose text has not been added yet.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[replies.OutputItem] = []
+        self.logprobs: list[ChatLogprob] = []
+        self._is_open = False
+
+    def add(self, event: Event) -> Iterator[replies.StreamEvent]:
+        """The stream events of a part of the answer."""
+        match event:
+            case TextDelta(text):
+                yield from self._open(replies.OutputMessage(id=new_id("msg"), content=[]))
+                yield from self._add_text(text, replies.TextPiece)
+            case ReasoningDelta(text):
+                self.logprobs = []
+                yield from self._open(replies.OutputReasoning(id=new_id("rs"), content=[]))
+                yield from self._add_text(text, replies.ReasoningPiece)
+            case ToolCallBegin(_, call_id, name):
+                self.logprobs = []
+                call = replies.OutputCall(id=new_id("fc"), call_id=call_id, name=name)
+                yield from self._open(call)
+            case ToolCallArguments(_, text):
+                item = self.items[-1]
+                assert isinstance(item, replies.OutputCall), "arguments follow their call"
+                item.arguments += text
+                yield replies.ArgumentsPiece(item_id=item.id, output_index=self._index, delta=text)
+
+    @property
+    def _index(self) -> int:
+        return len(self.items) - 1
+
+    def _open(self, item: replies.OutputItem) -> Iterator[replies.StreamEvent]:
+        """Open an item, unless the open one has the same type. Each call is an item of its own."""
+        is_call = isinstance(item, replies.OutputCall)
+        if self._is_open and type(item) is type(self.items[-1]) and not is_call:
+            return
+        yield from self.close("completed")
+        self.items.append(item)
+        self._is_open = True
+        yield replies.ItemAdded(output_index=self._index, item=replies.copy_of(item))
+        if not isinstance(item, replies.OutputCall):
+            part = item.begin_part()
+            yield replies.PartAdded(item_id=item.id, output_index=self._index, part=part)
+
+    def _add_text(
+        self, text: str, piece: type[replies.TextPiece] | type[replies.ReasoningPiece]
+    ) -> Iterator[replies.StreamEvent]:
+        item = self.items[-1]
+        assert not isinstance(item, replies.OutputCall), "the item has just been opened"
+        item.content[0].text += text
+        event = piece(item_id=item.id, output_index=self._index, delta=text)
+        if isinstance(event, replies.TextPiece) and isinstance(item, replies.OutputMessage):
+            event.logprobs, self.logprobs = self.logprobs, []
+            item.content[0].logprobs = item.content[0].logprobs + event.logprobs
+        yield event
+
+    def close(self, status: Status) -> Iterator[replies.StreamEvent]:
+        """Complete the open item, with the answer's status: max_tokens may have cut it inside."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, index = self.items[-1], self._index
+        item.status = status
+        match item:
+            case replies.OutputCall():
+                yield replies.ArgumentsDone(
+                    item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
+                )
+            case replies.OutputMessage():
+                yield replies.TextDone(
+                    item_id=item.id,
+                    output_index=index,
+                    text=item.content[0].text,
+                    logprobs=item.content[0].logprobs,
+                )
+            case replies.OutputReasoning():
+                text = item.content[0].text
+                yield replies.ReasoningDone(item_id=item.id, output_index=index, text=text)
+        if not isinstance(item, replies.OutputCall):
+            yield replies.PartDone(item_id=item.id, output_index=index, part=item.content[0])
+        yield replies.ItemDone(output_index=index, item=item)
