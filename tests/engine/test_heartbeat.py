@@ -13,9 +13,9 @@ import pytest
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.processes import process_supervisors, status_page
+from quire.engine.processes import engine_supervisor, status_page
 from quire.engine.processes.control_channel import EngineStarted, StartEngine
-from quire.engine.processes.process_supervisors import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.start_engine import start_engine
@@ -164,6 +164,6 @@ def test_the_supervisor_ends_a_process_without_heartbeat(
         await ended.wait()
         task.cancel()
 
-    monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
+    monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
     asyncio.run(keep())
     assert children[0].num_heartbeats == heartbeats

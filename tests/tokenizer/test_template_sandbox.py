@@ -13,7 +13,7 @@ from test_template_work import BOMBS as WEIGHTS
 
 from quire.background import TooLongError, hurry
 from quire.errors import CheckpointError, InvalidRequestError
-from quire.tokenizer import chat_template, template_sandbox
+from quire.tokenizer import chat_template, template_metering
 from quire.tokenizer.chat_template import ChatTemplate
 from quire.tokenizer.template_sandbox import Sandbox, TemplateLimitError
 
@@ -91,7 +91,7 @@ def render_with(template: ChatTemplate, content: str = "hi") -> str:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A short CPU limit, and a memory limit of 1 GiB in case the sandbox fails."""
-    monkeypatch.setattr(template_sandbox, "MAX_CPU_SECONDS", 0.2)
+    monkeypatch.setattr(template_metering, "MAX_CPU_SECONDS", 0.2)
     fence = psutil.Process().memory_info().vms + 2**30
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (fence, before[1]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from test_process_supervisors import INFO
+from test_engine_supervisor import INFO
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo

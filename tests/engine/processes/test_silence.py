@@ -25,7 +25,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_process_that_hangs_is_silent_as_long_as_its_heartbeat_is_old(clock: Clock) -> None:
-    silence, age = Silence(TICK), 0.0
+    silence, age = Silence(10 * TICK), 0.0
+    assert silence.tick == TICK
     for _ in range(100):
         clock.now += TICK * 1.1
         age += TICK * 1.1
@@ -33,7 +34,7 @@ def test_a_process_that_hangs_is_silent_as_long_as_its_heartbeat_is_old(clock: C
 
 
 def test_time_in_which_the_supervisor_was_stopped_too_does_not_count(clock: Clock) -> None:
-    silence = Silence(TICK)
+    silence = Silence(10 * TICK)
     clock.now += 500.0
     assert silence.seconds(500.0) == 2 * TICK
     clock.now += TICK

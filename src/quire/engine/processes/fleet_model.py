@@ -11,7 +11,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.processes.control_channel import ModelState, ModelStatus
-from quire.engine.processes.process_supervisors import EngineSupervisor
+from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.errors import UserError
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
+from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
-from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.errors import ConfigError, QuireError, UserError
 

@@ -27,15 +27,11 @@ from quire.engine.processes.control_channel import (
     ForgetClient,
     StartWorker,
 )
-from quire.engine.processes.process_supervisors import (
-    EngineProcessSettings,
-    EngineSupervisor,
-    WorkerParent,
-    WorkerSupervisor,
-)
+from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
+from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
 

@@ -9,11 +9,13 @@ class Silence:
     """How long a process has given no heartbeat while its supervisor itself ran.
 
     When all processes were stopped (docker pause), the last heartbeat is as old as that pause, but
-    the process is as healthy as before. tick: seconds between two looks.
+    the process is as healthy as before. hang: seconds after which it has hung; 0: never. tick:
+    seconds between two looks.
     """
 
-    def __init__(self, tick: float) -> None:
-        self._most = 2 * tick  # that one look adds
+    def __init__(self, hang: float) -> None:
+        self.tick = min(1.0, hang / 10) if hang else 1.0
+        self._most = 2 * self.tick  # that one look adds
         self._last = time.monotonic()
         self._seconds = 0.0
 

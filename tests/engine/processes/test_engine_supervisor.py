@@ -12,13 +12,10 @@ import pytest
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.processes import process_supervisors
+from quire.engine.processes import engine_supervisor, restarts
 from quire.engine.processes.control_channel import EngineDown, EngineStarted, EngineUp, StartEngine
-from quire.engine.processes.process_supervisors import (
-    MAX_DEATHS,
-    EngineProcessSettings,
-    EngineSupervisor,
-)
+from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.restarts import MAX_DEATHS
 from quire.engine.processes.server_supervisor import (
     MAX_ENGINES,
     ServerSupervisor,
@@ -104,9 +101,9 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         supervisor = EngineSupervisor("m", EngineConfig(), settings, note)
         await supervisor.run()
 
-    monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
-    monkeypatch.setattr(process_supervisors, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
-    monkeypatch.setattr(process_supervisors, "STEADY_SECONDS", STEADY)
+    monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
+    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(restarts, "STEADY_SECONDS", STEADY)
     with pytest.raises(EngineError, match="5 times in a row"):
         asyncio.run(keep())
     assert len(spawned) == count
@@ -140,5 +137,5 @@ def test_an_engine_that_is_stopped_leaves_no_files(
                 return while_there, len(list(folder.glob("engine-*"))), MAX_ENGINES - len(pages)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
+    monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
     assert asyncio.run(load_and_unload()) == (1, 0, 0)

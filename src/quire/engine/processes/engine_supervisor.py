@@ -1,51 +1,42 @@
-"""Supervisors of one engine process or one API process: they start it, watch it and restart it.
+"""Supervisor of one model's engine process: starts it, watches it and restarts it.
 
-Owns when a process counts as dead or hung, and how often it is restarted. Callbacks report to the
-server supervisor (server_supervisor.py).
+Owns when the process counts as dead or hung. A callback reports to the server supervisor
+(server_supervisor.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
+from quire.engine.processes import restarts
 from quire.engine.processes.child_process import Child, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineDown,
     EngineStarted,
     EngineUp,
-    ModelStatus,
     StartEngine,
     StartFailed,
-    StartWorker,
-    WorkerReady,
 )
 from quire.engine.processes.death_cause import DeathCause
+from quire.engine.processes.restarts import Deaths
 from quire.engine.processes.shared_memory import clear_page
 from quire.engine.processes.silence import Silence
 from quire.engine.processes.status_page import StatusPage
-from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.errors import EngineError
 from quire.logs import LogOptions
 
 logger = logging.getLogger(__name__)
 
 ENGINE_MODULE = "quire.engine.processes.engine_process"
-MAX_DEATHS = 5  # of a process in a row
-BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)  # before a restart, by deaths in a row
-STEADY_SECONDS = 10.0  # after serving this long, a death starts a new count
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +110,15 @@ class EngineSupervisor:
         Raises ConfigError, CheckpointError or EngineError if it does not start, EngineError if it
         dies again and again: each time before it has served for STEADY_SECONDS and ended a step.
         """
-        deaths = 0
+        deaths = Deaths()
         while True:
             was_useful, is_outside = await self._run_once(self.epoch)
             self.epoch += 1
-            deaths = 1 if was_useful else deaths + 1
-            will_return = deaths < MAX_DEATHS
+            deaths.add(was_steady=was_useful)
+            will_return = not deaths.are_too_many
             self.up = None
-            why = f"the engine died {deaths} times in a row; the log says how, start it again"
+            count = deaths.in_a_row
+            why = f"the engine died {count} times in a row; the log says how, start it again"
             down = EngineDown(
                 name=self.name, will_return=will_return, is_blameless=is_outside, why=why
             )
@@ -134,7 +126,7 @@ class EngineSupervisor:
             if not will_return:
                 raise EngineError(why)
             self.num_restarts += 1
-            await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
+            await asyncio.sleep(deaths.pause)
 
     async def _run_once(self, epoch: int) -> tuple[bool, bool]:
         """Run one process to its end.
@@ -172,7 +164,7 @@ class EngineSupervisor:
             self._child = None
             status = await child.end()
             # not by steps alone: a fault at the first large batch comes after some steps
-            was_useful = page.num_steps > 0 and time.monotonic() - begin > STEADY_SECONDS
+            was_useful = page.num_steps > 0 and time.monotonic() - begin > restarts.STEADY_SECONDS
             is_outside = cause.is_outside(status, had_work=page.has_work)
             self._last_used, self._page = self.last_used, None
             page.close()
@@ -199,15 +191,13 @@ class EngineSupervisor:
     async def _watch(self, child: Child, page: StatusPage, cause: DeathCause) -> None:
         """Wait until the process has died, or its heartbeat is too old."""
         hang = self._settings.hang
-        tick = _tick(hang)
-        silence = Silence(tick)
-        end = asyncio.ensure_future(
-            child.receive()
-        )  # an engine sends nothing more, so this is its end
+        silence = Silence(hang)
+        # an engine sends nothing more, so this is its end
+        end = asyncio.ensure_future(child.receive())
         try:
             while not end.done():
                 cause.watch()
-                await asyncio.wait({end}, timeout=tick)
+                await asyncio.wait({end}, timeout=silence.tick)
                 if silence.seconds(page.age()) > hang > 0:
                     cause.hung(child.pid)
                     logger.error(
@@ -218,123 +208,3 @@ class EngineSupervisor:
                     return
         finally:
             end.cancel()
-
-
-def _tick(hang: float) -> float:
-    """Seconds between two looks at a heartbeat. hang: after how many it has hung; 0: never."""
-    return min(1.0, hang / 10) if hang else 1.0
-
-
-class WorkerParent(Protocol):
-    """What a supervisor of API processes asks and reports to."""
-
-    def statuses(self) -> list[ModelStatus]:
-        """The current state of all models."""
-
-    def reachable(self) -> Iterable[EngineUp]:
-        """The engines that accept requests."""
-
-    def on_message(self, client: str, message: ControlMessage) -> None:
-        """Called with a message that an API process has sent."""
-
-    def on_death(self, client: str) -> None:
-        """Called when an API process has died."""
-
-
-class WorkerSupervisor:
-    """Keeps one API process running. client: the current process's name; None if there is none.
-
-    index: of its heartbeat. hang: seconds without one after which it is killed; 0: never.
-    """
-
-    def __init__(
-        self,
-        module: str,
-        first: StartWorker,
-        parent: WorkerParent,
-        heartbeats: WorkerHeartbeats,
-        index: int,
-        hang: float,
-    ) -> None:
-        self.ready = asyncio.Event()
-        self.client: str | None = None
-        self._module = module
-        self._first = first
-        self._parent = parent
-        self._heartbeats, self._index, self._hang = heartbeats, index, hang
-        self._child: Child | None = None
-        self._is_leaving = False
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None while there is no process."""
-        return None if self._child is None else self._child.pid
-
-    def send(self, message: ControlMessage) -> None:
-        """Send a message to the process, if there is one."""
-        if self._child is not None:
-            self._child.send(message)
-
-    def leave(self) -> None:
-        """Ask the process to end when its requests are done; `run` returns then."""
-        self._is_leaving = True
-        if self._child is not None:
-            self._child.terminate()
-
-    async def run(self) -> None:
-        """Keep it running. Raises EngineError if it dies again and again, or cannot start."""
-        deaths = 0
-        for incarnation in itertools.count():
-            begin = time.monotonic()
-            client = f"{self._first.client}.{incarnation}"
-            how = await self._run_once(client)
-            self._parent.on_death(client)
-            if self._is_leaving:
-                return
-            logger.error("API process %s ended (%s)", client, how)
-            deaths = 1 if time.monotonic() - begin > STEADY_SECONDS else deaths + 1
-            if deaths >= MAX_DEATHS:
-                text = f"an API process died {deaths} times in a row; the log says how"
-                raise EngineError(text)
-            await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
-
-    async def _run_once(self, client: str) -> str:
-        """Run one process to its end; returns how it ended."""
-        models = self._parent.statuses()
-        first = msgspec.structs.replace(self._first, client=client, models=models)
-        inherited = (first.listener, first.admin, first.memory, first.counters)
-        descriptors = tuple(fd for fd in inherited if fd is not None)
-        self._heartbeats.clear(self._index)
-        child = await Child.spawn(self._module, first, pass_fds=descriptors, low_priority=True)
-        for status in self._parent.statuses():  # they may have changed meanwhile
-            child.send(status)
-        for up in self._parent.reachable():
-            child.send(up)
-        self._child, self.client = child, client
-        if self._is_leaving:
-            child.terminate()
-        watch = asyncio.create_task(self._watch(child, client))
-        try:
-            while (message := await child.receive()) is not None:
-                if isinstance(message, StartFailed):
-                    raise message.as_error()
-                if isinstance(message, WorkerReady):
-                    self.ready.set()
-                self._parent.on_message(client, message)
-        finally:
-            watch.cancel()
-            self._child = self.client = None
-            exit_status = await child.end()
-        return describe(exit_status)
-
-    async def _watch(self, child: Child, client: str) -> None:
-        """Kill the process when its event loop gives no sign of life."""
-        tick = _tick(self._hang)
-        silence = Silence(tick)
-        while self._hang:
-            await asyncio.sleep(tick)
-            if (age := silence.seconds(self._heartbeats.age(self._index))) > self._hang:
-                text = "API process %s has had no heartbeat for %.0f s; it is killed"
-                logger.error(text, client, age)
-                child.kill()
-                return

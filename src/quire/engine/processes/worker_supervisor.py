@@ -1,0 +1,147 @@
+"""Supervisor of one API process: starts it, watches it and restarts it.
+
+Owns when the process counts as dead or hung. `WorkerParent` is what it knows of the server
+supervisor (server_supervisor.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from quire.engine.processes import restarts
+from quire.engine.processes.child_process import Child, describe
+from quire.engine.processes.control_channel import (
+    ControlMessage,
+    EngineUp,
+    ModelStatus,
+    StartFailed,
+    StartWorker,
+    WorkerReady,
+)
+from quire.engine.processes.restarts import Deaths
+from quire.engine.processes.silence import Silence
+from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
+from quire.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerParent(Protocol):
+    """What a supervisor of API processes asks and reports to."""
+
+    def statuses(self) -> list[ModelStatus]:
+        """The current state of all models."""
+
+    def reachable(self) -> Iterable[EngineUp]:
+        """The engines that accept requests."""
+
+    def on_message(self, client: str, message: ControlMessage) -> None:
+        """Called with a message that an API process has sent."""
+
+    def on_death(self, client: str) -> None:
+        """Called when an API process has died."""
+
+
+class WorkerSupervisor:
+    """Keeps one API process running. client: the current process's name; None if there is none.
+
+    index: of its heartbeat. hang: seconds without one after which it is killed; 0: never.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        first: StartWorker,
+        parent: WorkerParent,
+        heartbeats: WorkerHeartbeats,
+        index: int,
+        hang: float,
+    ) -> None:
+        self.ready = asyncio.Event()
+        self.client: str | None = None
+        self._module = module
+        self._first = first
+        self._parent = parent
+        self._heartbeats, self._index, self._hang = heartbeats, index, hang
+        self._child: Child | None = None
+        self._is_leaving = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is no process."""
+        return None if self._child is None else self._child.pid
+
+    def send(self, message: ControlMessage) -> None:
+        """Send a message to the process, if there is one."""
+        if self._child is not None:
+            self._child.send(message)
+
+    def leave(self) -> None:
+        """Ask the process to end when its requests are done; `run` returns then."""
+        self._is_leaving = True
+        if self._child is not None:
+            self._child.terminate()
+
+    async def run(self) -> None:
+        """Keep it running. Raises EngineError if it dies again and again, or cannot start."""
+        deaths = Deaths()
+        for incarnation in itertools.count():
+            begin = time.monotonic()
+            client = f"{self._first.client}.{incarnation}"
+            how = await self._run_once(client)
+            self._parent.on_death(client)
+            if self._is_leaving:
+                return
+            logger.error("API process %s ended (%s)", client, how)
+            deaths.add(was_steady=time.monotonic() - begin > restarts.STEADY_SECONDS)
+            if deaths.are_too_many:
+                text = f"an API process died {deaths.in_a_row} times in a row; the log says how"
+                raise EngineError(text)
+            await asyncio.sleep(deaths.pause)
+
+    async def _run_once(self, client: str) -> str:
+        """Run one process to its end; returns how it ended."""
+        models = self._parent.statuses()
+        first = msgspec.structs.replace(self._first, client=client, models=models)
+        inherited = (first.listener, first.admin, first.memory, first.counters)
+        descriptors = tuple(fd for fd in inherited if fd is not None)
+        self._heartbeats.clear(self._index)
+        child = await Child.spawn(self._module, first, pass_fds=descriptors, low_priority=True)
+        for status in self._parent.statuses():  # they may have changed meanwhile
+            child.send(status)
+        for up in self._parent.reachable():
+            child.send(up)
+        self._child, self.client = child, client
+        if self._is_leaving:
+            child.terminate()
+        watch = asyncio.create_task(self._watch(child, client))
+        try:
+            while (message := await child.receive()) is not None:
+                if isinstance(message, StartFailed):
+                    raise message.as_error()
+                if isinstance(message, WorkerReady):
+                    self.ready.set()
+                self._parent.on_message(client, message)
+        finally:
+            watch.cancel()
+            self._child = self.client = None
+            exit_status = await child.end()
+        return describe(exit_status)
+
+    async def _watch(self, child: Child, client: str) -> None:
+        """Kill the process when its event loop gives no sign of life."""
+        silence = Silence(self._hang)
+        while self._hang:
+            await asyncio.sleep(silence.tick)
+            if (age := silence.seconds(self._heartbeats.age(self._index))) > self._hang:
+                text = "API process %s has had no heartbeat for %.0f s; it is killed"
+                logger.error(text, client, age)
+                child.kill()
+                return
