@@ -19,6 +19,7 @@ from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
 from quire.compat.names_table import NAMES, Scope
 from quire.compat.own_values import OWN_VALUES
+from quire.compat.vllm_families import NOTHING
 
 _MARKED = re.compile(r"(<!-- names:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SCOPES: dict[str, Scope] = {scope: scope for scope in NAMES}
@@ -44,9 +45,11 @@ def _table(name: str) -> str:
 def _names(scope: Scope) -> Iterator[str]:
     yield "| name | of | here |"
     yield "|---|---|---|"
+    alike: dict[tuple[str, str], list[str]] = {}  # names that are the same to a reader
     for row in sorted(NAMES[scope], key=lambda row: row.name):
-        flags = "".join(f", `{flag}`" for flag in row.flags)
-        yield f"| `{row.name}`{flags} | {row.engines} | {_meaning(row)} |"
+        alike.setdefault((row.engines, _meaning(row)), []).extend((row.name, *row.flags))
+    for (engines, meaning), names in alike.items():
+        yield f"| {', '.join(f'`{name}`' for name in names)} | {engines} | {meaning} |"
 
 
 def _meaning(row: ForeignName) -> str:
@@ -58,10 +61,15 @@ def _meaning(row: ForeignName) -> str:
         parts.append(f"{'else no' if row.same_as else 'no'} effect: {row.text}")
     elif row.same_as is None:
         taken = [_shown(value) for value in row.takes if value is not None]
+        taken = ["what asks for nothing", *taken[len(NOTHING) :]] if _is_family(row) else taken
         parts.append(f"{' or '.join(taken) or 'refused'}: {row.text}; {row.fix}")
     elif not row.others:
         parts.append(f"others refused: {row.text}; {row.fix}")
     return "; ".join(parts).replace("|", "\\|")
+
+
+def _is_family(row: ForeignName) -> bool:
+    return tuple(row.takes)[1 : 1 + len(NOTHING)] == NOTHING
 
 
 def _values() -> Iterator[str]:

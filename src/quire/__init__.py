@@ -11,7 +11,7 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire import errors
-    from quire.cli.vllm_scripts import EngineArgs, FlexibleArgumentParser
+    from quire.cli.vllm_scripts import EngineArgs, FlexibleArgumentParser, print_embeddings
     from quire.core.pooling_params import PoolingParams
     from quire.core.request_output import (
         CompletionOutput,
@@ -45,6 +45,7 @@ __all__ = [
     "TokensPrompt",
     "__version__",
     "errors",
+    "print_embeddings",
 ]
 
 # name: its module, and its name there
@@ -65,6 +66,7 @@ _LAZY = {
     "TextPrompt": ("quire.engine.frontend.prompt_inputs", "TextPrompt"),
     "TokensPrompt": ("quire.engine.frontend.prompt_inputs", "TokensPrompt"),
     "errors": ("quire.errors", ""),
+    "print_embeddings": ("quire.cli.vllm_scripts", "print_embeddings"),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
+import quire
 from quire.cli.vllm_scripts import EngineArgs, FlexibleArgumentParser, print_embeddings
 from quire.config import EngineConfig
 from quire.errors import NoEffectWarning
@@ -55,6 +56,7 @@ def test_an_option_that_is_refused_ends_the_script(capsys: pytest.CaptureFixture
 
 
 def test_the_begin_of_a_vector(capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire.print_embeddings is print_embeddings
     print_embeddings([0.5] * 8)
     assert capsys.readouterr().out == (
         "Embeddings: [0.5000, 0.5000, 0.5000, 0.5000, ...] (size=8)\n"

@@ -84,6 +84,10 @@ def test_values_in_another_spelling_are_those_of_settings() -> None:
         ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, {"kv_cache_dtype": "int8"}),
         ({"tensor_parallel_size": 1, "trust_remote_code": False, "tokenizer_mode": "auto"}, {}),
         ({"enforce_eager": None, "max_num_seqs": None, "ctx_size": 0}, {}),
+        (
+            {"nnodes": 1, "profiler_config": {}, "enable_eplb": False},
+            {},
+        ),
     ],
 )
 def test_names_and_values_of_other_engines(options: dict[str, Any], same: dict[str, Any]) -> None:
@@ -112,6 +116,11 @@ def test_a_checkpoints_own_quantization_is_no_setting() -> None:
     ("options", "text"),
     [
         ({"tensor_parallel_size": 2}, r"^tensor_parallel_size 2 is not supported: a model runs"),
+        ({"nnodes": 2}, r"^nnodes 2 is not supported: .*; run one server for each GPU"),
+        (
+            {"profiler_config": {"profiler": "torch"}},
+            r"^profiler_config .* run quire profile MODEL",
+        ),
         ({"enable_lora": True}, r"^enable_lora is not supported: .*; merge the adapter"),
         ({"cache_type_k": "q4_0"}, r"^cache_type_k 'q4_0' is not supported: .*'fp8' or 'int8'"),
         ({"n_ctx": 1, "max_model_len": 2}, "^n_ctx and max_model_len are one setting"),

@@ -67,8 +67,8 @@ EngineArgs: Any = dataclasses.make_dataclass(
 """Its fields: Quire's settings, and other engines' names for them."""
 
 
-def print_embeddings(embeds: Sequence[float]) -> None:
-    """Print the first numbers of a vector, and how many it has."""
+def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
+    """Print the first numbers of a vector, and how many it has. prefix: of the line."""
     shown = ", ".join(f"{number:.4f}" for number in embeds[:4])
     more = ", ..." if len(embeds) > 4 else ""
-    print(f"Embeddings: [{shown}{more}] (size={len(embeds)})")
+    print(f"{prefix}: [{shown}{more}] (size={len(embeds)})")

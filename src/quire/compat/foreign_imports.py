@@ -16,6 +16,9 @@ MODULES = (
 
 _NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
 _ENGINE = "use LLM; for requests that come one by one use AsyncEngine"
+_SETTINGS = "leave it out: settings are arguments of LLM, by their names"
+_TEXT_ONLY = "leave it out: models read text alone"
+_STATS = "use llm.stats, and output.metrics of each request"
 _CLOSE = "use LLM.close, or `with LLM() as llm:`"
 
 # names that scripts import from vLLM or llama-cpp-python, and what to use instead
@@ -33,6 +36,30 @@ NAMES = {
     "EmbeddingRequestOutput": "use EmbeddingOutput",
     "cleanup_dist_env_and_memory": _CLOSE,
     "destroy_model_parallel": _CLOSE,
+    "PoolingRequestOutput": "use EmbeddingOutput",
+    "ScoringRequestOutput": "use ScoreOutput",
+    "ClassificationRequestOutput": "classify by generate, with structured_outputs.choice",
+    "PromptType": "leave it out: a prompt is text, token ids, TextPrompt or TokensPrompt",
+    "CompilationConfig": _SETTINGS,
+    "KVTransferConfig": _SETTINGS,
+    "PoolerConfig": _SETTINGS,
+    "SpeculativeConfig": _SETTINGS,
+    "StructuredOutputsConfig": _SETTINGS,
+    "VllmConfig": _SETTINGS,
+    "AttentionConfig": _SETTINGS,
+    "ProfilerConfig": "run `quire profile MODEL` instead",
+    "ImageAsset": _TEXT_ONLY,
+    "AudioAsset": _TEXT_ONLY,
+    "VideoAsset": _TEXT_ONLY,
+    "fetch_image": _TEXT_ONLY,
+    "Counter": _STATS,
+    "Gauge": _STATS,
+    "Histogram": _STATS,
+    "Vector": _STATS,
+    "Metric": _STATS,
+    "set_random_seed": "use the setting seed, or seed in SamplingParams",
+    "current_platform": "use the setting device",
+    "ModelRegistry": "families are added in models/families, see ARCHITECTURE.md",
     "LogitsProcessor": "use logit_bias, bad_words or structured_outputs in SamplingParams",
 }
 

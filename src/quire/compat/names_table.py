@@ -34,13 +34,14 @@ from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
+from quire.compat.vllm_families import SERVER_FAMILIES, VLLM_FAMILIES
 from quire.compat.vllm_names import VLLM_NAMES
 
 Scope = Literal["engine", "server", "sampling", "request", "cli", "call"]
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
-    "engine": VLLM_NAMES + LLAMA_CPP_NAMES,
-    "server": SERVER_NAMES,
+    "engine": VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES,
+    "server": SERVER_NAMES + SERVER_FAMILIES,
     "sampling": SAMPLING_NAMES,
     "request": REQUEST_NAMES,
     "cli": CLI_NAMES,

@@ -37,6 +37,8 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     alias("timeout", "request_timeout", _L, "-to"),
     only("keep_alive", _O, (-1,), "a model stays loaded", "use idle_unload_seconds"),
     alias("max_queue", "max_queued_requests", _O),
+    alias("max_num_queued_reqs", "max_queued_requests", _V),
+    alias("max_num_queued_tokens", "max_queued_tokens", _V),
     no_effect("disable_log_requests", _V, "prompts are never logged", arity="switch"),
     no_effect("enable_log_requests", _V, "each request has one line in the log, without its prompt",
               arity="switch"),
