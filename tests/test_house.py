@@ -477,14 +477,6 @@ def test_one_module_chooses_tritons_interpreter() -> None:
     assert [path.relative_to(ROOT / "tests").as_posix() for path in found] == ["conftest.py"]
 
 
-def test_tests_that_need_a_gpu_are_marked() -> None:
-    """Runs on a GPU choose tests by the mark `gpu`."""
-    for path in TESTS:
-        text = path.read_text()
-        needs = re.search(r'(skip\(|reason=)"needs a (Hopper GPU|CUDA device)', text)
-        assert not needs or "mark.gpu" in text, path
-
-
 def test_weight_types_are_looked_up_in_one_table() -> None:
     """On a GPU: `linear_of` in linear_table.py."""
     chain = re.compile(r"isinstance\([^()]*(Fp8Weight|Int8Weight|Int4W\w+|CodebookWeight)")
