@@ -23,9 +23,9 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.layers.forward_context import Heartbeat
-from quire.models.runtimes.compiled_decoder import CompiledDecoder
+from quire.models.runtimes.compiled_decoder import CompiledDecoder, CompiledStates
 from quire.models.runtimes.host_model import HiddenStates
-from quire.models.runtimes.torch_model import TorchModel
+from quire.models.runtimes.torch_model import TorchModel, TorchStates
 
 NUM_REQUESTS = 200
 VOCAB_SIZE = 512  # of tiny_model
@@ -285,19 +285,31 @@ class Damaged:
         self.num_spoilt = 0
 
     @torch.inference_mode()
-    def forward(self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat) -> HiddenStates:
-        states = self._sound.forward(input_ids, batch, heartbeat)
+    def forward(
+        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat, needed: Ints | None
+    ) -> HiddenStates:
+        states = self._sound.forward(input_ids, batch, heartbeat, needed)
         positions = batch.flat.positions.tolist()
         for first, end in itertools.pairwise(batch.flat.query_start.tolist()):
             chunk = range(positions[first], positions[first] + end - first)
             tokens = input_ids[first:end].tolist()
             if self._at in chunk and tokens == self._prompt[chunk.start : chunk.stop]:
                 spoilt = first + chunk.index(self._at)
-                states.states[spoilt] = np.nan  # amid the chunk, whose end looks well
+                spoil(states, spoilt)  # amid the chunk, whose end looks well
                 for slots in stored_rows(self._sound):
                     slots[batch.slots[spoilt]] = np.nan
                 self.num_spoilt += 1
         return states
+
+
+def spoil(states: CompiledStates | TorchStates, token: int) -> None:
+    """Make a token's row not finite, wherever that is noticed."""
+    if isinstance(states, CompiledStates) and states.attended is not None:
+        states.attended[token] = False
+    elif isinstance(states, TorchStates) and states.heads is not None:
+        states.heads[token] = np.nan
+    else:
+        states.states[token] = np.nan
 
 
 def stored_rows(model: CompiledDecoder | TorchModel) -> Iterator[Any]:

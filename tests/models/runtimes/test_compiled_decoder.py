@@ -31,6 +31,7 @@ from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.prepared.prepared_weights import arrays_of, stored_arrays
 from quire.models.runtimes import compiled_decoder
 from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
+from quire.models.runtimes.torch_model import TorchModel
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -134,6 +135,42 @@ def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> 
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
     assert (paged.prefill(prompt, chunk=40) - expected).abs().max().item() <= 1e-4
+
+
+class SomeStates(PagedDecoder):
+    """Logits after some tokens of each step; those of the others are zeros."""
+
+    needed = np.array([1, 5, 10])  # a decode, and some of parts of prompts
+    is_compiled = True
+
+    def run(self, input_ids: Ints, batch: RaggedBatch) -> Tensor:
+        """See `PagedModel`."""
+        modules = TorchModel(self.model, self.kv, torch.device("cpu"))
+        host = self.decoder.with_cache(self.cache) if self.is_compiled else modules
+        states = host.forward(input_ids, batch, needed=self.needed)
+        assert states.finite().tolist() == [True] * len(input_ids)
+        found = torch.zeros(len(input_ids), self.model.spec.vocab_size)
+        found[self.needed] = torch.from_numpy(in_float32(states.logits(slice(None))))
+        return found
+
+
+class SomeStatesOfModules(SomeStates):
+    is_compiled = False
+
+
+@pytest.mark.parametrize("paces", [FEW, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("kind", [SomeStates, SomeStatesOfModules])
+def test_states_of_some_tokens_are_those_among_all(
+    kind: type[SomeStates], paces: tuple[int, ...], checkpoint: Callable
+) -> None:
+    """The same bits, as a row of a product does not depend on the others; all keys are written."""
+    model = load_folder(checkpoint("gemma2_d16")[0])
+    whole, some = (
+        torch.cat(logits(paged(*model), paces)).view(3, sum(paces), -1)
+        for paged in (PagedDecoder if kind.is_compiled else PagedModel, kind)
+    )
+    assert torch.equal(some[:, kind.needed], whole[:, kind.needed])
+    assert some.count_nonzero() == some[:, kind.needed].count_nonzero()
 
 
 def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:

@@ -5,6 +5,9 @@ Forward pass, logits, sampling, pooling. A GPU has gpu/device_runner.py, which o
 
 from __future__ import annotations
 
+import numpy as np
+
+from quire.array_types import Ints
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core.input_batch import StepInputs
 from quire.engine.core.running_requests import Results, RunningRequests, finite_requests
@@ -23,14 +26,16 @@ class ModelRunner:
         running = self._running
         running.apply_differences(plan)
         inputs = running.batch.prepare(plan)
-        hidden = self._model.forward(inputs.input_ids, inputs.ragged, running.heartbeat)
+        due = running.due(inputs.scheduled)
+        needed = self._needed(inputs, due)
+        hidden = self._model.forward(inputs.input_ids, inputs.ragged, running.heartbeat, needed)
         results = {
             entry.request_id: SampleResult(failed=not sound)
             for entry, sound in zip(
                 inputs.scheduled, finite_requests(inputs, hidden.finite()), strict=True
             )
         }
-        self._sample(inputs, hidden, results)
+        self._sample(inputs, hidden, due, results, all_states=needed is None)
         running.process_hidden_states(inputs, hidden, results)
         return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
 
@@ -38,13 +43,33 @@ class ModelRunner:
         """Drop all requests."""
         self._running.reset()
 
-    def _sample(self, inputs: StepInputs, hidden: HiddenStates, results: Results) -> None:
-        due = [
-            index
-            for index, entry in enumerate(inputs.scheduled)
-            if self._running.is_due(entry) and not results[entry.request_id].failed
-        ]
-        if due:
-            every_token = len(due) == len(inputs.input_ids)  # all requests decode
-            tokens = slice(None) if every_token else inputs.query_start[1:][due] - 1
-            self._running.sample(inputs, due, hidden.logits(tokens), results)
+    def _needed(self, inputs: StepInputs, due: Ints) -> Ints | None:
+        """The tokens that are sampled from, if no other's hidden states are read."""
+        is_every_token = len(due) == len(inputs.input_ids)  # all requests decode
+        if is_every_token or self._running.needs_hidden_states(inputs):
+            return None
+        return _last_tokens(inputs, due)
+
+    def _sample(
+        self,
+        inputs: StepInputs,
+        hidden: HiddenStates,
+        due: Ints,
+        results: Results,
+        *,
+        all_states: bool,
+    ) -> None:
+        """Draw a token for each request that is due. all_states: whether `hidden` has all."""
+        states = _last_tokens(inputs, due) if all_states else np.arange(len(due))
+        num_states = len(inputs.input_ids) if all_states else len(due)
+        scheduled = inputs.scheduled
+        sound = np.array([not results[scheduled[i].request_id].failed for i in due], np.bool_)
+        due, states = due[sound], states[sound]
+        if len(due):
+            tokens = slice(None) if len(states) == num_states else states
+            self._running.sample(inputs, due.tolist(), hidden.logits(tokens), results)
+
+
+def _last_tokens(inputs: StepInputs, requests: Ints) -> Ints:
+    """Indices of the last token that each of these requests has in a step."""
+    return inputs.query_start[requests + 1] - 1

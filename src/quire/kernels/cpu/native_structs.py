@@ -128,7 +128,9 @@ class LayersArgs(ctypes.Structure):
         *((name, _POINTER) for name in ("rows", "residual", "workspace", "layers", "nanoseconds")),
         *((name, _POINTER) for name in ("cos", "sin", "slots")),
         *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
+        *((name, _POINTER) for name in ("needed", "finite")),
         *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
+        ("num_needed", _LONG),
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim", "rotary_dim")),
         *((name, _INT) for name in ("dtype", "cache_dtype", "threads")),
     ]

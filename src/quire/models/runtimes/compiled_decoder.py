@@ -71,7 +71,11 @@ class CompiledDecoder:
         return found
 
     def forward(
-        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = no_heartbeat
+        self,
+        input_ids: Ints,
+        batch: RaggedBatch,
+        heartbeat: Heartbeat = no_heartbeat,
+        needed: Ints | None = None,
     ) -> CompiledStates:
         """See `HostModel`. It goes through as many layers as have a cache."""
         cache = self.cache
@@ -90,8 +94,8 @@ class CompiledDecoder:
         args = LayersArgs(
             address(rows), address(residual), -(-address(workspace) // _LINE) * _LINE, 0, None,
             address(cos), address(sin), address(batch.slots),
-            address(starts), address(lens), address(table),
-            0, *residual.shape, len(lens), table.shape[1],
+            address(starts), address(lens), address(table), None, None,
+            0, *residual.shape, len(lens), table.shape[1], 0,
             cache.block_size, attention.num_heads, attention.num_kv_heads,
             attention.key_dim, cos.shape[1],
             ARRAY_DTYPES[self._dtype], cache.dtype, native.num_threads(),
@@ -101,10 +105,17 @@ class CompiledDecoder:
             heartbeat()
             args.layers = ctypes.addressof(self._layers[begin])
             args.count = min(together, len(cache.layers) - begin)
+            if needed is not None and begin + args.count == len(cache.layers):
+                finite = np.empty(len(residual), np.bool_)
+                args.needed, args.finite = address(needed), address(finite)
+                args.num_needed = len(needed)
             native.compiled().quire_cpu_layers(ctypes.byref(args))
             args.rows = None  # later layers normalise the residual themselves
         norm = self._weights.norms[len(cache.layers)]
-        return CompiledStates(rms_norm(residual, norm, self._final_norm.eps), self)
+        if needed is None:
+            return CompiledStates(rms_norm(residual, norm, self._final_norm.eps), self)
+        states = rms_norm(residual[: len(needed)], norm, self._final_norm.eps)
+        return CompiledStates(states, self, finite)
 
     def _workspace_for(self, num_tokens: int) -> Array:
         """Memory for what lies between a layer's linear layers; that of few tokens is reused."""
@@ -134,10 +145,11 @@ class CompiledStates(msgspec.Struct, frozen=True):
 
     states: Array
     decoder: CompiledDecoder
+    attended: Flags | None = None  # of all tokens, if these are some
 
     def finite(self) -> Flags:
         """See `HiddenStates`."""
-        return finite_rows(self.states)
+        return finite_rows(self.states) if self.attended is None else self.attended
 
     def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
         """See `HiddenStates`."""

@@ -15,10 +15,10 @@ from quire.layers.forward_context import Heartbeat
 
 
 class HiddenStates(Protocol):
-    """Hidden states [T, H] of a step, as NumPy arrays or tensors."""
+    """Hidden states of a step's T tokens [T, H], or of some, as NumPy arrays or tensors."""
 
     def finite(self) -> Flags:
-        """Whether all numbers of a state are finite: [T]."""
+        """Whether all numbers of a token are finite, as far as they were computed: [T]."""
 
     def logits(self, tokens: slice | Ints) -> Logits:
         """The logits after these tokens [N], in float32: [N, V]."""
@@ -37,9 +37,16 @@ class HostModel(Protocol):
     """A model with a KV cache, which its steps write."""
 
     def forward(
-        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = ...
+        self,
+        input_ids: Ints,
+        batch: RaggedBatch,
+        heartbeat: Heartbeat = ...,
+        needed: Ints | None = None,
     ) -> HiddenStates:
-        """input_ids [T] → states. heartbeat: called now and then."""
+        """input_ids [T] → states. heartbeat: called now and then.
+
+        needed: tokens whose states are wanted, in ascending order, and these alone; None: all.
+        """
 
 
 # Number of layers that are run, number of blocks of the KV cache → a model of these layers with a

@@ -63,7 +63,11 @@ class TorchModel:
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = no_heartbeat
+        self,
+        input_ids: Ints,
+        batch: RaggedBatch,
+        heartbeat: Heartbeat = no_heartbeat,
+        needed: Ints | None = None,
     ) -> TorchStates:
         """See `HostModel`."""
         layout = BatchLayout.of(batch, self.device)
@@ -71,21 +75,31 @@ class TorchModel:
         ids, positions = (
             torch.from_numpy(ints).to(self.device) for ints in (input_ids, batch.flat.positions)
         )
-        return TorchStates(self.model.forward(ids, positions, context), self.model)
+        if needed is None:
+            return TorchStates(self.model.forward(ids, positions, context), self.model)
+        found = self.model.attend(ids, positions, context, len(self.kv_caches))
+        rows = torch.from_numpy(needed).to(self.device)
+        states = self.model.finish(*(each.index_select(0, rows) for each in found))
+        return TorchStates(states, self.model, found[1])
 
 
 @dataclass(frozen=True, slots=True)
 class TorchStates:
-    """Hidden states [T, H] on a device, see `HiddenStates`."""
+    """Hidden states [T, H] on a device, see `HiddenStates`.
+
+    heads: what the last attention found for all tokens, if these are some.
+    """
 
     states: Tensor
     model: CausalLM
+    heads: Tensor | None = None
 
     def finite(self) -> Flags:
         """See `HiddenStates`."""
-        if self.states.device.type == "cpu":
-            return finite_rows(as_array(self.states.contiguous()))
-        flags: Flags = self.states.isfinite().all(-1).cpu().numpy()
+        rows = self.states if self.heads is None else self.heads
+        if rows.device.type == "cpu":
+            return finite_rows(as_array(rows.contiguous()))
+        flags: Flags = rows.isfinite().all(-1).cpu().numpy()
         return flags
 
     def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "pool.h"
 #include "quire_cpu.h"
@@ -67,6 +68,7 @@ struct Layer {
     const Kernels& kernels;
     const LayersArgs& a;
     const LayerArgs& own;
+    int64_t tokens;
 
     // Runs an operation, and adds its time where that is wanted.
     template <typename F>
@@ -81,7 +83,7 @@ struct Layer {
     void linear(LayerOperation operation, const LinearWeight& by, const void* x, int64_t k, const void* norm, float eps,
                 Epilogue epilogue, void* out) const {
         const LinearArgs args{.x = x, .norm_weight = norm, .weight = by.weight, .bias = by.bias,
-                              .out = out, .permutation = by.permutation, .rows = a.tokens,
+                              .out = out, .permutation = by.permutation, .rows = tokens,
                               .n = by.outputs, .k = k, .eps = eps, .group = by.group,
                               .dtype = a.dtype, .format = by.format, .epilogue = epilogue,
                               .threads = a.threads};
@@ -92,7 +94,7 @@ struct Layer {
         kernels.rotary_write_kv(
             {.heads = space.heads, .query_norm = own.query_norm, .key_norm = own.key_norm,
              .cos = a.cos, .sin = a.sin, .k_cache = own.k_cache, .v_cache = own.v_cache,
-             .slots = a.slots, .query = space.query, .tokens = a.tokens,
+             .slots = a.slots, .query = space.query, .tokens = tokens,
              .stride = own.qkv.outputs, .num_heads = a.heads, .kv_heads = a.kv_heads,
              .head_dim = a.head_dim, .rotary_dim = a.rotary_dim, .eps = own.head_eps,
              .dtype = a.dtype, .cache_dtype = a.cache_dtype, .threads = a.threads});
@@ -115,30 +117,51 @@ struct Layer {
              const void* norm, uint8_t* out) const {
         if (!norm) return linear(operation, by, x, k, nullptr, 0.0f, Epilogue::add, a.residual);
         linear(operation, by, x, k, nullptr, 0.0f, Epilogue::store, out);
-        const RmsNormArgs args{.x = out, .weight = norm, .out = a.residual, .rows = a.tokens,
+        const RmsNormArgs args{.x = out, .weight = norm, .out = a.residual, .rows = tokens,
                                .size = a.hidden, .eps = own.eps, .dtype = a.dtype,
                                .threads = a.threads, .adds = 1};
         timed(POST_NORM, [&] { kernels.rms_norm(args); });
     }
 
     // rows: normalised by the first norm, or null if that is still to be done
-    void run(const Workspace& space, const void* rows) const {
-        const int64_t width = a.heads * a.head_dim;
+    void attend_all(const Workspace& space, const void* rows) const {
         linear(QKV, own.qkv, rows ? rows : a.residual, a.hidden, rows ? nullptr : own.norm, own.eps,
                Epilogue::store, space.heads);
         timed(ROPE, [&] { rope(space); });
         timed(ATTENTION, [&] { attend(space); });
-        add(OUTPUT, own.o, space.attended, width, own.post_attention_norm, space.out);
+    }
+
+    // No token depends on another here. attended: a row for each
+    void finish(const Workspace& space, const void* attended) const {
+        const int64_t width = a.heads * a.head_dim;
+        add(OUTPUT, own.o, attended, width, own.post_attention_norm, space.out);
         linear(GATE_UP, own.gate_up, a.residual, a.hidden, own.mlp_norm, own.eps, own.activation,
                space.inner);
         add(DOWN, own.down, space.inner, own.gate_up.outputs / 2, own.post_mlp_norm, space.out);
     }
 };
 
+// Moves the needed rows to the first ones of `to`, which may be the same memory.
+void gather(const LayersArgs& a, const void* from, void* to, int64_t row_bytes) {
+    for (int64_t i = 0; i < a.num_needed; ++i)
+        std::memmove(static_cast<uint8_t*>(to) + i * row_bytes,
+                     static_cast<const uint8_t*>(from) + a.needed[i] * row_bytes, row_bytes);
+}
+
+void finish_needed(const Layer& layer, const Workspace& space, int64_t itemsize) {
+    const LayersArgs& a = layer.a;
+    const int64_t width = a.heads * a.head_dim;
+    layer.kernels.finite_rows({.x = space.attended, .out = a.finite, .rows = a.tokens,
+                               .size = width, .dtype = a.dtype, .threads = a.threads});
+    gather(a, a.residual, a.residual, a.hidden * itemsize);
+    gather(a, space.attended, space.heads, width * itemsize);  // the heads were read
+    if (a.num_needed) Layer{layer.kernels, a, layer.own, a.num_needed}.finish(space, space.heads);
+}
+
 }  // namespace
 
 void run_layers(const Kernels& kernels, const LayersArgs& a) {
-    const int64_t row = a.tokens * (a.dtype == Dtype::bf16 ? 2 : 4);
+    const int64_t itemsize = a.dtype == Dtype::bf16 ? 2 : 4, row = a.tokens * itemsize;
     for (int64_t i = 0; i < a.count; ++i) {
         const LayerArgs& own = a.layers[i];
         const int64_t heads = row * own.qkv.outputs, width = row * a.heads * a.head_dim;
@@ -146,6 +169,9 @@ void run_layers(const Kernels& kernels, const LayersArgs& a) {
         const int64_t inner = row * own.gate_up.outputs / 2;
         const Workspace space{at, at + heads, at + heads + width, at + heads + 2 * width,
                               at + heads + 2 * width + inner};
-        Layer{kernels, a, own}.run(space, i ? nullptr : a.rows);
+        const Layer layer{kernels, a, own, a.tokens};
+        layer.attend_all(space, i ? nullptr : a.rows);
+        if (a.finite && i + 1 == a.count) finish_needed(layer, space, itemsize);
+        else layer.finish(space, space.attended);
     }
 }

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 10;
+constexpr int32_t INTERFACE = 11;
 
 struct bf16 {
     uint16_t bits;
@@ -177,7 +177,11 @@ struct LayersArgs {
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t* slots;
     const int32_t *query_start, *seq_lens, *block_table;
-    int64_t count, tokens, hidden, requests, table_stride;
+    const int64_t* needed; // [num_needed], ascending: the tokens for which the last of the layers is
+                           // finished, in the first rows of the residual
+    uint8_t* finite;       // [tokens], whether what that layer's attention found is; null: all are
+                           // needed
+    int64_t count, tokens, hidden, requests, table_stride, num_needed;
     int32_t block_size, heads, kv_heads, head_dim, rotary_dim;
     Dtype dtype, cache_dtype;
     int32_t threads;
