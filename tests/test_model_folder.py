@@ -29,11 +29,14 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 400
         ({"params.json": "{}", "consolidated.safetensors": "x"}, "its maker's own format"),
         ({"config.json": "{}", "model.safetensors": POINTER}, r"model\.safetensors is a Git-LFS "
          "pointer, not the file itself; run `git lfs pull` in "),
+        ({"notes.txt": "x"}, "is no model: it has no config.json; name the folder of a complete"),
+        ({"qwen/config.json": "{}"}, "is no model: it has no config.json; name .*/qwen$"),
         ({"config.json": POINTER}, r"config\.json is a Git-LFS pointer"),
     ],
 )  # fmt: skip
 def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     with pytest.raises(CheckpointError, match=f"^{tmp_path}.*{text}"):
         hub.resolve_model(str(tmp_path))

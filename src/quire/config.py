@@ -139,6 +139,9 @@ class ModelSettings:
     def __post_init__(self) -> None:
         check_ranges(self)
         require(
+            bool(self.model), "model must not be empty; name a folder, a GGUF file or a hub name"
+        )
+        require(
             all(self._names),
             "served_model_name must not be empty; set a name, or leave it out",
         )

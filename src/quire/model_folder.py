@@ -47,6 +47,9 @@ def check_model_folder(folder: Path) -> None:
             f"{folder} is in its maker's own format (params.json); use the model's folder in "
             "Hugging Face's format, which has a config.json"
         )
+    inner = [file for file in files if (file / "config.json").is_file()]
+    hint = f"name {inner[0]}" if inner else "name the folder of a complete checkpoint"
+    raise CheckpointError(f"{folder} is no model: it has no config.json; {hint}")
 
 
 def gguf_file(folder: Path) -> Path | None:

@@ -116,7 +116,12 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--port", "x"], "must be an integer"),
         (["serve", "--port", "1.5"], "must be an integer"),
         (["serve", "--port", "70000"], "error: --port must be between 0 and 65535, not 70000"),
-        (["serve", "--port"], "expected one argument"),
+        (["serve", "--port"], "--port: its value is missing; see quire serve --help"),
+        (["serve", "--max-num-seqs="], "must be an integer"),
+        (["serve", "--enforce-eager=yes"], "--no-enforce-eager: it is a switch and takes no value"),
+        (["serve", "--gpu-memory-utilization", "90%"], "must be a number, not '90%'"),
+        (["generate", "--temperature", "x"], "--temperature: must be a number, not 'x'"),
+        (["generate", "", "--prompt", "a"], "model must not be empty; name a folder"),
         (["serve", "--dtype", "int3"], "auto, float32"),
         (["serve", "--block-size", "17"], "power of two"),
         (

@@ -204,7 +204,7 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
             "^--temp \\(--temperature\\) is set by each request; .*--override-generation-config",
         ),
         ("--ctx-sizes 1", "^unknown option --ctx-sizes; see quire serve --help"),
-        ("--ctx-size", "^--ctx-size: expected one argument"),
+        ("--ctx-size", "^--ctx-size: its value is missing"),
     ],
 )
 def test_serve_refuses_by_name(line: str, text: str) -> None:

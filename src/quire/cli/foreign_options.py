@@ -89,7 +89,7 @@ class _Rewriter:
         following = next(rest, None)
         if row.arity == "value":
             if following is None:
-                raise ConfigError(f"{flag}: expected one argument")
+                raise ConfigError(f"{flag}: its value is missing")
             return following
         if following is not None and following.lower() not in _SWITCH_WORDS:
             pending.append(following)

@@ -87,7 +87,18 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and leaving."""
+        for theirs, ours in _PLAIN.items():
+            message = re.sub(theirs, ours, message)
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+# argparse's words, in those of the other messages
+_PLAIN = {
+    r"expected (one|at least one) argument$": "its value is missing",
+    r"invalid float value: ": "must be a number, not ",
+    r"invalid int value: ": "must be an integer, not ",
+    r"ignored explicit argument .*": "it is a switch and takes no value",
+}
 
 
 def human_int(text: str) -> int:
@@ -166,7 +177,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        raise argparse.ArgumentTypeError(f"must be a number, not {text[:64]!r}") from None
 
 
 def add_engine_options(parser: CommandParser) -> None:

@@ -117,7 +117,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         answer = max(1, sampling.min_tokens) if wanted is None else wanted
         if prompt + answer > self.max_model_len:
             lower = "" if answer == 1 else f" or lower {'min' if wanted is None else 'max'}_tokens"
-            size = f"{prompt} tokens and {answer} for the answer are {prompt + answer}"
+            unit = "token" if prompt == 1 else "tokens"
+            size = f"{prompt} {unit} and {answer} for the answer are {prompt + answer}"
             raise self.beyond_length(f"prompt: {size}", lower)
         longest = self.max_model_len if wanted is None else prompt + wanted
         if longest - 1 > self.max_kv_tokens:

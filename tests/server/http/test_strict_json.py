@@ -189,6 +189,26 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "tool_use"),
         ("responses", {"tool_choice": "x"}, "auto, none or required"),
         (
+            "responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "'input_image'; models read and write text alone",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "text, not 'image_url'; models read and write text alone",
+        ),
+        (
+            "responses",
+            {"input": "a", "tools": [{"type": "web_search_20250305"}]},
+            "function, not 'web_search_20250305'; clients run the tools; send functions",
+        ),
+        (
+            "responses",
+            {"input": "a", "tools": [{"type": "function", "name": "a b"}]},
+            "1 to 64 of the characters a-zA-Z0-9_.-",
+        ),
+        (
             "embeddings",
             {"input": "a", "encoding_format": "x"},
             "base64, bytes, bytes_only or float",

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from quire.compat.foreign_kinds import why_not
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http.allowed_values import allowed_values
 
@@ -52,6 +53,10 @@ _TYPES = {
     "array": "a list", "object": "an object",
 }  # fmt: skip
 _EXPECTED = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `([^`]*)`)?", re.DOTALL)
+# the patterns that fields have: so many characters of a class
+_MATCHING = re.compile(
+    r" matching regex '\\+A\[([^\]]+)\]\{(?P<few>\d+),(?P<many>\d+)\}\\+Z'", re.DOTALL
+)
 _INVALID = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 
 
@@ -62,11 +67,14 @@ def _requirement(what: str, allowed: list[str]) -> str:
     """
     if expected := _EXPECTED.fullmatch(what):
         types, bounds, found = expected.groups()
+        if matched := _MATCHING.fullmatch(bounds):
+            return f"must be {matched['few']} to {matched['many']} of the characters {matched[1]}"
         got = f", not {_TYPES.get(found, found)}" if found else ""
         return f"must be {_listed([_TYPES.get(t, t) for t in types.split(' | ')])}{bounds}{got}"
     if allowed:
         invalid = _INVALID.fullmatch(what)
-        return f"must be {_listed(allowed)}" + (f", not {invalid[1]}" if invalid else "")
+        given = invalid[1] if invalid else ""
+        return f"must be {_listed(allowed)}" + (given and f", not {given}{why_not(given[1:-1])}")
     return f"{what[:1].lower()}{what[1:]}; correct it".replace("`", "")
 
 

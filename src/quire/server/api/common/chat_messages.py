@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from quire.compat.foreign_kinds import why_not
 from quire.errors import invalid_value
 from quire.server.api.common.tool_definitions import MAX_TOOLS
 from quire.server.http import strict_json
@@ -158,7 +159,7 @@ _LISTED = ", ".join(ROLES)
 
 def _check_type(kind: str, known: str, where: str) -> None:
     if kind != known:
-        raise invalid_value(where, f"must be {known}, not {kind[:64]!r}")
+        raise invalid_value(where, f"must be {known}, not {kind[:64]!r}{why_not(kind)}")
 
 
 MESSAGE_RULES = StructRules(struct=Message, neutral=MESSAGE_UNSUPPORTED, variants=MESSAGE_VARIANTS)

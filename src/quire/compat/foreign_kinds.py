@@ -1,0 +1,25 @@
+"""Kinds of parts and tools, the values of `type`, that other APIs have and Quire not, and why."""
+
+from __future__ import annotations
+
+_TEXT_ALONE = "models read and write text alone"
+_OWN_TOOLS = "clients run the tools; send functions of your own"
+
+_WHY = {
+    _TEXT_ALONE: (
+        "image image_url input_image image_pil image_embeds image_file audio audio_url input_audio"
+        " video video_url input_video document file input_file container_upload"
+    ),
+    _OWN_TOOLS: (
+        "web_search web_search_preview web_search_tool_result server_tool_use code_interpreter"
+        " code_execution file_search computer computer_use_preview computer_call mcp mcp_call"
+        " image_generation local_shell shell apply_patch custom bash text_editor"
+    ),
+}
+_REASONS = {kind: why for why, kinds in _WHY.items() for kind in kinds.split()}
+
+
+def why_not(kind: str) -> str:
+    """Why a kind is not taken, after "; "; empty for an unknown one. Dates in it do not matter."""
+    why = _REASONS.get(kind.rstrip("0123456789_"))
+    return f"; {why}" if why else ""
