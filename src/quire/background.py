@@ -24,6 +24,9 @@ from importlib import import_module
 MODULE = "quire.background"
 # A tenth of what an equal would get where all cores are busy: it goes on, whatever others do.
 NICENESS = 10
+# Of a process with an event loop, for work that would block it, such as encoding long texts. With
+# one for each core, or asyncio's own number (cores + 4), a flood of it would take the engine's.
+NUM_THREADS = max(2, (os.cpu_count() or 1) // 2)
 # After which a thread of an event loop's process gives the GIL to another: Python's own 5 ms, each
 # time that the event loop wants it, would be most of a step.
 SWITCH_SECONDS = 5e-4

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import socket
 import sys
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 import uvloop
 
-from quire.background import SWITCH_SECONDS, BackgroundThreads
+from quire.background import NUM_THREADS, SWITCH_SECONDS, BackgroundThreads
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import (
     ControlMessage,
@@ -47,9 +46,6 @@ from quire.server.settings import ServerSettings
 from quire.server.uvicorn_server import Server
 from quire.tokenizer.load_tokenizer import load_tokenizer
 
-# Threads for work that would block the event loop, such as encoding long texts. With asyncio's own
-# number (cores + 4), a flood of such work would take the engine's cores.
-NUM_THREADS = max(2, (os.cpu_count() or 1) // 2)
 # Objects allocated and not yet freed that start a garbage collection of cycles. Requests in flight
 # are thousands and leave no cycles: with Python's own 700 they would be scanned again and again.
 GC_THRESHOLD = 50_000

@@ -8,12 +8,10 @@ messages and their framing. Requests and outputs use ipc.py instead.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -24,11 +22,11 @@ from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
+from quire.processes import die_with_parent
 
 MAX_CONTROL_BYTES = 1 << 20
 
 _LENGTH = struct.Struct("<I")
-_PR_SET_PDEATHSIG = 1
 _ERRORS: dict[str, type[QuireError]] = {
     error.__name__: error for error in (ConfigError, CheckpointError, EngineError)
 }
@@ -231,7 +229,7 @@ class ParentConnection:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # a child outside the terminal's foreground process group may still write to it
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        _die_with_parent()
+        die_with_parent()
 
     def send(self, message: ControlMessage) -> None:
         """Send a message to the parent."""
@@ -255,9 +253,3 @@ class ParentConnection:
                 on_message(self.receive())
 
         threading.Thread(target=run, name="quire-parent", daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, even if no thread can run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from quire.dtypes import FP8_CAPABILITY
 from quire.engine.profile.roofline import Call, Roofline, repeat
 from quire.kernels.reference import FP8
 
@@ -26,7 +27,7 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) 
     side = _GPU_SIDE if on_gpu else _CPU_SIDE
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     flops = 2 * side**3 / time_calls([lambda: a @ b], device)
-    in_fp8 = in_fp8 and on_gpu and torch.cuda.get_device_capability(device) >= (8, 9)
+    in_fp8 = in_fp8 and on_gpu and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
     return Roofline(max(reading, copying), flops, _fp8_rate(device) if in_fp8 else None)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from quire.config import EngineConfig
-from quire.dtypes import DTYPES, MODEL_DTYPES
+from quire.dtypes import DTYPES, FP8_CAPABILITY, MODEL_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
 from quire.kvcache.kv_sizes import kv_name
@@ -26,7 +26,6 @@ DeviceType = Literal["cpu", "cuda"]
 SMALL_MODEL_BYTES = 1 << 30
 
 FP8 = "float8_e4m3fn"
-FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert it
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of NVIDIA's driver; of Windows' (WSL)
 
 

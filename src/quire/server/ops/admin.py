@@ -20,6 +20,7 @@ from quire.server.http import strict_json
 from quire.server.http.application import Application
 from quire.server.http.envelope import Envelope
 from quire.server.http.http_errors import HttpError
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, OpenApiEntry
 from quire.server.http.request_reader import read_body
 from quire.server.model_loading import ModelLoader
@@ -142,27 +143,27 @@ class _Endpoints:
             max_answers=counts.capacity.max_running + counts.capacity.max_waiting,
         )
         tasks = len(asyncio.all_tasks())
-        return _json(AdminStats(model.engine.stats, admission, tasks))
+        return JsonResponse(AdminStats(model.engine.stats, admission, tasks))
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
         """Empty the prefix cache of all loaded models."""
         for model in self._models.loaded():
             await model.engine.reset_prefix_cache()
-        return _json(Done())
+        return JsonResponse(Done())
 
     async def models(self, _request: Request) -> Response:
         """Handle GET of the state of all models."""
         await asyncio.gather(*(model.engine.view() for model in self._models.loaded()))
         statuses = [_status(entry) for entry in self._models.entries()]
         loaded = sum(s.num_bytes or 0 for s in statuses if s.state != "unloaded")
-        return _json(ModelStatuses(statuses, loaded, self._settings.model_memory_bytes))
+        return JsonResponse(ModelStatuses(statuses, loaded, self._settings.model_memory_bytes))
 
     async def load(self, request: Request) -> Response:
         """Load a model and wait for it. Raises ModelNotLoadedError."""
         body = await _read(request, _load_decoder)
         entry = self._models.entry(body.model)
         await self._loader.load(entry.name, self._settings.model_load_timeout)
-        return _json(_status(entry))
+        return JsonResponse(_status(entry))
 
     async def unload(self, request: Request) -> Response:
         """Unload a model and wait until its engine has ended."""
@@ -170,7 +171,7 @@ class _Endpoints:
         entry = self._models.entry(body.model)
         grace = self._settings.shutdown_timeout if body.grace is None else body.grace
         await unload_models(self._loader, [entry], grace)
-        return _json(_status(entry))
+        return JsonResponse(_status(entry))
 
 
 async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
@@ -196,7 +197,3 @@ def _status(entry: ModelEntry) -> ModelStatus:
         waiting_for_load=entry.num_waiting,
         failure=condition.failure or None,
     )
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -16,6 +16,7 @@ from quire.core.histogram import Histogram
 from quire.core.messages import EngineView, StepSummary
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import Metrics
@@ -126,7 +127,7 @@ class LiveView:
         requests = self._metrics.requests(model.name)
         state = live_state(model.engine, requests, view, time.monotonic())
         headers = {"cache-control": "no-store"}
-        return Response(msgspec.json.encode(state), media_type="application/json", headers=headers)
+        return JsonResponse(state, headers=headers)
 
 
 def live_state(

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
@@ -32,4 +33,4 @@ class ServerLoad:
         """The number of answers, as JSON."""
         reply = LoadReply(self._models.entrance.in_flight.num_answers)
         headers = {"cache-control": "no-store"}
-        return Response(msgspec.json.encode(reply), media_type="application/json", headers=headers)
+        return JsonResponse(reply, headers=headers)

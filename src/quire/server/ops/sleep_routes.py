@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from quire.compat.sleep_tags import check_tags
 from quire.errors import invalid_value
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
@@ -103,7 +104,7 @@ class SleepRoutes:
         query = _read_query(request)
         grace = self._settings.shutdown_timeout if query.mode == "wait" else 0.0
         await unload_models(self._loader, self._entries, grace)
-        return _json(Slept(query.level))
+        return JsonResponse(Slept(query.level))
 
     async def wake_up(self, request: Request) -> Response:
         """Load the models of the start. Raises ModelNotLoadedError."""
@@ -112,12 +113,12 @@ class SleepRoutes:
         names = [entry.name for entry in self._entries if entry.condition.at_start]
         seconds = self._settings.model_load_timeout
         await asyncio.gather(*(self._loader.load(name, seconds) for name in names))
-        return _json(Awake(tags or None))
+        return JsonResponse(Awake(tags or None))
 
     async def is_sleeping(self, _request: Request) -> Response:
         """Whether every model is unloaded."""
         states = {entry.condition.state for entry in self._entries}
-        return _json(IsSleeping(states == {"unloaded"}))
+        return JsonResponse(IsSleeping(states == {"unloaded"}))
 
     @property
     def _entries(self) -> list[ModelEntry]:
@@ -130,7 +131,3 @@ def _read_query(request: Request) -> _SleepQuery:
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")  # "... - at `$.level`"
         raise invalid_value(name, _PROBLEMS[name]) from None
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -7,19 +7,18 @@ takes the next one. Knows nothing of kernels.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import socket
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from quire.processes import die_with_parent
+
 _MOST_BYTES = 1 << 16  # of a message
 _PATIENCE = 300.0  # seconds that `finish` waits
 
@@ -86,8 +85,8 @@ def _fork() -> int:
         # it warns that threads are not forked; the children need none of them
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    if pid == 0 and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if pid == 0:
+        die_with_parent()
         if os.getppid() != parent:
             os._exit(0)
     return pid

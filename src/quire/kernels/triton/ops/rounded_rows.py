@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from quire.dtypes import FP8_CAPABILITY
 from quire.kernels.operands import ResidualState, RoundedRows, Rows
 from quire.kernels.triton.step.elementwise import rms_norm
 
@@ -26,7 +27,7 @@ def rows_for(x: ResidualState, taken: type[RoundedRows] | None) -> Rows:
 @functools.cache
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether the device's tensor cores multiply FP8; Triton's interpreter does."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def has_aligned_sizes(codes: Tensor) -> bool:

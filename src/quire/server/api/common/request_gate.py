@@ -7,12 +7,12 @@ Owns only the order of the rules: admission control (admission_control.py), the 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starlette.types import Scope
 
+from quire.background import NUM_THREADS
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.fair_queue import FairExecutor
@@ -31,8 +31,6 @@ from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
 _TIMEOUT_HEADER = TIMEOUT_HEADER.encode()
-# Threads that prepare large bodies. With one per core, a flood of these would take the engine's.
-NUM_THREADS = max(2, (os.cpu_count() or 1) // 2)
 MAX_RECEIVING = 2048  # bodies that one process receives at once; a slow one delays no other
 MAX_LIGHT_REQUESTS = 64  # at once in one process; each may hold a whole body and its result
 CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough for admission

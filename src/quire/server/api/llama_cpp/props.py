@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.version import __version__
@@ -56,7 +57,7 @@ class PropsRoute:
     async def answer(self, request: Request) -> Response:
         """The properties of the model that the query names, or of the first, as JSON."""
         props = _props(self._models.find(request.query_params.get("model")))
-        return Response(msgspec.json.encode(props), media_type="application/json")
+        return JsonResponse(props)
 
 
 def _props(model: RegisteredModel) -> Props:

@@ -19,6 +19,7 @@ from quire.engine.processes.control_channel import ModelState
 from quire.errors import invalid_value
 from quire.server.api.common import route_rules
 from quire.server.http.http_errors import ANTHROPIC_VERSION
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelEntry, ModelRegistry
 from quire.version import __version__
@@ -222,4 +223,4 @@ def _has_chat_template(entry: ModelEntry) -> bool | None:
 
 def _json(content: msgspec.Struct) -> Response:
     headers = {"vary": ANTHROPIC_VERSION}
-    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)
+    return JsonResponse(content, headers=headers)

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
@@ -48,7 +49,7 @@ class TokenizerInfoRoute:
     async def answer(self, request: Request) -> Response:
         """The tokenizer of the model that the query names, or of the first, as JSON."""
         info = _info(self._models.find(request.query_params.get("model")))
-        return Response(msgspec.json.encode(info), media_type="application/json")
+        return JsonResponse(info)
 
 
 def _info(model: RegisteredModel) -> TokenizerInfo:
