@@ -89,6 +89,12 @@ def _of_hub(given: str, revision: str | None) -> Path:
     return _download(name, revision)
 
 
+def hub_name(given: str) -> str:
+    """The name of a repository that is given by its name or a page of it."""
+    page = _PAGE.fullmatch(given)
+    return given if page is None else page["name"]
+
+
 def tokenizer_folder(config: EngineConfig) -> Path:
     """The folder with the tokenizer: the model's, unless another is named."""
     model = config.model

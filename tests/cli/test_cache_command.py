@@ -54,6 +54,12 @@ def test_files_are_logged_listed_and_removed(
         ("Qwen/Qwen3-0.6B", ["hub"]),
         ("/m/Qwen3-0.6B/", ["local"]),
         ("m/Qwen3-0.6B", ["local"]),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["hub"]),
+        ("/m/../m/Qwen3-0.6B", ["local"]),
+        ("./mine/", ["here"]),
+        ("link", ["here"]),
+        ("~/mine", ["here"]),
+        ("model.gguf", ["gguf"]),
         ("0.6B", []),
         ("Qwen", []),
         ("", None),
@@ -62,17 +68,35 @@ def test_files_are_logged_listed_and_removed(
     ],
 )
 def test_a_model_by_its_names(
-    name: str, removed: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    removed: list[str] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """removed: None where no model is named."""
-    hub = "/c/hub/models--Qwen--Qwen3-0.6B/snapshots/0a1b"
+    folder = tmp_path.resolve() / "mine"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sources = {
+        "hub": "/c/hub/models--Qwen--Qwen3-0.6B/snapshots/0a1b",
+        "local": "/m/Qwen3-0.6B",
+        "here": str(folder),
+        "gguf": str(tmp_path.resolve() / "model.gguf"),
+        "unknown": "",
+    }
     files = {}
-    for kind, source in {"hub": hub, "local": "/m/Qwen3-0.6B", "unknown": ""}.items():
-        files[kind] = tmp_path / f"{kind[0] * 24}-{'0' * 24}.safetensors"
+    for number, (kind, source) in enumerate(sources.items()):
+        files[kind] = tmp_path / f"{number:024}-{'0' * 24}.safetensors"
         save_file({}, files[kind], metadata={"source": source} if source else None)
+    assert main(["cache", "ls", name, "--prepared-weights", "."]) == (0 if removed else 2)
+    assert all(file.exists() for file in files.values())
     assert main(["cache", "rm", name, "--prepared-weights", str(tmp_path)]) == (0 if removed else 2)
     assert [kind for kind, file in files.items() if not file.exists()] == (removed or [])
-    refusal = "rm takes one NAME" if removed is None else "nothing is stored for"
+    refusal = "NAME must not be empty" if removed is None else "nothing is stored for"
     assert removed or refusal in capsys.readouterr().err
 
 
@@ -80,4 +104,4 @@ def test_another_action(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "purge"]) == 2
     assert capsys.readouterr().err == "error: action must be one of ls, rm, clear, not 'purge'\n"
     assert main(["cache", "rm"]) == 2
-    assert "rm takes one NAME" in capsys.readouterr().err
+    assert "NAME must not be empty" in capsys.readouterr().err

@@ -9,10 +9,14 @@ from pathlib import Path
 from quire.cli.options import CommandParser, add_option, chosen
 from quire.config import ModelSettings
 from quire.errors import ConfigError
+from quire.hub import hub_name
 from quire.models.prepared.prepared_files import prepared_folder, source_of, stored_files
 from quire.options import options_of
 
-EXAMPLES = ("quire cache", "quire cache ls", "quire cache rm Qwen3-0.6B", "quire cache clear")
+EXAMPLES = (
+    *("quire cache", "quire cache ls Qwen/Qwen3-0.6B", "quire cache rm Qwen3-0.6B"),
+    *("quire cache rm ./models/mine", "quire cache clear"),
+)
 _ACTIONS = ("ls", "rm", "clear")
 _HUB = "models of the hub are in its own cache: hf cache ls"
 
@@ -23,20 +27,20 @@ def make_parser() -> CommandParser:
         "cache",
         "List or remove prepared weights of CPUs.",
         EXAMPLES,
-        words="[ls | rm NAME | clear] ",
+        words="[ls [NAME] | rm NAME | clear [NAME]] ",
     )
     parser.add_argument(
         "action",
         nargs="?",
         default="ls",
         metavar="ACTION",
-        help="ls, rm, or clear: remove all",
+        help="ls; rm, or clear: remove those of NAME, or all",
     )
     parser.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
-        help="with rm: a model, its name on the hub, the end of its path, or a file",
+        help="a model as quire serve takes it, the end of its path, or a listed file",
     )
     for option in options_of(ModelSettings):
         if option.name == "prepared_weights":
@@ -52,8 +56,8 @@ def run(argv: Sequence[str]) -> int:
     given = (name or "").strip().rstrip("/")
     if action not in _ACTIONS:
         raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
-    if (action == "rm") != bool(given) or (name is not None and not given):
-        raise ConfigError("rm takes one NAME, other actions none; see quire cache ls for names")
+    if not given and (action == "rm" or name is not None):
+        raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     files = [] if folder is None else stored_files(folder)
     if given and not (files := [file for file in files if _is_of(file, given)]):
@@ -72,19 +76,21 @@ def run(argv: Sequence[str]) -> int:
 
 
 def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
-    """One line for each file: size, days since the last use, what it was made of, its name."""
+    """One line for each file: size, days since the last use, its model, its name."""
     for file, size in zip(files, sizes, strict=True):
         days = (time.time() - file.stat().st_mtime) / 86400
         source = "unfinished" if file.suffix == ".tmp" else source_of(file)
-        yield f"{_size(size):>10}  {days:5.1f} days  {source or '?'}  {file.name}"
+        model = _hub_name(source) or source or "unknown"
+        yield f"{_size(size):>10}  {days:5.1f} days  {model}  {file.name}"
 
 
 def _is_of(file: Path, given: str) -> bool:
-    """Whether a file is meant by its own name, or by the end of its model's path or hub name."""
+    """Whether a file is meant by its own name, or by a path, end or hub name of its model."""
     source = source_of(file)
-    return given == file.name or any(
-        f"/{name}".endswith(f"/{given}") for name in (source, _hub_name(source))
-    )
+    if given == file.name or (source and Path(given).expanduser().resolve() == Path(source)):
+        return True
+    name = f"/{hub_name(given)}"
+    return any(f"/{of}".endswith(name) for of in (source, _hub_name(source)))
 
 
 def _hub_name(source: str) -> str:

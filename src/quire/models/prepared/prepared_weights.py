@@ -76,7 +76,7 @@ def prepared_weights(
         )
     file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
     source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
-    return None if file is None else PreparedWeights(file, source=str(source))
+    return None if file is None else PreparedWeights(file, source=str(source.resolve()))
 
 
 class PreparedWeights:
