@@ -80,11 +80,16 @@ def quantization_choice(serving: Result) -> str:
     on_gpu = {(row["label"], row["level"]): row["tok_s"] for row in serving["levels"]}
     starts = {row["label"]: row["num_blocks"] for row in serving["starts"]}
     context = cpu["rows"][0]["context"]
-    on_cpu = {
-        row["weights"]: row
-        for row in cpu["rows"]
-        if row["engine"] == "quire" and row["context"] == context
-    }
+    on_cpu, on_other_day = (
+        {
+            row["weights"]: row
+            for row in measured["rows"]
+            if row["engine"] == "quire" and row["context"] == context
+        }
+        for measured in (cpu, _result("cpu_peers_4bit"))
+    )
+    beside = on_other_day["int4"]["decode_tokens_per_s"]
+    on_cpu = on_other_day | on_cpu
     levels = [n for n in _LEVELS if any(level == n for _, level in on_gpu)]
     head = ["weights", "perplexity", "cosine", "same top-1"]
     head += [f"GPU, {n}" for n in levels]
@@ -105,10 +110,11 @@ def quantization_choice(serving: Result) -> str:
             lines.append(f"| {name} | {' | '.join(cells)} |")
     before = (
         f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json), "
-        "in float32 arithmetic: of the weights alone. GPU: tokens/s of an 8B by answers at a time, "
-        "prompts of 1,950 tokens included, which may round activations to FP8, keys and values in "
-        "FP8, and how many KV blocks fit. CPU: decode of a 1B, two cores "
-        "(cpu_peers_amx.json). Empty: not measured.\n"
+        "in float32 arithmetic, with activations rounded for FP8 and INT8 alone. GPU: tokens/s of "
+        "an 8B by answers at a time, prompts of 1,950 tokens included, which may round activations "
+        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B, two cores "
+        "(cpu_peers_amx.json; NF4 and MXFP4: cpu_peers_4bit.json, of a machine where INT4 makes "
+        f"{_rate(beside['1'])} and {_rate(beside['16'])}). Empty: not measured.\n"
     )
     return "\n".join([before, *lines])
 

@@ -81,7 +81,7 @@ def test_weights_that_passed_are_served_unless_limits_are_stricter(
     assert quality["hidden_cosine"] == report["hidden_cosine"]["mean"]
     with pytest.raises(CheckpointError, match="less than"):
         start(folders[1], "cosine=0.9999")
-    with pytest.raises(ConfigError, match="quality_gate must be limits"):
+    with pytest.raises(ConfigError, match="quality_gate must be report, require, off, or limits"):
         start(folders[1], "strictly")
 
 

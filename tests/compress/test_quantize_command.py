@@ -10,6 +10,7 @@ import torch
 
 from quire.cli import quantize
 from quire.compress import layer_stream, quality_check
+from quire.errors import ConfigError
 
 TEXT = ["--samples", "4", "--seq-len", "64", "--no-speed"]
 
@@ -41,6 +42,22 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     assert "perplexity" in said.out
     with pytest.raises(AssertionError):
         quantize.run([*command, "--quality-limits", "perplexity=9"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--method fp8 --group-size 64", "group_size does nothing with method fp8; leave it out"),
+        ("--method awq --damping 0.1", "damping does nothing .* take gptq, awq[+]gptq"),
+        ("--method gptq --steps 9", "steps does nothing .* take autoround, awq[+]autoround"),
+        ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Path) -> None:
+    out = [] if "--out" in options else ["--out", str(tmp_path / "out")]
+    with pytest.raises(ConfigError, match=message):
+        quantize.run(["quire-tiny", *options.split(), *out, *TEXT, "--no-verify"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_bundled_models_are_measured_with_chats(tmp_path: Path) -> None:

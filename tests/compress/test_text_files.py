@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from quire.compress import text_samples
 from quire.compress.hub_text import text_file
@@ -102,10 +103,23 @@ def test_a_data_set_of_the_hub_gives_its_first_text(
         text_file("owner/chats")
 
 
-def test_without_the_hub_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise OfflineModeIsEnabled
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OfflineModeIsEnabled(), "the hub cannot be reached; check the network"),
+        (
+            HfHubHTTPError.__mro__[1]("Name or service not known"),
+            "cannot be downloaded .*check the netw",
+        ),
+    ],
+    ids=["offline", "unreachable"],
+)
+def test_without_the_hub_the_fix_is_named(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", offline)
-    with pytest.raises(ConfigError, match="the hub cannot be reached; check the network"):
-        text_file("owner/chats")
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
+    with pytest.raises(ConfigError, match=message):
+        text_file("owner/text")

@@ -96,7 +96,9 @@ def run(argv: Sequence[str]) -> int:
         if name not in args:
             option = name if name == "model" else f"--{name}"
             raise ConfigError(f"{option} is missing; see quire quantize --help")
-    recipe = Recipe(**chosen(args, _SETTINGS), ignore=tuple(vars(args).get("ignore", ())))
+    settings = chosen(args, _SETTINGS)
+    recipe = Recipe(**settings, ignore=tuple(vars(args).get("ignore", ())))
+    recipe.check_uses(settings)
     limits, base, out = limits_of(args), folder_of(args.model), Path(args.out).expanduser()
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
     from quire.compress.quantize_model import Quantization

@@ -51,8 +51,11 @@ def _downloaded(repository: str, file: str | None) -> Path:
             f"{where} is neither a file here nor a data set that the hub knows; check the "
             "spelling, or set HF_TOKEN if it is private"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"{where} cannot be downloaded ({error}); try again") from error
+    except (HfHubHTTPError.__mro__[1], OSError) as error:  # the first: all of the HTTP client's
+        raise ConfigError(
+            f"{where} is no file here, and cannot be downloaded ({error}); check the network, or "
+            "name a file here"
+        ) from error
 
 
 def _first_text(repository: str) -> str:

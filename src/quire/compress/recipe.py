@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -36,6 +37,16 @@ class Method:
     def calibrates(self) -> bool:
         """Whether it looks at activations of a text."""
         return self.scaling != "none" or self.rounding != "nearest"
+
+    def uses(self, setting: str) -> bool:
+        """Whether a setting of a recipe changes what it does; others have no conditions."""
+        return {
+            "group_size": self.has_groups,
+            "act_order": self.rounding == "gptq",
+            "damping": self.rounding == "gptq",
+            "smoothing": self.scaling == "smoothquant",
+            "steps": self.rounding == "signround",
+        }.get(setting, True)
 
 
 METHODS = {
@@ -114,6 +125,17 @@ class Recipe:
             known = ", ".join(METHODS)
             raise ConfigError(f"method must be one of {known}, not {self.method!r}")
         return METHODS[self.method]
+
+    def check_uses(self, settings: Collection[str]) -> None:
+        """Raise ConfigError for a setting that was given and that its method does not use."""
+        method = self.steps_of_method
+        unused = next((name for name in settings if not method.uses(name)), None)
+        if unused is not None:
+            using = [name for name, each in METHODS.items() if each.uses(unused)]
+            raise ConfigError(
+                f"{unused} does nothing with method {self.method}; leave it out, or take "
+                f"{', '.join(using)}"
+            )
 
     @property
     def packing(self) -> Packing:

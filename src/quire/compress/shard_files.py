@@ -41,8 +41,13 @@ class ShardFiles:
             return
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ConfigError(f"out: {self.folder} is not empty; name another folder")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _write_json(self.folder / RECIPE, record)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write_json(self.folder / RECIPE, record)
+        except OSError as error:
+            raise ConfigError(
+                f"out: {self.folder} cannot be written ({error.strerror}); name another folder"
+            ) from error
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""

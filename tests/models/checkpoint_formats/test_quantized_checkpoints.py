@@ -299,6 +299,12 @@ def test_what_does_not_fit_is_refused_by_name(
         load_folder(tmp_path, prepared_weights="none")
 
 
+def test_codes_without_a_config_are_told(tmp_path: Path) -> None:
+    write_quantized("fp8", tmp_path, lambda _, config: config.pop("quantization_config"))
+    with pytest.raises(CheckpointError, match=r"config.json has no quantization_config: take"):
+        load_folder(tmp_path, prepared_weights="none")
+
+
 def test_gate_and_up_are_in_fp8_on_a_gpu_whatever_down_is(tmp_path: Path) -> None:
     """`method_for` sees both formats, so that no activation is rounded for one that is not."""
     write_quantized("float_channel", tmp_path)

@@ -12,7 +12,7 @@ from quire.models.config.quality_report import QualityLimits, figures_of, read_r
 # figures of a report by name, and whether it says that the weights passed
 Quality = dict[str, bool | float | str]
 
-REPORT, REQUIRE, OFF = "report", "require", "off"
+REPORT, REQUIRE, OFF = _WORDS = "report", "require", "off"
 _MOST_CHARS = 200  # of a name, which is shown
 
 
@@ -23,7 +23,7 @@ def pass_gate(folder: Path, gate: str, *, is_quantized: bool) -> Quality | None:
     ones without a report, "off" none; or limits such as "cosine=0.99", which then decide. Raises
     CheckpointError for weights that it refuses, ConfigError for another gate.
     """
-    limits = None if gate in (REPORT, REQUIRE, OFF) else QualityLimits.parse(gate, "quality_gate")
+    limits = None if gate in _WORDS else QualityLimits.parse(gate, "quality_gate", _WORDS)
     if gate == OFF:
         return None
     report = read_report(folder)

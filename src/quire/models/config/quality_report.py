@@ -6,7 +6,7 @@ No torch. `quire quantize` and `quire verify` write it; serving reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,11 @@ class QualityLimits(msgspec.Struct, frozen=True):
     named: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, option: str) -> QualityLimits:
-        """Limits from text such as "perplexity=0.01,cosine=0.99". Raises ConfigError."""
+    def parse(cls, text: str, option: str, words: Sequence[str] = ()) -> QualityLimits:
+        """Limits from text such as "perplexity=0.01,cosine=0.99". Raises ConfigError.
+
+        words: what else the option may be, for the message.
+        """
         known, values = list(cls().record()), dict[str, float]()
         for item in text.split(","):
             name, _, number = item.partition("=")
@@ -53,7 +56,8 @@ class QualityLimits(msgspec.Struct, frozen=True):
                 values[name] = float(number)
             except ValueError:
                 raise ConfigError(
-                    f"{option} must be limits such as perplexity=0.01,cosine=0.99 of "
+                    f"{option} must be {''.join(f'{word}, ' for word in words)}"
+                    f"{'or ' if words else ''}limits such as perplexity=0.01,cosine=0.99 of "
                     f"{', '.join(known)}, not {text!r}"
                 ) from None
         return cls(**values, named=tuple(values))

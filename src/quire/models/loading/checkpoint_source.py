@@ -25,6 +25,8 @@ from quire.quantization.scheme import FormatChoice
 
 logger = logging.getLogger(__name__)
 
+_OF_CODES = (".weight_scale", ".weight_scale_inv", ".qweight", ".weight_packed", ".absmax", ".SCB")
+_AS_NUMBERS = "loaded as numbers (quantization='int8' would round these to bytes)"
 _HALVES = ("int4", "int8_group", "nf4")  # weight formats whose scales are in float16
 _PREFIX = "model."  # of all names but the head's; those saved without a head lack it
 
@@ -127,7 +129,7 @@ class CheckpointSource:
         """Log how many weights are not kept as they are stored, and what they become."""
         stored, changed = model_config.checkpoint_format, Counter[tuple[str, str]]()
         for source in self._quantized.values():
-            rounding = source.stored.rounding if source.keeps_codes else "loaded as numbers"
+            rounding = source.stored.rounding if source.keeps_codes else _AS_NUMBERS
             if rounding is not None:
                 changed[source.stored.settings, rounding] += 1
         for (settings, rounding), count in changed.items():
@@ -141,10 +143,12 @@ class CheckpointSource:
         config = self._model_config
         quantized = config.checkpoint_format
         method = "" if quantized is None else f" quantized by {quantized.name}"
+        fix = "check that config.json and the safetensors files belong together"
+        if quantized is None and any(name.endswith(_OF_CODES) for name in left_over):
+            fix = "config.json has no quantization_config: take the one of the quantized model"
         return CheckpointError(
             f"{self._checkpoint.folder}: its tensors are not those of {config.architecture}{method}"
-            f"{_listed('missing', missing)}{_listed('left over', left_over)}; check that "
-            "config.json and the safetensors files belong together"
+            f"{_listed('missing', missing)}{_listed('left over', left_over)}; {fix}"
         )
 
     def _is_harmless(self, name: str) -> bool:
