@@ -112,9 +112,9 @@ def quantization_choice(serving: Result) -> str:
         f"Loss: {quality['model']}, {quality['tokens']:,} held-out tokens ({quality_file}.json), "
         "in float32 arithmetic, with activations rounded for FP8 and INT8 alone. GPU: tokens/s of "
         "an 8B by answers at a time, prompts of 1,950 tokens included, which may round activations "
-        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B, two cores "
-        "(cpu_peers_amx.json; NF4 and MXFP4: cpu_peers_4bit.json, of a machine where INT4 makes "
-        f"{_rate(beside['1'])} and {_rate(beside['16'])}). Empty: not measured.\n"
+        "to FP8, keys and values in FP8, and how many KV blocks fit. CPU: decode of a 1B, two "
+        "cores (cpu_peers_amx.json; NF4 and MXFP4: cpu_peers_4bit.json, of a machine where INT4 "
+        f"makes {_rate(beside['1'])} and {_rate(beside['16'])}). Empty: not measured.\n"
     )
     return "\n".join([before, *lines])
 
