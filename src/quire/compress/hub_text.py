@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from quire.errors import ConfigError
 
@@ -34,6 +35,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
         RepositoryNotFoundError,
     )
 
+    client_error: Any = HfHubHTTPError.__mro__[1]  # of the HTTP client, whichever the hub's uses
     where = f"calibration: {repository}"
     try:
         chosen = file or _first_text(repository)
@@ -51,7 +53,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
             f"{where} is neither a file here nor a data set that the hub knows; check the "
             "spelling, or set HF_TOKEN if it is private"
         ) from error
-    except (HfHubHTTPError.__mro__[1], OSError) as error:  # the first: all of the HTTP client's
+    except (client_error, OSError) as error:
         raise ConfigError(
             f"{where} is no file here, and cannot be downloaded ({error}); check the network, or "
             "name a file here"
