@@ -299,7 +299,7 @@ def test_what_does_not_fit_is_refused_by_name(
         load_folder(tmp_path, prepared_weights="none")
 
 
-def test_codes_without_a_config_are_told(tmp_path: Path) -> None:
+def test_codes_without_a_config_are_refused(tmp_path: Path) -> None:
     write_quantized("fp8", tmp_path, lambda _, config: config.pop("quantization_config"))
     with pytest.raises(CheckpointError, match=r"config.json has no quantization_config: take"):
         load_folder(tmp_path, prepared_weights="none")
