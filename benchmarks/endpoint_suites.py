@@ -41,7 +41,10 @@ Row = dict[str, str]  # of a test: its name, its outcome, and why
 LLAMA_CPP = "llama.cpp/"  # before names of its tests
 VERSIONS = "vLLM 0.33.0, llama.cpp of llama-cpp-python 0.3.36"
 ROWS = Path(tempfile.gettempdir()) / "endpoint_suites.jsonl"
-KINDS = ("passed", "missing", "differs", "choice", "model", "internals", "skipped")
+KINDS = (
+    *("passed", "missing", "differs", "standard", "choice"),
+    *("model", "internals", "skipped"),
+)
 
 
 def main() -> None:

@@ -29,5 +29,6 @@ def test_a_reason_is_that_of_a_test_and_its_message(suites: Any) -> None:
     assert reasons.reason_of("test_other", message, vllm.REASONS) is None
     for reason in (*vllm.REASONS, *llama_cpp.REASONS):
         assert reason.message, "every reason has a message"
+        assert reason.test or "Reply" in reason.message or "refused by choice" in reason.message
         for message in ("assert 500 == 200", "InternalServerError: Error code: 500", ""):
             assert reasons.reason_of(reason.test, message, [reason]) is None, reason

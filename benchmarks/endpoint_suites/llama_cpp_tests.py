@@ -5,87 +5,104 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from reasons import Reason
+from reasons import Reason, each
 
 FOLDER = Path("tools/server/tests")
 FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion ctx_shift embedding "
     "ignore_eos metrics rerank security template tokenize tool_call"
 )
-_TOKENS = r"assert \d+ == (69|77|79|23|18|46|248|9|6|19|26|21\d)\b|28 == \(2 \* 9\)"
 _NO_SLOTS = "/slots is llama.cpp's, which is not here"
 _TOO_LONG = "'invalid_request_error' == 'exceed_context_size_error'"
-_FIRST = r"assert '' is None|Expected non empty content delta"
-_ORIGIN = "--allowed-origins has 'localhost', which is no origin"
 _TEMPLATE = "refused by choice: a template is a file, not a name"
-_START = "'Process-Start-Time-Unix' in"
+_CONTENT = "the first chunk's content is empty text, as OpenAI's"
+_SIZE = "its tokenizer needs another number of tokens"
+_WORDS = "words of another model"
+_SERIES = "a high-water mark is a gauge, says Prometheus"
+_PROGRESS = "no progress of prompts in streams"
 REASONS = (
-    Reason("", _TEMPLATE, "choice", "a template is a file"),
-    Reason("", "refused by choice: ", "choice", "an option that is refused by its name"),
-    Reason("", _NO_SLOTS, "choice", "there are no slots"),
+    *each("test_chat_completion[ test_chat_template test_apply_chat_template", _TEMPLATE, "choice",
+          "a template is a file"),
+    Reason("", "Failed: refused by choice: ", "choice", "an option that is refused by its name"),
+    *each("test_server_slots test_cancel_request slots_idle_after", _NO_SLOTS, "choice",
+          "there are no slots"),
     Reason("codellama70b", "model: 'codellama70b' is not served here", "choice", "a model's name"),
     Reason("test_verbose_debug", "verbose: unknown field", "choice", "unknown fields are refused"),
+    *each("test_chat_template_assistant_prefill test_chat_template_continue_final",
+          "'__verbose' in", "choice", "replies do not show the prompt; /apply-template does"),
     Reason("test_completion_response_fields", "response_fields: not supp", "choice", "all fields"),
     Reason(
         "test_n_probs_post_sampling", "post_sampling_probs: not supp", "choice", "before sampling"
     ),
-    Reason("test_logit_bias[", r"logit_bias(\[0\]\[0\]|\[' i '\]): must be", "choice", "ids alone"),
+    Reason("test_logit_bias[", r"logit_bias(\[0\]\[0\]|\[' i '[^]]*\]): must be", "choice",
+           "ids alone"),
     Reason("test_logit_bias[", "logit_bias: must be between -100", "choice", "OpenAI's bounds"),
     Reason("test_embedding_mixed_input", "400: .*input", "choice", "texts or token ids, not both"),
     Reason("test_embedding_content_text", r"input\[1\]: must be", "choice", "the field is input"),
-    Reason("test_rerank_tei", "documents: it is missing", "choice", "Jina's format, not TEI's"),
+    Reason(
+        "test_embedding_pooling_none", "--pooling: must be one of .* not 'none'", "choice",
+        "a vector for each text"
+    ),
     Reason(
         "test_anthropic_empty_messages", "messages: must be a list of len", "choice", "no message"
     ),
-    Reason("test_cors_origins_localhost", _ORIGIN, "choice", "--allowed-origins has origins"),
     Reason("test_cors_proxy", "/cors-proxy is llama.cpp's", "choice", "opens no connections"),
-    Reason(
-        "test_template.py", "tools: this model's chat template does", "choice", "no tools there"
-    ),
-    Reason("test_template.py", "tools: how this model writes calls", "choice", "no such parser"),
-    Reason(
-        "test_reasoning[", "Expected prompt to end with", "differs", "enable_thinking is not set"
-    ),
-    Reason("test_date_inside", "Expected today's date", "differs", "date_string is not set"),
-    Reason("test_date_inside", "'functions' is undefined", "differs", "functions is not set"),
-    Reason("test_cors_options", "401 == 200", "differs", "another origin needs --allowed-origins"),
-    Reason("test_server_multiple_addresses", r"all\(\[True, None\]\)", "differs", "one address"),
-    Reason("test_server_props", "'.gguf' in", "differs", "/props names the model, not its file"),
-    Reason("test_chat_completions_token_count", "no such path", "differs", "/tokenize counts"),
-    Reason("", _FIRST, "differs", "a stream's first chunk has empty content, as OpenAI's"),
-    Reason("test_context_size_exceeded", _TOO_LONG, "differs", "the error's type is OpenAI's"),
-    Reason("test_embedding_error_prompt", "'too large' in", "differs", "words of the error"),
-    Reason(
-        "test_embedding_pooling_none", "no such path; did you mean /v1/emb", "differs", "a vector"
-    ),
-    Reason("test_embedding_pooling_none_oai", "200 == 400", "differs", "one vector for each text"),
-    Reason("test_return_progress", "None is not None", "differs", "streams begin with a token"),
-    Reason("prompt_progress", r"assert 0 > 1", "differs", "streams begin with a token"),
-    Reason("messages7", r"200 == 400 or", "differs", "answers may follow one another"),
-    Reason("test_ignore_eos_populates", r"assert 0 > 0", "differs", "end tokens are masked anyway"),
-    Reason("test_metrics.py", _START, "differs", "series have vLLM's names"),
-    Reason("test_metrics.py", r"200 == 501|assert 0 > 0", "differs", "series have vLLM's names"),
-    Reason(
-        "test_anthropic_", "400 == 500 .*not 'image'", "differs", "the client's mistake, not ours"
-    ),
-    Reason(
-        "test_correct_api_key", "did you mean /v1/completions", "differs", "the path is /v1/..."
-    ),
-    Reason("test_access_static_assets", "Expected 200 for /sw.js", "differs", "files of its page"),
-    Reason("llama_telemetry", "assert False", "differs", "the telemetry of its page"),
-    Reason("aliases_and_tags", r"assert 9 == 1", "differs", "a model has a card for each alias"),
+    Reason("[origin-Access-Control-Allow-Credentials-true]", "-Allow-Credentials' in", "choice",
+           "cookies are never allowed"),
+    Reason("test_cors_origins_localhost_rejects", "400 == 200", "choice",
+           "a preflight that is refused has vLLM's status and says so"),
+    Reason("test_metrics_disabled", "200 == 501", "choice", "/metrics is always there, as vLLM's"),
+    Reason("test_reasoning[deepseek", "tools: this model's chat template does", "choice",
+           "a template without tools shows none"),
+    *each("test_chat_completion_stream[ test_chat_completion_with_timings_per_token "
+          "test_logprobs_stream", "assert '' is None", "standard", _CONTENT),
+    Reason("test_completion_without_tool_call_fast", "Expected non empty content delta", "standard",
+           _CONTENT),
+    Reason("test_context_size_exceeded", _TOO_LONG, "standard", "the error's type is OpenAI's"),
+    Reason("messages7", r"200 == 400 or", "standard", "OpenAI takes answers after one another"),
+    *each("test_anthropic_tool_result_with_image test_anthropic_vision_format",
+          "400 == 500 .*not 'image'", "standard", "a caller's mistake is a 400, as Anthropic's"),
+    Reason("aliases_and_tags", r"assert 9 == 1", "standard",
+           "each name that can be used is listed, as OpenAI's and vLLM's"),
+    Reason("test_cors_options[", r"assert '\*' == '(localhost|web.mydomain.fr)'", "standard",
+           "* is any origin, says the Fetch standard"),
+    Reason("Access-Control-Allow-Headers-*]", "'Authorization' == '\\*'", "standard",
+           "* does not cover Authorization, says the Fetch standard"),
+    Reason("test_date_inside_prompt[meta-llama", "Expected today's date", "standard",
+           "the template's own date, as transformers renders it"),
+    Reason("test_metrics_prometheus_format", "'gauge' == 'counter'", "standard", _SERIES),
+    *each("test_return_progress test_responses_stream_with_llama_telemetry",
+          r"^assert (None is not None|False)", "missing", _PROGRESS),
+    Reason("test_metrics_timings_on_prompt_progress", r"assert 0 > 1", "missing", _PROGRESS),
+    Reason("test_server_multiple_addresses", r"all\(\[True, None\]\)", "missing", "one address"),
+    Reason("test_server_props", "'.gguf' in", "model", "its model is a folder, no GGUF file"),
+    Reason("test_access_static_assets", "Expected 200 for /sw.js", "internals", "its page's files"),
     Reason("test_server_models", r"assert 7 == 1", "internals", "the suite's own aliases"),
-    Reason("", "'__verbose' in", "internals", "it reads what its server logs of itself"),
-    Reason("", "host='huggingface.co'", "internals", "it downloads its images"),
-    Reason("", _TOKENS, "model", "its tokenizer needs another number of tokens"),
-    Reason("test_completion_prompt_cache", "'prompt_n' in", "model", "tokens of its tokenizer"),
-    Reason("test_ctx_shift_disabled_long", "200 != 200", "model", "tokens of its tokenizer"),
-    Reason("", r"match_regex\('(\(Suddenly|\(going|\(little)", "model", "words of another model"),
-    Reason("response_format1", r"match_regex\('\[ -3000", "model", "words of another model"),
+    Reason("vision_base64_with_multimodal", "host='huggingface.co'", "internals",
+           "it downloads its images"),
+    Reason("test_chat_completion[", r"^assert \d+ == (69|77|79|23)\b", "model", _SIZE),
+    Reason("test_chat_completion_cached_tokens", r"^assert 18 == 77\b", "model", _SIZE),
+    *each("test_completion[ test_completion_stream[", r"^assert \d+ == (18|46)\b", "model", _SIZE),
+    Reason("test_ctx_shift_disabled_short_prompt", r"^assert \d+ == 248\b", "model", _SIZE),
+    Reason("test_embedding_usage_single", r"^assert (14 == 9|5 == 6)\b", "model", _SIZE),
+    Reason("test_embedding_usage_multiple", r"28 == \(2 \* 9\)", "model", _SIZE),
+    Reason("test_rerank_usage", r"^assert \d+ == (19|26)\b", "model", _SIZE),
+    Reason("test_completion_prompt_cache", "'prompt_n' in", "model", _SIZE),
+    Reason("test_ctx_shift_disabled_long", "200 != 200", "model", _SIZE),
+    Reason("test_date_inside_prompt[fireworks", "'bos_token' is undefined", "model",
+           "its tokenizer has no BOS"),
+    Reason("test_metrics_prompt_processed_and_cached", "^assert 0 > 0", "differs",
+           "prefixes are shared in blocks of 16 tokens"),
+    Reason("test_tokenize_with_bos", "assert 870 == 1", "model", "its tokenizer has no BOS"),
+    *each("test_chat_completion_with_openai_library test_responses_with_openai_library",
+          r"match_regex\('\(Suddenly", "model", _WORDS),
+    *each("test_completion_with_openai_library test_completion_stream_with_openai_library",
+          r"match_regex\('\(going", "model", _WORDS),
+    Reason("test_load_split_model", r"match_regex\('\(little", "model", _WORDS),
+    Reason("response_format1", r"match_regex\('\[ -3000", "model", _WORDS),
     Reason("multiple_choices", "'stop' == 'length'", "model", "its answer ends by itself"),
     Reason("test_completion_stream_vs_non_stream", "assert ' ", "model", "draws without a seed"),
-    Reason("test_tokenize_with_bos", "assert 870 == 1", "model", "its tokenizer has no BOS"),
-)
+)  # fmt: skip
 
 
 def copy(source: Path, folder: Path) -> list[str]:

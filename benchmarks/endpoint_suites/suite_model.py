@@ -36,6 +36,9 @@ TEMPLATE = """
 {%- endif -%}
 {%- endif -%}
 """
+_CLOSED = "{{- '<think>\n\n</think>\n\n' -}}"
+# of a model that reasons before each answer: the bundled one never begins to
+THINKING = TEMPLATE.replace(_CLOSED, _CLOSED + "{%- else -%}<think>")
 _THOUGHT = TEMPLATE.index("{%- if enable_thinking")
 _PLAIN = (
     TEMPLATE[:_THOUGHT] + TEMPLATE[TEMPLATE.index("{%- endif", _THOUGHT) + len("{%- endif -%}") :]
@@ -43,12 +46,16 @@ _PLAIN = (
 
 
 def make_model(folder: Path, *, reasons: bool) -> None:
-    """Write the model's folder. reasons: whether its template knows of reasoning."""
+    """Write the model's folder. reasons: whether its template knows of reasoning.
+
+    thinking.jinja is the template of a model that reasons before each answer.
+    """
     bundled = Path(quire.__file__).parent / "bundled" / "quire-tiny"
     shutil.copytree(bundled, folder)
     _change(folder / "config.json", max_position_embeddings=MAX_MODEL_LEN)
     names = {"model_max_length": MAX_MODEL_LEN, "chat_template": TEMPLATE if reasons else _PLAIN}
     _change(folder / "tokenizer_config.json", **names)
+    (folder / "thinking.jinja").write_text(THINKING)
 
 
 def _change(file: Path, **fields: object) -> None:

@@ -63,6 +63,9 @@ def test_litellm(base: str) -> None:
     assert len(vectors.data[1]["embedding"]) == 256
     with pytest.raises(litellm.BadRequestError):
         litellm.completion(**server, messages=messages, temperature=-1)
+    too_long = [{"role": "user", "content": "long " * 20_000}]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**server, messages=too_long)
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(**server | {"api_key": "wrong"}, messages=messages)
 
@@ -128,7 +131,8 @@ def test_instructor(base: str) -> None:
     instructor, openai = map(importlib.import_module, ("instructor", "openai"))
     pydantic: Any = importlib.import_module("pydantic")
     literal = importlib.import_module("typing").Literal
-    item = pydantic.create_model("Item", size=(literal["small", "large"], ...))
+    bounded = {"extra": "forbid"}  # of other fields the bundled model writes thousands of tokens
+    item = pydantic.create_model("Item", __config__=bounded, size=(literal["small", "large"], ...))
     client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
     asked = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
     found = asked.chat.completions.create(

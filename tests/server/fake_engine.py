@@ -47,6 +47,7 @@ class FakeInfo:
     seconds: dict[str, float] = field(default_factory=dict)
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     quality: dict[str, bool | float | str] | None = None
+    model: str = "/models/fake.gguf"
 
 
 class FakeTokenizer:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import suite_report
 import upstream_utils
+from requests.structures import CaseInsensitiveDict
 from upstream_utils import *  # noqa: F403 - the tests' helpers as they are
 
 # what a test may ask of the server that is refused by choice
@@ -33,7 +34,6 @@ REFUSED = {
     "mcp_servers_json": "clients run the tools",
     "backend_sampling": "no sampling in the backend",
     "no_ui": "the page is always there",
-    "reasoning": "each request says whether a model reasons",
     "n_ga": "a context is never extended",
 }
 
@@ -83,8 +83,12 @@ class ServerProcess(upstream_utils.ServerProcess):
         _running.update(words=words, port=self.server_port, process=process)
 
     def make_request(self, *args: Any, **options: Any) -> Any:
-        """Send a request; a refusal joins the message of a test that fails."""
+        """Send a request; a refusal joins the message of a test that fails.
+
+        Names of headers are the same in any case, which their tests do not know.
+        """
         response = super().make_request(*args, **options)
+        response.headers = CaseInsensitiveDict(response.headers)
         if response.status_code >= 400:
             suite_report.note(f"{response.status_code}: {json.dumps(response.body)}")
         return response
@@ -105,6 +109,9 @@ class ServerProcess(upstream_utils.ServerProcess):
             "--api-key": self.api_key,
             "--chat-template": self.chat_template_file or self._template(),
             "--allowed-origins": self.cors_origins,
+            "--pooling": self.pooling,
+            # with auto, llama.cpp sets enable_thinking, too
+            "--reasoning": self.reasoning and self.reasoning.replace("auto", "on"),
         }
         for option, value in given.items():
             if value:

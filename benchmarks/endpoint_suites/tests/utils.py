@@ -40,6 +40,10 @@ LEFT_OUT = [
 ]
 
 
+# tests whose model reasons before each answer
+THINKING = "test_thinking_token_budget.py"
+
+
 def multi_gpu_only(*_args: Any, **_options: Any) -> Any:
     """No several GPUs: a test that needs them is not applicable."""
     return pytest.mark.skip(reason="needs several GPUs")
@@ -138,6 +142,8 @@ def own_args(model: str, args: list[str]) -> list[str]:
             own.append(word)
     if not any("generation-config" in word for word in own):  # the model may not end an answer
         own += ["--override-generation-config", '{"max_new_tokens": 512}']
+    if THINKING in os.environ.get("PYTEST_CURRENT_TEST", ""):
+        own += ["--chat-template", f"{os.environ['SUITE_MODEL']}/thinking.jinja"]
     if "--served-model-name" not in own:
         own += ["--served-model-name", model]
     return own if "--uds" in own or "--port" in own else [*own, "--port", "0"]

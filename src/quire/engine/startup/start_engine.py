@@ -86,6 +86,7 @@ def start_engine(
         pooling=resolved.pooling,
         sampling_defaults=read_sampling_defaults(config),
         quality=resolved.quality,
+        model=str(config.model.model),
     )
 
 

@@ -189,6 +189,7 @@ def test_props(app: Starlette) -> None:
     props = call(app, "/props").json()
     assert props["default_generation_settings"]["n_ctx"] == LIMITS.max_model_len
     assert props["total_slots"] == LIMITS.max_num_seqs
+    assert (props["model_alias"], props["model_path"]) == ("fake", "/models/fake.gguf")
     assert call(app, "/props", query="model=other").status == 404
 
 

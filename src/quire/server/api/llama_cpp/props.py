@@ -22,7 +22,9 @@ class GenerationSettings(msgspec.Struct, kw_only=True):
 
 
 class Props(msgspec.Struct, kw_only=True):
-    """A model and its server. total_slots: requests that run at a time. model_path: its name."""
+    """A model and its server. total_slots: requests that run at a time. model_path: the
+    folder, file or hub name that was loaded.
+    """
 
     default_generation_settings: GenerationSettings
     total_slots: int
@@ -69,7 +71,7 @@ def _props(model: RegisteredModel) -> Props:
         default_generation_settings=settings,
         total_slots=info.limits.max_num_seqs,
         model_alias=model.name,
-        model_path=model.name,
+        model_path=info.model,
         chat_template=tokenizer.chat_template_text,
         bos_token=tokenizer.names.get("bos_token") or "",
         eos_token=tokenizer.names.get("eos_token") or "",
