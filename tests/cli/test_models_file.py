@@ -10,8 +10,10 @@ import pytest
 from quire.cli import main
 from quire.cli.models_file import ConfigFile
 from quire.cli.serve import make_parser, model_plans, read_config, server_settings
+from quire.config import iter_options
 from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError
+from quire.options import Option, options_of
 from quire.server.settings import ServerSettings
 
 
@@ -23,6 +25,67 @@ def plans(*words: str, **settings: str) -> list[ModelSpec]:
 
 def read_models(path: str, common: dict[str, Any], load: str) -> list[ModelSpec]:
     return ConfigFile(path).models(common, load)
+
+
+OPTIONS = [option for _, option in iter_options()] + list(options_of(ServerSettings))
+# strings that mean something
+WORDS = {
+    "api_key": "abcdefghijklmnop",
+    "admin_api_key": "abcdefghijklmnop",
+    "allowed_hosts": "a.example",
+    "allowed_origins": "http://a.example",
+    "default_chat_template_kwargs": '{"enable_thinking": false}',
+    "kv_cache_dtype_skip_layers": "sliding_window",
+    "override_generation_config": '{"top_k": 3}',
+    "quantization_overrides": "lm_head=int8",
+    "root_path": "/llm",
+    "max_num_batched_tokens": "300",
+    "max_held_body_bytes": "8388608",
+    "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
+}
+NEEDS_ANOTHER = {"admin_port"}
+
+
+def settings_of(*words: str) -> tuple[Any, ...]:
+    """What a command line asks for, or what is wrong with it."""
+    try:
+        args = make_parser().parse(words)
+        read_config(args)
+        settings = server_settings(args)
+        return settings, model_plans(args, settings)
+    except ConfigError as error:
+        return ("refused", str(error).replace("-", "_"))
+
+
+def other_value(option: Option) -> str:
+    """A value that is not the option's default, as a command line has it."""
+    if option.name in WORDS:
+        return WORDS[option.name]
+    if option.choices:
+        return next(str(each) for each in option.choices if each not in (option.default, "none"))
+    if option.kind is str:
+        return "quire-tiny-draft"
+    least, most = option.within or (0, 64)
+    if option.kind is float:
+        return str(min(0.5, most))
+    return str(max(least, min(most, 32)))
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_each_option_means_the_same_in_a_file(option: Option, tmp_path: Path) -> None:
+    flag, file = "--" + option.name.replace("_", "-"), tmp_path / "config.yaml"
+    if option.kind is bool:
+        value = str(not option.default).lower()
+        words = [flag if not option.default else f"--no-{flag[2:]}"]
+    else:
+        value = other_value(option)
+        words = [value] if option.name == "model" else [f"{flag}={value}"]
+    by_words = settings_of(*words)
+    for name in (option.name, flag[2:]):
+        file.write_text(f"{name}: {value}\n")
+        assert settings_of("--config", str(file)) == by_words
+    assert (by_words[0] == "refused") == (option.name in NEEDS_ANOTHER), by_words
+    assert by_words != settings_of()
 
 
 def test_one_model_as_ever() -> None:
