@@ -51,7 +51,7 @@ def random_words(n: int, k: int, group: int) -> Int4Words:
     """A weight of random codes; results of 4,096 columns are of the order of 1."""
     words = torch.randint(-(2**31), 2**31 - 1, (n, k // 8), device=DEVICE, dtype=torch.int32)
     scale = (torch.rand(k // group, n, device=DEVICE) * 0.01 + 0.002).half()
-    return Int4Words(words, scale, None, row_scales(scale, None), group, k, k)
+    return Int4Words(words, scale, None, row_scales(scale, None), group, k)
 
 
 def weights_of(n: int, k: int, group: int) -> list[Int4Words]:

@@ -30,7 +30,7 @@ from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_
 from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
-from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4_kernel
+from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
@@ -550,14 +550,6 @@ def silu_rounded(capability: int, codes: str = "fp8e4nv") -> Compiled:
     )
 
 
-def unpacked(capability: int) -> Compiled:
-    """Bytes in two planes of four bits as numbers."""
-    types = {"words_ptr": INTS, "scale_ptr": "*fp16", "zero_ptr": "*u8", "out_ptr": BF16}
-    types |= dict.fromkeys(["first", "last", "N", "K", "stride_words", "stride_out"], "i32")
-    constants = {"table_ptr": None, "row_scale_ptr": None, "ROWS": 8, "GROUP": 128, "PLANES": 2}
-    return compile_kernel(dequantize_int4_kernel, types, constants, capability, num_warps=2)
-
-
 def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability: int) -> Compiled:
     """One of the launches that draw tokens from float32 logits."""
     names = dict.fromkeys(["rows_ptr", "status_ptr", "tokens_ptr", "positions_ptr"], INTS)
@@ -577,7 +569,6 @@ KERNELS = {
     "peaks": functools.partial(sampling, peaks_kernel, {"MOST_PIECES": 128}, 4),
     "weigh": functools.partial(sampling, weigh_kernel, {"MOST_PIECES": 128}, 4),
     "open_bin": functools.partial(sampling, open_bin_kernel, {"LISTED": 2048}, 8),
-    "unpacked": unpacked,
     "norm_fp8": norm_fp8,
     "silu_fp8": silu_rounded,
     "silu_int8": functools.partial(silu_rounded, codes="i8"),

@@ -9,19 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import (
-    Fp8Rows,
-    Int4Weight,
-    Int4Words,
-    Int8GroupWeight,
-    QuantSpec,
-    ResidualState,
-)
-from quire.kernels.reference_quantized import (
-    dequantize_int4,
-    dequantize_int8_group,
-    quantize_int4,
-)
+from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words, ResidualState
+from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
@@ -31,7 +20,6 @@ from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
 from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.int4_linear import INT4, W4A16_ROWS
-from quire.kernels.triton.ops.int4_weight import pack_int8_group
 from quire.kernels.triton.ops.linear_table import pack
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
@@ -130,25 +118,6 @@ def test_an_order_of_inputs_is_followed() -> None:
         x = torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16)
         expected = expected_of(x[:, order], weight)
         assert error_of(INT4.linear(x, packed(weight), None), expected) < 4e-3
-
-
-@pytest.mark.parametrize(("k", "group"), [(1280, 128), (896, 32), (4096, 4096)])
-def test_bytes_by_groups_in_two_planes(k: int, group: int) -> None:
-    """Rows that come from a norm, too, whose sums of squares are those of x."""
-    numbers = torch.randn(768, k, device="cuda") / k**0.5
-    rows = reference.quantize(numbers, QuantSpec("int8_group", group))
-    assert isinstance(rows, Int8GroupWeight)
-    numbers, words = dequantize_int8_group(rows).double(), pack_int8_group(rows)
-    norm = torch.rand(k, device="cuda", dtype=torch.bfloat16)
-    for count in (1, 5, 16, 64, 130, 600):
-        x = torch.randn(count, k, device="cuda", dtype=torch.bfloat16)
-        assert error_of(INT4.linear(x, words, None), x.double() @ numbers.T) < 4e-3
-        if count <= 64:
-            squares = x.float().square().sum(1)[None]
-            state = ResidualState(x, x * norm, norm, 1e-5, squares)
-            rms = (x.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
-            expected = (x * norm).double() * rms @ numbers.T
-            assert error_of(skinny_gemm(state, words), expected) < 4e-3
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 64])

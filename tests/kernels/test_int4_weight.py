@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.formats.table import format_of
-from quire.kernels.operands import (
-    Fp8Rows,
-    Int4Weight,
-    Int4Words,
-    Int8GroupWeight,
-    QuantSpec,
-    ResidualState,
-)
+from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 from quire.kernels.triton.gemm.int4_config import (
     block_rows,
@@ -66,61 +58,6 @@ def test_an_order_of_inputs_is_followed() -> None:
     x = torch.randn(5, 384)
     expected = x[:, order] @ dequantize_int4(rows).T
     torch.testing.assert_close(int4_linear.unpacked(x, weight, None), expected)
-
-
-def bytes_of(n: int, k: int, group: int, *, zeros: bool, ordered: bool) -> Int8GroupWeight:
-    rows = reference.quantize(torch.randn(n, k), QuantSpec("int8_group", group))
-    assert isinstance(rows, Int8GroupWeight)
-    if zeros:
-        rows = replace(rows, zeros=torch.randint(0, 256, rows.scale.shape, dtype=torch.uint8))
-    return replace(rows, permutation=torch.randperm(k, dtype=torch.int32)) if ordered else rows
-
-
-@pytest.mark.parametrize(
-    ("n", "k", "group", "zeros", "ordered"),
-    [(24, 256, 128, False, False), (17, 384, 32, True, True), (9, 896, 896, False, False)],
-)
-def test_bytes_by_groups_are_two_planes(
-    n: int, k: int, group: int, zeros: bool, ordered: bool
-) -> None:
-    """To the last bit, with columns of both planes beyond the weight's that count for nothing."""
-    rows = bytes_of(n, k, group, zeros=zeros, ordered=ordered)
-    weight, own = linear_table.pack(rows), format_of(rows.spec)
-    assert isinstance(weight, Int4Words)
-    numbers = own.dequantize(rows)
-    assert torch.equal(int4_linear.widened(weight, torch.float32), numbers)
-    x, bias = torch.randn(5, k), torch.randn(n)
-    expected = own.linear(x, rows, bias)
-    torch.testing.assert_close(int4_linear.INT4.linear(x, weight, bias), expected)
-    assert weight.permutation is not None
-    planes = replace(weight, planes=1, columns=weight.inputs)  # as the kernels of few rows see them
-    codes = int4_linear.widened(planes, torch.float32)
-    found = x[:, weight.permutation] @ codes.T + bias
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert sum(each.nbytes for each in weight.tensors.values()) == own.num_bytes(n, k)
-
-
-def test_bytes_by_groups_are_close_to_their_numbers() -> None:
-    """Rounding errors are those of 127 steps: far below those of FP8."""
-    numbers = torch.randn(64, 512)
-    rows = bytes_of(64, 512, 128, zeros=False, ordered=False)
-    rows = reference.quantize(numbers, rows.spec)
-    found = format_of(rows.spec).dequantize(rows)
-    assert (found - numbers).norm() / numbers.norm() < 0.008
-    assert (numbers.to(torch.float8_e4m3fn).float() - numbers).norm() / numbers.norm() > 0.02
-
-
-def test_norms_of_planes_are_those_of_x() -> None:
-    """Sums of squares are for a row as long as the kernel takes it for."""
-    weight = linear_table.pack(bytes_of(64, 384, 128, zeros=False, ordered=False))
-    assert isinstance(weight, Int4Words)
-    x = torch.randn(2, 384, dtype=torch.bfloat16)
-    squares = x.float().square().sum(1)[None]
-    rows, found = int4_linear.INT4.inputs(
-        ResidualState(x, x, torch.ones(384), 0.0, squares), weight
-    )
-    assert found is not None
-    torch.testing.assert_close(found / rows.shape[1], squares / 384)
 
 
 def exact_in_fp8(n: int, k: int) -> Int4Weight:

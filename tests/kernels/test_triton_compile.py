@@ -75,7 +75,6 @@ KERNELS = {
     "skinny_turned_int8": ["90"],
     "ring_turned_int8": ["90"],
     "small": ["90"],
-    "unpacked": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],
     "rope_write_kv": ["90"],

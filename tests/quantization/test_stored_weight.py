@@ -15,7 +15,6 @@ from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4, Int4
 from quire.kernels.formats.int8 import INT8, Int8
-from quire.kernels.formats.int8_group import Int8Group
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4, Nf4
 from quire.kernels.formats.weight_format import WeightFormat
@@ -28,7 +27,6 @@ MADE_ELSEWHERE = (
     Int4(QuantSpec("int4", group=64, zeros=True)),
     Int4(QuantSpec("int4", group=32, permuted=True)),
     Int4(QuantSpec("int4", group=64, zeros=True, permuted=True)),
-    Int8Group(QuantSpec("int8_group", group=32, zeros=True, permuted=True)),
 )
 FORMATS: tuple[WeightFormat, ...] = (
     FP8, INT8, INT4, *MADE_ELSEWHERE, NF4, Nf4(QuantSpec("nf4", group=128)), MXFP4,
@@ -182,8 +180,6 @@ def test_a_description_that_is_no_description_is_refused(weight: Any) -> None:
 
 def test_specs_count_their_bytes() -> None:
     for each in FORMATS:
-        if isinstance(each, Int8Group):
-            continue  # as on a GPU: test_int4_weight.py
         n, k = 64, 256
         weight = rows_of(each, n, k)
         rows = sum(tensor.nbytes for tensor in tensors_of(weight).values())

@@ -219,24 +219,6 @@ class Int4Weight(QuantizedWeight):
 
 
 @dataclass(frozen=True, slots=True)
-class Int8GroupWeight(QuantizedWeight):
-    """A weight in bytes whose inputs are not rounded: (code - zero) · scale, by groups of inputs.
-
-    codes: uint8 [N, K]. scale: float16 [N, K / group]. permutation: as in `Int4Weight`.
-    """
-
-    zeros: Tensor | None  # uint8 [N, K / group]; None where all are 128
-    group: int
-    permutation: Tensor | None = None  # int32 [K]
-
-    @property
-    def spec(self) -> QuantSpec:
-        """See `QuantizedWeight`."""
-        has_zeros, permuted = self.zeros is not None, self.permutation is not None
-        return QuantSpec("int8_group", self.group, has_zeros, permuted=permuted)
-
-
-@dataclass(frozen=True, slots=True)
 class CodebookWeight(QuantizedWeight):
     """A weight whose four-bit codes are indices of 16 numbers: codebook[code] · scale.
 
@@ -279,9 +261,7 @@ class PackedWeight:
 class Int4Words:
     """A four-bit weight [N, K] as kernels of a GPU read it, see kernels/triton/ops/int4_weight.py.
 
-    K stands for the next multiple of 256: columns beyond the weight's have scales of 0. A weight of
-    eight bits has two planes, each a multiple of 256 wide: the upper four bits of all codes, then
-    the lower four. Its permutation has x's columns for both.
+    K stands for the next multiple of 256: columns beyond the weight's have scales of 0.
     """
 
     words: Tensor  # int32 [N, K / 8]
@@ -289,16 +269,9 @@ class Int4Words:
     zeros: Tensor | None  # uint8 [K / group, N]; None where all are 8
     row_scale: Tensor  # float32 [N], for its numbers in FP8
     group: int  # 32, 64 or 128
-    inputs: int  # of all planes
-    columns: int  # of its numbers
+    inputs: int
     permutation: Tensor | None = None  # as in `Int4Weight`
     codebook: str | None = None  # as in `CodebookWeight`; None for integers
-    planes: int = 1  # four-bit codes of a number
-
-    @property
-    def order(self) -> Tensor | None:
-        """x's column for each column of its numbers; None where it is the same."""
-        return None if self.permutation is None else self.permutation[: self.columns]
 
     @property
     def tensors(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8GroupWeight, Int8Weight
+from quire.kernels.operands import Int4Weight, Int8Weight
 
 HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
 LEAST_HADAMARD = 16  # but no smaller than this
@@ -105,32 +105,6 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     x32 = hadamard_rotate(x.float()) if weight.hadamard else x.float()
     codes, scale = round_int8(x32)
     out = F.linear(codes.float(), weight.codes.float()) * scale * weight.scale
-    return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def quantize_int8_group(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Rows of a weight [N, K] as bytes around 128, with a scale for each group of its inputs.
-
-    Returns codes uint8 [N, K] and float16 scales [N, K / group]: the largest of a group over 127.
-    """
-    groups = torch.unflatten(weight.float(), 1, (-1, group))
-    largest = groups.abs().amax(dim=2, keepdim=True)
-    scale = torch.where(largest == 0.0, 1.0, largest / 127.0).half()
-    codes = (groups / scale.float()).round().clamp(-127.0, 127.0) + 128.0
-    return codes.to(torch.uint8).flatten(1), scale.squeeze(2)
-
-
-def dequantize_int8_group(weight: Int8GroupWeight) -> Tensor:
-    """The numbers that bytes by groups stand for, float32 [N, K], in the weight's order."""
-    zeros = 128 if weight.zeros is None else weight.zeros[:, :, None].int()
-    codes = torch.unflatten(weight.codes, 1, (-1, weight.group)).int()
-    return ((codes - zeros).float() * weight.scale[:, :, None].float()).flatten(1)
-
-
-def linear_int8_group(x: Tensor, weight: Int8GroupWeight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias: x [T, K], which is not rounded → [T, N] in x's data type."""
-    x = x if weight.permutation is None else x[:, weight.permutation]
-    out = F.linear(x.float(), dequantize_int8_group(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 

@@ -23,13 +23,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.table import format_of
-from quire.kernels.operands import (
-    CodebookWeight,
-    Int4Weight,
-    Int8GroupWeight,
-    Int8Weight,
-    PackedWeight,
-)
+from quire.kernels.operands import CodebookWeight, Int4Weight, Int8Weight, PackedWeight
 from quire.layers.linear_layers import LinearBase
 from quire.models.checkpoint_formats.awq import ORDER, rows_of
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
@@ -87,15 +81,11 @@ def numbers_of(weight: Any) -> Tensor:
     if isinstance(weight, Int8Weight):
         assert not weight.hadamard
         return weight.codes.float() * weight.scale[:, None]
-    if not isinstance(weight, Int4Weight | Int8GroupWeight):
+    if not isinstance(weight, Int4Weight):
         return weight
-    if isinstance(weight, Int8GroupWeight):
-        codes, middle = weight.codes.float(), 128.0
-    else:
-        assert not weight.hadamard
-        codes = torch.stack([weight.codes & 15, weight.codes >> 4], dim=2).flatten(1).float()
-        middle = 8.0
-    zeros = middle if weight.zeros is None else weight.zeros[:, :, None].float()
+    assert not weight.hadamard
+    codes = torch.stack([weight.codes & 15, weight.codes >> 4], dim=2).flatten(1).float()
+    zeros = 8.0 if weight.zeros is None else weight.zeros[:, :, None].float()
     groups = codes.unflatten(1, (-1, weight.group)) - zeros
     found = (groups * weight.scale[:, :, None].float()).flatten(1)
     if weight.permutation is None:
@@ -317,34 +307,6 @@ def test_gate_and_up_are_in_fp8_on_a_gpu_whatever_down_is(tmp_path: Path) -> Non
     }
     numbers = {name for name, each in found.items() if each is None}
     assert numbers == {DOWN, "lm_head"}
-
-
-EIGHT_BITS = {  # on a GPU; the error of numbers that are rounded once more
-    "gptq_8": 0.0, "gptq_8_order": 0.0, "packed_8": 0.0, "fp8_block": 0.01, "float_block": 0.01,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", EIGHT_BITS)
-def test_eight_bits_stay_eight_bits_on_a_gpu(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Codes for activations in 16 bits are kept; those of FP8 in blocks are rounded, with a log."""
-    oracle = write_quantized(name, tmp_path)
-    config, linears = ModelConfig.from_folder(tmp_path), dict(oracle.named_modules())
-    scheme = choose_formats(ModelSettings(), config.checkpoint_format, config.spec, "cuda")
-    source = CheckpointSource(Checkpoint.open(tmp_path), config, scheme)
-    source._names = set(source._checkpoint.entries)
-    coded = 0
-    for weight, found, _ in source.weights(torch.device("cpu"), torch.float32):
-        if isinstance(found, Tensor):
-            continue
-        expected, numbers = linears[weight.removesuffix(".weight")].weight, numbers_of(found)
-        assert (numbers - expected).norm() <= EIGHT_BITS[name] * expected.norm()
-        coded += 1
-    assert coded == 14 - len(METHODS[name].skipped)
-    with caplog.at_level("INFO"):
-        source._log_numbers(config)
-    assert ("rounded to bytes in groups of" in caplog.text) == (EIGHT_BITS[name] > 0)
 
 
 @pytest.mark.parametrize("size", [0, -32, -1, 32, 7])

@@ -10,7 +10,6 @@ import functools
 from quire.kernels.formats.fp8 import Fp8
 from quire.kernels.formats.int4 import Int4
 from quire.kernels.formats.int8 import Int8
-from quire.kernels.formats.int8_group import Int8Group
 from quire.kernels.formats.mxfp4 import Mxfp4
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.nf4 import Nf4
@@ -20,7 +19,6 @@ from quire.kernels.operands import QuantSpec
 FORMATS: dict[str, type[WeightFormat]] = {
     "fp8": Fp8,
     "int8": Int8,
-    "int8_group": Int8Group,
     "int4": Int4,
     "nf4": Nf4,
     "mxfp4": Mxfp4,

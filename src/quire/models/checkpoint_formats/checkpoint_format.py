@@ -68,11 +68,6 @@ class StoredLinear(ABC):
         return None
 
     @property
-    def rounding(self) -> str | None:
-        """How numbers are rounded where run-time codes are not the stored ones; None: they are."""
-        return None
-
-    @property
     def settings(self) -> str:
         """What the config file says of it, for messages."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}

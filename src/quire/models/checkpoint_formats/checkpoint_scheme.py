@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
 _SERVED = {
     "cpu": ("int4", "int8", "nf4", "mxfp4"),
-    "cuda": ("fp8", "int4", "int8", "int8_group", "nf4", "mxfp4"),
+    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4"),
 }
 
 
@@ -56,13 +56,11 @@ class CheckpointScheme:
     def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
         """See `Scheme.format_for`."""
         found = self._spec_of(module)
-        if found is not None and found.codes in self._served:
-            own = format_of(found)
-            if own.fits(n, k):
-                return own
-        if self._otherwise is None or module not in self._quantized:
-            return None
-        return self._otherwise.format_for(module, role, n, k)
+        if found is None or found.codes not in self._served:
+            if self._otherwise is None or module not in self._quantized:
+                return None
+            return self._otherwise.format_for(module, role, n, k)
+        return format_of(found)
 
     def _spec_of(self, module: str) -> QuantSpec | None:
         linear = self._linears.get(module)

@@ -97,8 +97,7 @@ class PackedLinear(IntegerLinear):
         if not self.is_symmetric:
             words = tensors["weight_zero_point"].t()
             zeros = unpacked(words_as_rows(words), self.bits).t()
-        scale = tensors["weight_scale"]
-        return IntegerRows(codes, scale, zeros, self.bits, permutation, self.rounds)
+        return IntegerRows(codes, tensors["weight_scale"], zeros, self.bits, permutation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class GptqLinear(IntegerLinear):
         return group_problem(self.group, k)
 
     def spec(self, k: int) -> QuantSpec | None:
-        """See `StoredLinear`. Codes of eight bits were not made for activations in bytes."""
+        """See `StoredLinear`. Activations are not rounded to bytes where codes have eight bits."""
         zeros, permuted = not self.is_symmetric, self.is_ordered
         return integer_spec(self.bits, self.group, k, zeros=zeros, permuted=permuted)
 

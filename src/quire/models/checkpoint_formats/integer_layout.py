@@ -22,9 +22,8 @@ def integer_spec(
     rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
     """
     size = k if group == -1 else group
+    if bits == 4 and size > 0 and size % _STEP == 0:
+        return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
     if bits == 8 and size == k and rounds and not zeros:
         return QuantSpec("int8")
-    if size <= 0 or size % _STEP:
-        return None
-    codes = "int4" if bits == 4 else "int8_group"
-    return QuantSpec(codes, size, zeros, permuted=permuted and size < k)
+    return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8GroupWeight, Int8Weight, QuantizedWeight
+from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_quantized import WIDENED_ELEMENTS
 
 
@@ -21,7 +21,6 @@ class IntegerRows:
     """Rows of codes, `bits` each, of which the first lies in the lower bits of a byte.
 
     permutation: column i of the codes belongs to input permutation[i]; None where that is i.
-    rounds: whether bytes were made for activations in bytes.
     """
 
     codes: Tensor  # uint8 [N, K · bits / 8]
@@ -29,23 +28,20 @@ class IntegerRows:
     zeros: Tensor | None  # uint8 [N, groups]
     bits: int
     permutation: Tensor | None = None  # int32 [K]
-    rounds: bool = False
 
     def canonical(self) -> QuantizedWeight:
         """The same as an operand of linear layers. Raises ValueError for scales out of range."""
-        if self.rounds and self.bits == 8 and self.scale.shape[1] == 1 and self.zeros is None:
-            assert self.permutation is None
-            wide = self.scale.float().squeeze(1).contiguous()
-            return Int8Weight((self.codes ^ 128).view(torch.int8), wide, hadamard=False)
-        scale, codes = self.scale.half().contiguous(), self.codes.contiguous()
-        largest = scale if self.bits == 4 else 16 * scale  # of the upper four bits of eight
-        if not largest.isfinite().all():
-            raise ValueError("a scale is not a number, or beyond those of float16")
-        group = codes.shape[1] * 8 // self.bits // scale.shape[1]
-        zeros = None if self.zeros is None else self.zeros.contiguous()
         if self.bits == 8:
-            return Int8GroupWeight(codes, scale, zeros, group, self.permutation)
-        return Int4Weight(codes, scale, zeros, group, False, self.permutation)
+            assert self.zeros is None
+            assert self.permutation is None
+            scale = self.scale.float().squeeze(1).contiguous()
+            return Int8Weight((self.codes ^ 128).view(torch.int8), scale, hadamard=False)
+        scale = self.scale.half().contiguous()
+        if not scale.isfinite().all():
+            raise ValueError("a scale is not a number, or beyond those of float16")
+        group = self.codes.shape[1] * 2 // scale.shape[1]
+        zeros = None if self.zeros is None else self.zeros.contiguous()
+        return Int4Weight(self.codes.contiguous(), scale, zeros, group, False, self.permutation)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K] that they stand for, with its inputs in their own order."""

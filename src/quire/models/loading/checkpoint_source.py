@@ -26,8 +26,7 @@ from quire.quantization.scheme import FormatChoice
 logger = logging.getLogger(__name__)
 
 _OF_CODES = (".weight_scale", ".weight_scale_inv", ".qweight", ".weight_packed", ".absmax", ".SCB")
-_AS_NUMBERS = "loaded as numbers (quantization='int8' would round these to bytes)"
-_HALVES = ("int4", "int8_group", "nf4")  # weight formats whose scales are in float16
+_HALVES = ("int4", "nf4")  # weight formats whose scales are in float16
 _PREFIX = "model."  # of all names but the head's; those saved without a head lack it
 
 # name of a weight → the parameter it fills, and which part of it
@@ -126,17 +125,15 @@ class CheckpointSource:
                 yield source.weight, source.load(waiting.pop(source.weight), dtype), num_bytes
 
     def _log_numbers(self, model_config: ModelConfig) -> None:
-        """Log how many weights are not kept as they are stored, and what they become."""
-        stored, changed = model_config.checkpoint_format, Counter[tuple[str, str]]()
+        """Log how many weights become numbers, which take more memory than their codes."""
+        stored, numbers = model_config.checkpoint_format, Counter[str]()
         for source in self._quantized.values():
-            rounding = source.stored.rounding if source.keeps_codes else _AS_NUMBERS
-            if rounding is not None:
-                changed[source.stored.settings, rounding] += 1
-        for (settings, rounding), count in changed.items():
+            numbers[source.stored.settings] += not source.keeps_codes
+        for settings, count in (+numbers).items():
             assert stored is not None
             logger.info(
-                "%d weights of %s (%s) are not kept as codes: they are %s",
-                count, stored.name, settings, rounding,
+                "%d weights of %s (%s) are not kept as codes: they are loaded as numbers",
+                count, stored.name, settings,
             )  # fmt: skip
 
     def _different(self, missing: list[str], left_over: list[str]) -> CheckpointError:

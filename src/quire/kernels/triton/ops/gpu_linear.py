@@ -81,21 +81,6 @@ class GpuLinear(ABC, Generic[W]):
         """
         return None
 
-    def inputs(
-        self,
-        x: Tensor | ResidualState,
-        weight: W,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor | None]:
-        """The rows that `run` takes, and their sums of squares where they are still to be divided.
-
-        Both are of rows as long as the weight's.
-        """
-        if not isinstance(x, ResidualState):
-            return x, None
-        assert isinstance(x.rows, Tensor)
-        assert x.squares is not None
-        return x.rows, x.squares
-
     def config(self, num_rows: int, weight: W) -> Config:
         """The config of `launch` for so many rows."""
         w = self.operand(weight)[0]
@@ -145,7 +130,8 @@ class GpuLinear(ABC, Generic[W]):
         """
         w = self.operand(weight)[0]
         pdl = launches_early(w.device) if pdl is None else pdl
-        rows, incoming = self.inputs(x, weight)
+        rows = x.rows if isinstance(x, ResidualState) else x
+        assert isinstance(rows, Tensor)
         (num_rows, k), n = rows.shape, len(w)
         config = config or self.config(num_rows, weight)
         assert num_rows <= self.most
@@ -162,6 +148,8 @@ class GpuLinear(ABC, Generic[W]):
         if norm_weight is not None:
             normalized = torch.empty_like(out)
             squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
+        incoming = x.squares if isinstance(x, ResidualState) else None
+        assert incoming is not None or not isinstance(x, ResidualState)
         behind = (
             out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:9],
             space.partials, space.counters, num_rows, n, k,

@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Int4Words, ResidualState, RoundedRows, Rows
+from quire.kernels.operands import Fp8Rows, Int4Words, RoundedRows, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import (
     Int4Config,
@@ -65,7 +65,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
         return unpacked(x, weight, bias)
 
     def invariant_linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
-        x = _ordered(x if isinstance(x, Tensor) else x.widened(), weight.order)
+        x = _ordered(x if isinstance(x, Tensor) else x.widened(), weight)
         return invariant_gemm(x, None, widened(weight, x.dtype), None, bias, x.dtype)
 
     def is_few(self, x: Rows, weight: Int4Words) -> TypeGuard[Tensor]:
@@ -76,12 +76,6 @@ class _Int4Linear(GpuLinear[Int4Words]):
 
     def rounds_next(self, out: Tensor, weight: Int4Words) -> type[RoundedRows] | None:
         return Fp8Rows if multiplies_in_fp8(len(out), out.dtype, weight) else None
-
-    def inputs(self, x: Tensor | ResidualState, weight: Int4Words) -> tuple[Tensor, Tensor | None]:
-        rows, squares = super().inputs(x, weight)
-        if squares is not None and weight.planes > 1:  # of rows that are so much longer
-            squares = squares * (weight.inputs / weight.columns)
-        return _ordered(rows, weight.permutation), squares
 
     def config(self, num_rows: int, weight: Int4Words) -> Config:
         found = _config_of(num_rows, weight)
@@ -108,6 +102,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
         from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, word_boxes
 
         assert isinstance(config, Int4Config)
+        rows = _ordered(rows, weight)
         (m, k), n = rows.shape, len(weight.words)
         codebook = None if weight.codebook is None else byte_tables(weight.codebook)
         if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
@@ -136,18 +131,13 @@ def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Confi
     return int4_config(num_rows, n, weight.inputs, group, num_sms, zeros=zeros, head_dim=head_dim)
 
 
-def _ordered(x: Tensor, order: Tensor | None) -> Tensor:
-    """x with its columns in an order."""
-    return x if order is None else x[:, order]
+def _ordered(x: Tensor, weight: Int4Words) -> Tensor:
+    """x with its columns in the order of the weight's inputs."""
+    return x if weight.permutation is None else x[:, weight.permutation]
 
 
 def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
-    """Whether so many rows of x and a weight in four bits are both rounded to FP8.
-
-    Weights of eight bits, in two planes, are not: FP8 has less than these.
-    """
-    if weight.planes > 1:
-        return False
+    """Whether so many rows of x and a weight in four bits are both rounded to FP8."""
     least = W4A16_ROWS if weight.codebook is None else CODEBOOK_ROWS
     if rows <= least or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
         return False
@@ -189,7 +179,7 @@ def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
 
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
     """The linear operation by the library, on the weight as numbers of x's data type."""
-    x = _ordered(x, weight.order)
+    x = _ordered(x, weight)
 
     def multiply(numbers: Tensor, rows: slice) -> Tensor:
         return reference.linear(x, numbers, _part(bias, rows))
@@ -201,7 +191,7 @@ def _by_pieces(
     weight: Int4Words, dtype: torch.dtype, multiply: Callable[[Tensor, slice], Tensor]
 ) -> Tensor:
     """Results [T, N] of `multiply` for the weight as numbers, some of its rows at a time."""
-    n, k = len(weight.words), weight.columns
+    n, k = len(weight.words), weight.inputs
     step = max(16, _PIECE // (k * dtype.itemsize) // 16 * 16)
     numbers = weight.words.new_empty(min(n, step), k, dtype=dtype)
     found = []
@@ -217,5 +207,5 @@ def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
 
 def widened(weight: Int4Words, dtype: torch.dtype) -> Tensor:
     """The whole weight [N, K] as numbers of a data type."""
-    out = torch.empty(len(weight.words), weight.columns, dtype=dtype, device=weight.words.device)
+    out = torch.empty(len(weight.words), weight.inputs, dtype=dtype, device=weight.words.device)
     return dequantize_int4(weight, out)

@@ -22,13 +22,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.formats.codebook_format import CodebookFormat
 from quire.kernels.formats.table import format_of
-from quire.kernels.operands import (
-    CodebookWeight,
-    Int4Weight,
-    Int4Words,
-    Int8GroupWeight,
-    QuantSpec,
-)
+from quire.kernels.operands import CodebookWeight, Int4Weight, Int4Words, QuantSpec
 from quire.kernels.reference_codebook import powers_of_two
 
 STEP = 256  # columns
@@ -48,38 +42,7 @@ def pack_int4(weight: Int4Weight) -> Int4Words:
     if zeros is not None:
         zeros = _by_group(zeros, weight.group // group, STEP // group)
     row_scale = row_scales(scale, zeros)
-    k = 2 * half
-    return Int4Words(words, scale, zeros, row_scale, group, k, k, weight.permutation)
-
-
-def pack_int8_group(weight: Int8GroupWeight) -> Int4Words:
-    """Canonical rows of bytes as two planes of words: code = 16 · upper four bits + lower four."""
-    k, group = weight.codes.shape[1], math.gcd(weight.group, 128)
-    missing, repeats = -k % STEP, weight.group // group
-    scale, zeros, order = weight.scale, weight.zeros, weight.permutation
-    if zeros is None:
-        zeros = torch.full_like(scale, 128, dtype=torch.uint8)
-    if order is None:
-        order = torch.arange(k, dtype=torch.int32, device=scale.device)
-    codes = F.pad(weight.codes, (0, missing))
-    scale, zeros = (
-        F.pad(each.repeat_interleave(repeats, dim=1), (0, missing // group))
-        for each in (scale, zeros)
-    )
-    planes = Int4Weight(
-        torch.cat([_four_bits(codes, 4), _four_bits(codes, 0)], dim=1),
-        torch.cat([16 * scale, scale], dim=1),
-        torch.cat([zeros >> 4, zeros & 15], dim=1),
-        group,
-        permutation=F.pad(order, (0, missing)).repeat(2),
-    )
-    return replace(pack_int4(planes), columns=k, planes=2)
-
-
-def _four_bits(codes: Tensor, shift: int) -> Tensor:
-    """Four bits of each code [N, K], two codes in a byte: [N, K / 2]."""
-    bits = codes >> shift & 15
-    return bits[:, 0::2] | bits[:, 1::2] << 4
+    return Int4Words(words, scale, zeros, row_scale, group, 2 * half, weight.permutation)
 
 
 def pack_codebook(weight: CodebookWeight) -> Int4Words:
@@ -135,40 +98,16 @@ def power_of_two(exponent):
 @triton.jit
 def dequantize_int4_kernel(
     words_ptr, scale_ptr, zero_ptr, table_ptr, row_scale_ptr, out_ptr, first, last, N, K,
-    stride_words, stride_out, ROWS: tl.constexpr, GROUP: tl.constexpr, PLANES: tl.constexpr,
+    stride_words, stride_out, ROWS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Rows `first` to `last` of words [N, K / 8] → numbers [rows, K], a step of ROWS rows each.
 
     table_ptr: the numbers of a codebook, if codes are its indices. Numbers are divided by their
-    row's scale, if there are such scales. PLANES: how many lie side by side, each of K columns.
+    row's scale, if there are such scales.
     """
     row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     inside = first + row < last
     source = (first + row).to(tl.int64)
-    numbers = numbers_of_step(
-        words_ptr, scale_ptr, zero_ptr, table_ptr, row_scale_ptr, source, inside, step, N,
-        stride_words, GROUP,
-    )  # fmt: skip
-    for plane in tl.static_range(1, PLANES):
-        numbers += numbers_of_step(
-            words_ptr, scale_ptr, zero_ptr, table_ptr, row_scale_ptr, source, inside,
-            step + plane * tl.num_programs(1), N, stride_words, GROUP,
-        )  # fmt: skip
-    if row_scale_ptr is not None:
-        numbers = numbers.to(tl.float16)  # as `hopper_int4_rows` rounds them
-    numbers = numbers.to(out_ptr.dtype.element_ty)
-    numbers = numbers.reshape(ROWS, 16, 2, 4, 2).permute(0, 2, 3, 1, 4).reshape(ROWS, 256)
-    column = step * 256 + tl.arange(0, 256)[None, :]
-    out_ptrs = out_ptr + row.to(tl.int64)[:, None] * stride_out + column
-    tl.store(out_ptrs, numbers, mask=inside[:, None] & (column < K))
-
-
-@triton.jit
-def numbers_of_step(
-    words_ptr, scale_ptr, zero_ptr, table_ptr, row_scale_ptr, source, inside, step, N,
-    stride_words, GROUP: tl.constexpr,
-):  # fmt: skip
-    """The numbers of 256 columns of rows `source`, in the order of their words: float32."""
     pair, half = tl.arange(0, 16)[None, :, None], tl.arange(0, 2)[None, None, :]
     words = tl.load(
         words_ptr + source[:, None, None] * stride_words + step * 32 + 2 * pair + half,
@@ -196,7 +135,13 @@ def numbers_of_step(
         numbers = (codes - zero).to(tl.float32) * scale
     else:
         numbers = (codes - 8).to(tl.float32) * scale
-    return numbers
+    if row_scale_ptr is not None:
+        numbers = numbers.to(tl.float16)  # as `hopper_int4_rows` rounds them
+    numbers = numbers.to(out_ptr.dtype.element_ty)
+    numbers = numbers.reshape(ROWS, 16, 2, 4, 2).permute(0, 2, 3, 1, 4).reshape(ROWS, 256)
+    column = step * 256 + tl.arange(0, 256)[None, :]
+    out_ptrs = out_ptr + row.to(tl.int64)[:, None] * stride_out + column
+    tl.store(out_ptrs, numbers, mask=inside[:, None] & (column < K))
 
 
 def dequantize_int4(weight: Int4Words, out: Tensor, first: int = 0) -> Tensor:
@@ -208,11 +153,10 @@ def dequantize_int4(weight: Int4Words, out: Tensor, first: int = 0) -> Tensor:
     if weight.codebook is not None:
         table = codebook_numbers(weight.codebook, out.device)
     row_scale = weight.row_scale if out.dtype == torch.float8_e4m3fn else None
-    grid = (triton.cdiv(len(out), rows), weight.words.shape[1] // 32 // weight.planes)
+    grid = (triton.cdiv(len(out), rows), weight.words.shape[1] // 32)
     dequantize_int4_kernel[grid](
         weight.words, weight.scale, weight.zeros, table, row_scale, out, first, first + len(out), n,
-        weight.columns, weight.words.stride(0), out.stride(0), rows, weight.group, weight.planes,
-        num_warps=2,
+        weight.inputs, weight.words.stride(0), out.stride(0), rows, weight.group, num_warps=2,
     )  # fmt: skip
     return out
 

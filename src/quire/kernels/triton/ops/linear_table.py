@@ -16,7 +16,6 @@ from quire.kernels.operands import (
     Fp8Weight,
     Int4Weight,
     Int4Words,
-    Int8GroupWeight,
     Int8Weight,
     LinearWeight,
     QuantSpec,
@@ -25,7 +24,7 @@ from quire.kernels.triton.ops.dense_linear import DENSE
 from quire.kernels.triton.ops.fp8_linear import FP8
 from quire.kernels.triton.ops.gpu_linear import GpuLinear
 from quire.kernels.triton.ops.int4_linear import INT4
-from quire.kernels.triton.ops.int4_weight import pack_codebook, pack_int4, pack_int8_group
+from quire.kernels.triton.ops.int4_weight import pack_codebook, pack_int4
 from quire.kernels.triton.ops.int8_linear import INT8
 
 GpuWeight: TypeAlias = Tensor | Fp8Weight | Int8Weight | Int4Words  # of a linear layer [N, K]
@@ -33,7 +32,7 @@ _LINEARS: dict[type, GpuLinear[Any]] = {
     Fp8Weight: FP8, Int8Weight: INT8, Int4Words: INT4
 }  # fmt: skip
 _PACKING: dict[type, Callable[[Any], LinearWeight]] = {
-    Int4Weight: pack_int4, Int8GroupWeight: pack_int8_group, CodebookWeight: pack_codebook
+    Int4Weight: pack_int4, CodebookWeight: pack_codebook
 }  # fmt: skip
 
 
@@ -43,7 +42,7 @@ def linear_of(weight: GpuWeight) -> GpuLinear[Any]:
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`: four-bit codes, and those of bytes by groups, as words."""
+    """Twin of `reference.pack`: four-bit codes as words."""
     packing = _PACKING.get(type(weight))
     return weight if packing is None else packing(weight)
 
