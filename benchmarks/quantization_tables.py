@@ -68,6 +68,22 @@ def quantization_methods(result: Result) -> str:
     return "\n".join([*lines, *([""] if own else []), *own])
 
 
+def quantization_parts(result: Result) -> str:
+    """What rounding some parts of a model alone loses."""
+    lines = [
+        f"{result['model']}, {result['tokens']:,} held-out tokens; inputs of a linear layer are "
+        "rounded as its weights are, unless it says so:",
+        "",
+        "|  | 1 - cosine | mean KL | same top-1 | perplexity |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        cells = [row["what"], f"{1 - row['hidden_cosine']['mean']:.4f}"]
+        cells += [f"{row['kl_divergence']['mean']:.4f}", f"{row['same_top_1']['share']:.1%}"]
+        lines.append(f"| {' | '.join(cells)} | {row['perplexity']['change']:+.2%} |")
+    return "\n".join(lines)
+
+
 def quantization_choice(serving: Result) -> str:
     """Quality, memory and speed of weights side by side. serving: an 8B's on a GPU, by label."""
     quality_file = next(

@@ -38,7 +38,12 @@ from gpu_tables import (
     gpu_rows,
     gpu_weights,
 )
-from quantization_tables import quantization_choice, quantization_methods, quantization_quality
+from quantization_tables import (
+    quantization_choice,
+    quantization_methods,
+    quantization_parts,
+    quantization_quality,
+)
 from serving_table import saturated, serving, step_profile, varied
 
 ROOT = Path(__file__).parents[1]
@@ -288,6 +293,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "quantization_methods": quantization_methods,
     "quantization_trained": quantization_methods,
     "quantization_choice": quantization_choice,
+    "quantization_parts": quantization_parts,
     "gguf_quality": gguf_quality,
     "overload": overload,
     "soak": soak,
