@@ -46,8 +46,8 @@ MIXED = {
 KEYS, PROMPT_KEYS = 0.075 / 2000, 1.05e-6  # for each key of a decode; of a prompt's token
 MEASURED_KEYS = 2000  # of each request when the above was noted
 LEAST_MIXED = 4.1  # of any of those: reading the weights
-# Of the time of steps with prompts: the clock of a card that is never idle, less what the last layer
-# takes less since it is finished for sampled tokens alone.
+# Of the time of steps with prompts: the clock of a card that is never idle, and the last layer
+# finished for sampled tokens alone, as it was not when they were noted.
 SUSTAINED = 1.02
 HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
 LATENCY = 0.0011  # seconds between client and engine, in each direction
