@@ -45,6 +45,7 @@ from quantization_tables import (
     quantization_quality,
 )
 from serving_table import saturated, serving, step_profile, varied
+from suite_tables import endpoint_suites, endpoint_suites_others
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -232,21 +233,6 @@ def api_fuzz(result: Result) -> str:
     return "\n".join(lines)
 
 
-def endpoint_suites(result: Result) -> str:
-    """Endpoint tests by file, and of how many that apply to this server how many pass."""
-    kinds = ("passed", "missing", "differs", "choice", "model", "internals")
-    names = ("passed", "missing", "answers differently", "refused by name", "needs another model")
-    rows = [[row["file"], *(row[kind] for kind in kinds)] for row in result["files"]]
-    total = [sum(row[kind] for row in result["files"]) for kind in kinds]
-    rows.append(["**all**", *total])
-    applicable = sum(total[:3])
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    share = total[0] / max(1, applicable)
-    text = f"{total[0]} of the {applicable} that apply here pass ({share:.0%})."
-    head = f"| file | {' | '.join(names)} | its own insides |"
-    return "\n".join([head, "|---|" + "---|" * len(kinds), *lines, "", text])
-
-
 def source(name: str, result: Result, up: str) -> str:
     """The result file of the figures. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
@@ -281,6 +267,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
     "endpoint_suites": endpoint_suites,
+    "endpoint_suites_others": endpoint_suites_others,
     "cpu_peers": cpu_peers,
     "cpu_peers_amx": cpu_peers,
     "cpu_peers_brief": cpu_peers_brief,
@@ -320,7 +307,11 @@ TABLES: dict[str, Callable[[Result], str]] = {
 
 
 # tables that are made of another's result file
-FILES = {"cpu_peers_brief": "cpu_peers_amx", "quantization_choice": "gpu_int4_serving"}
+FILES = {
+    "cpu_peers_brief": "cpu_peers_amx",
+    "quantization_choice": "gpu_int4_serving",
+    "endpoint_suites_others": "endpoint_suites",
+}
 
 
 def fill(text: str, up: str = "") -> str:

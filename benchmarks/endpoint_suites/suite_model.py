@@ -48,14 +48,21 @@ _PLAIN = (
 def make_model(folder: Path, *, reasons: bool) -> None:
     """Write the model's folder. reasons: whether its template knows of reasoning.
 
-    thinking.jinja is the template of a model that reasons before each answer.
+    Its folder `thinking` has a model that reasons before each answer, and never ends by itself.
     """
     bundled = Path(quire.__file__).parent / "bundled" / "quire-tiny"
     shutil.copytree(bundled, folder)
     _change(folder / "config.json", max_position_embeddings=MAX_MODEL_LEN)
     names = {"model_max_length": MAX_MODEL_LEN, "chat_template": TEMPLATE if reasons else _PLAIN}
     _change(folder / "tokenizer_config.json", **names)
-    (folder / "thinking.jinja").write_text(THINKING)
+    thinking = folder / "thinking"
+    thinking.mkdir()
+    for file in [file for file in folder.iterdir() if file.is_file()]:
+        shutil.copy(file, thinking)
+    _change(thinking / "tokenizer_config.json", chat_template=THINKING)
+    for name in ("config.json", "generation_config.json"):
+        if (thinking / name).is_file():
+            _change(thinking / name, eos_token_id=None)
 
 
 def _change(file: Path, **fields: object) -> None:

@@ -143,7 +143,7 @@ def own_args(model: str, args: list[str]) -> list[str]:
     if not any("generation-config" in word for word in own):  # the model may not end an answer
         own += ["--override-generation-config", '{"max_new_tokens": 512}']
     if THINKING in os.environ.get("PYTEST_CURRENT_TEST", ""):
-        own += ["--chat-template", f"{os.environ['SUITE_MODEL']}/thinking.jinja"]
+        own[0] += "/thinking"
     if "--served-model-name" not in own:
         own += ["--served-model-name", model]
     return own if "--uds" in own or "--port" in own else [*own, "--port", "0"]
