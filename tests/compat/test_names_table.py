@@ -164,7 +164,9 @@ def test_messages_name_what_exists() -> None:
 def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixture[str]) -> None:
     parser = serve.make_parser()
     args = parser.parse(
-        shlex.split("-m x -c 4096 -ngl 99 -fa on --no-mmap --jinja -np 4 -ctk q8_0 -a name -t 2")
+        shlex.split(
+            "-m x -c 4096 -ngl 99 -fa on --no-mmap --jinja -np 4 -ctk q8_0 -a name -t 2 -O3"
+        )
     )
     plain = parser.parse(
         shlex.split(
@@ -175,7 +177,7 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
     assert vars(args) == vars(plain)
     notes = capsys.readouterr().err.splitlines()
     assert [line.split()[:2] for line in notes] == [
-        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "--jinja")
+        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "--jinja", "-O")
     ]
     args = parser.parse(
         shlex.split(
@@ -203,6 +205,8 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
             "--temp 0.7",
             "^--temp \\(--temperature\\) is set by each request; .*--override-generation-config",
         ),
+        ("-O3x 1", "^unknown option -O3x"),
+        ("--spec-type ngram-simple", "^--spec-type 'ngram-simple' is not supported"),
         ("--ctx-sizes 1", "^unknown option --ctx-sizes; see quire serve --help"),
         ("--ctx-size", "^--ctx-size: its value is missing"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ OWN_FLAGS = {
     "-m": "--model", "-p": "--prompt", "-t": "--threads", "-s": "--seed", "-sys": "--system",
     "--system-prompt": "--system", "-j": "--json-schema", "-dev": "--device",
 }  # fmt: skip
+_LEVEL = re.compile(r"(-[A-Z])(\d+)")  # a short flag with its number, as -O3
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
 
 
@@ -75,6 +77,8 @@ class _Rewriter:
     def _own_spelling(self, word: str) -> tuple[str, str, str]:
         """Flag, sign and text of a word; the flag as this command writes it, if it has it."""
         flag, sign, text = word.partition("=")
+        if (level := _LEVEL.fullmatch(word)) and _row_of(level[1]) is not None:
+            return level[1], "=", level[2]
         if flag in self._flags or not word.startswith("-"):
             return flag, sign, text
         own = OWN_FLAGS.get(flag) or flag.replace("_", "-")

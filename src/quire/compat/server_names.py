@@ -107,6 +107,8 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     alias("sleep_idle_seconds", "idle_unload_seconds", _L, values={-1: DEFAULT}),
     only("models_dir", _L, (), "several models are named one by one",
          "use --model NAME=FOLDER for each, or config"),
+    only("models_preset", _L, (), "several models are named one by one",
+         "use --model NAME=FOLDER for each, or config"),
     only("models_max", _L, (), "loaded models are bounded by their memory",
          "use model_memory_bytes"),
     only("webui_config", _L, (), "the page comes with the server", "leave it out"),
