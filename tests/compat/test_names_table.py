@@ -177,7 +177,7 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
     assert vars(args) == vars(plain)
     notes = capsys.readouterr().err.splitlines()
     assert [line.split()[:2] for line in notes] == [
-        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "--jinja", "-O")
+        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "--jinja", "-O3")
     ]
     args = parser.parse(
         shlex.split(
