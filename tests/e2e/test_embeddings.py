@@ -62,7 +62,9 @@ def test_defaults_and_input_types(llm: LLM) -> None:
 def test_the_longest_prompt_fits_and_a_longer_one_does_not(llm: LLM) -> None:
     (output,) = llm.embed([[7] * 256], pooling="mean", use_tqdm=False)
     assert output.embedding.shape == (48,)
-    with pytest.raises(ContextLengthError, match=r"prompt\[1\]: 257 tokens.* limit here is 256"):
+    with pytest.raises(
+        ContextLengthError, match=r"prompt\[1\]: too large: 257 tokens.* length is 256"
+    ):
         llm.embed([[7], [7] * 257], use_tqdm=False)
 
 

@@ -143,7 +143,7 @@ def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> 
         assert [[len(message.prompt_token_ids) for message in turn] for turn in link.sent] == [[4]]
         with pytest.raises(EngineError, match="too large to continue"):
             await running[1]
-        with pytest.raises(ContextLengthError, match="limit here is 16"):
+        with pytest.raises(ContextLengthError, match="maximum context length is 16 tokens"):
             engine._tracker.send(prepared, 0.0)
         assert not running[0].done()
         await engine.close()
