@@ -57,6 +57,14 @@ def test_files(tmp_path: Path, name: str, content: str, text: str) -> None:
         hub.resolve_model(str(tmp_path / name))
 
 
+def test_a_tokenizer_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert hub.resolve_model(str(tmp_path)) == tmp_path
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is a LoRA adapter"):
+        hub.resolve_model(str(tmp_path))
+
+
 def test_a_pipe_or_device_is_not_waited_for(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     os.mkfifo(config)

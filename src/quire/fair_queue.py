@@ -128,7 +128,7 @@ class FairSlots:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits."""
+        """Whether callers wait for a turn."""
         return bool(self._waiting)
 
     def _start_next(self) -> None:
@@ -151,7 +151,7 @@ class FairSlots:
         return self._used[caller] + self._waiting[caller][0].expected
 
     def _forget(self, caller: str, turn: _Turn) -> None:
-        """Take a turn off the queue."""
+        """Remove a turn from the queue."""
         self._waiting[caller] = [other for other in self._waiting[caller] if other is not turn]
         if not self._waiting[caller]:
             del self._waiting[caller]

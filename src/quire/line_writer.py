@@ -147,13 +147,13 @@ class QueuedStream(io.TextIOBase):
         return getattr(self._behind, name)
 
     def writable(self) -> bool:
-        """True."""
+        """Whether it can be written to: always."""
         return True
 
     def isatty(self) -> bool:
-        """As of the stream behind."""
+        """Whether the underlying stream is a terminal."""
         return self._behind.isatty()
 
     def fileno(self) -> int:
-        """As of the stream behind."""
+        """The file descriptor of the underlying stream."""
         return self._behind.fileno()

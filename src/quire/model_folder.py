@@ -47,6 +47,8 @@ def check_model_folder(folder: Path) -> None:
             f"{folder} is in its maker's own format (params.json); use the model's folder in "
             "Hugging Face's format, which has a config.json"
         )
+    if (folder / "tokenizer.json").exists():  # a tokenizer may have a folder of its own
+        return
     inner = [file for file in files if (file / "config.json").is_file()]
     hint = f"name {inner[0]}" if inner else "name the folder of a complete checkpoint"
     raise CheckpointError(f"{folder} is no model: it has no config.json; {hint}")

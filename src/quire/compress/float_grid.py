@@ -45,5 +45,5 @@ class FloatGrid:
         return (value / scale).clamp_(-_MOST, _MOST).to(FP8).float()
 
     def number(self, code: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """What codes stand for."""
+        """The numbers that codes stand for: code · scale."""
         return code * scale

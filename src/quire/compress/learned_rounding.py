@@ -44,7 +44,7 @@ class LearnedWeight:
 
     @property
     def learned(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What follows the gradient."""
+        """The parameters that are trained: offsets, and factors of the limits."""
         return self.offset, self.below, self.above
 
     def scales(self) -> GroupScales:
@@ -64,7 +64,7 @@ class LearnedWeight:
 
     @torch.no_grad()
     def codes(self) -> IntegerCodes:
-        """Its codes as they are now."""
+        """The codes by the current values of the parameters."""
         codes, scales = self._codes()
         return IntegerCodes(self.grid, codes.to(torch.uint8), scales)
 

@@ -27,7 +27,7 @@ class IntegerCodes:
     group_of: Tensor | None = None  # int32 [K]
 
     def rows(self, start: int, end: int) -> IntegerCodes:
-        """Some of its outputs."""
+        """The codes of outputs `start` to before `end`."""
         own = slice(start, end)
         scales = GroupScales(self.scales.scale[own], self.scales.zero[own])
         return replace(self, codes=self.codes[own], scales=scales)
@@ -49,7 +49,7 @@ class FloatCodes:
     scale: Tensor
 
     def rows(self, start: int, end: int) -> FloatCodes:
-        """Some of its outputs."""
+        """The codes of outputs `start` to before `end`."""
         return FloatCodes(self.codes[start:end], self.scale[start:end])
 
     def numbers(self) -> Tensor:
@@ -64,7 +64,7 @@ class CodebookCodes:
     weight: CodebookWeight
 
     def rows(self, start: int, end: int) -> CodebookCodes:
-        """Some of its outputs."""
+        """The codes of outputs `start` to before `end`."""
         return CodebookCodes(self.weight.map_rows(lambda tensor: tensor[start:end]))
 
     def numbers(self) -> Tensor:

@@ -123,7 +123,7 @@ class RequestOutput(msgspec.Struct):
 
     @property
     def metrics(self) -> RequestTimes:
-        """The request's times."""
+        """The times of the request, by vLLM's name."""
         return self.times
 
     def append(self, delta: RequestOutput) -> None:
@@ -165,13 +165,13 @@ class Embedding(msgspec.Struct, frozen=True):
 
     @property
     def embedding(self) -> list[float]:
-        """Its numbers as a list."""
+        """The vector as a list of numbers."""
         numbers: list[float] = self.data.tolist()
         return numbers
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """The number of dimensions of the vector."""
         return len(self.data)
 
 

@@ -57,14 +57,14 @@ class HeaderReader:
         return found
 
     def name(self) -> str:
-        """A short text."""
+        """The next name: a text of 1 to _LONGEST_NAME characters."""
         found = self._text()
         if not 0 < len(found) <= _LONGEST_NAME:
             raise self.damaged(f"a name has {len(found)} characters")
         return found
 
     def value(self) -> Value:
-        """A value of any type."""
+        """The next value, with its type in front."""
         kind = int(self.number("I"))
         return self._list() if kind == _LIST else self._scalar(kind)
 

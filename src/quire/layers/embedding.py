@@ -49,7 +49,7 @@ class ParallelLMHead(LinearBase):
         self.tied = (tied,) if tied else ()  # a tuple: it is no part of this module
 
     def loaded_weight(self) -> LoadedWeight:
-        """Also with rows of padding."""
+        """The weight as it is loaded, with rows of padding where the kernels need them."""
         weight = super().loaded_weight()
         return self.method.kernels.pad_rows(weight) if isinstance(weight, Tensor) else weight
 

@@ -98,8 +98,6 @@ def _check_permutation(permutation: Any, k: int) -> None:
     """Raise LookupError unless it is None or names each of k inputs."""
     if permutation is None:
         return
-    if (
-        tuple(permutation.shape) != (k,)
-        or not 0 <= int(permutation.min()) <= (int(permutation.max())) < k
-    ):
+    has_size = tuple(permutation.shape) == (k,)
+    if not has_size or int(permutation.min()) < 0 or int(permutation.max()) >= k:
         raise LookupError(f"its permutation is not one of {k} inputs")

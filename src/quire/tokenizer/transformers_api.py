@@ -143,7 +143,7 @@ class TransformersTokenizer:
 
     @property
     def pad_token(self) -> str | None:
-        """The token that fills up."""
+        """The padding token."""
         return self._tokenizer.names.get("pad_token")
 
     @property

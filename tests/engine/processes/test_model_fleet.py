@@ -64,7 +64,7 @@ def start(*plans: ModelSpec, limit: int | None) -> None:
             [plan("a", tokenizer=str(Path(__file__).parent))],
             None,
             CheckpointError,
-            "tokenizer.json",
+            "is no model: it has no config.json",
         ),
     ],
 )

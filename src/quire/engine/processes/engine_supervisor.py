@@ -133,27 +133,16 @@ class EngineSupervisor:
 
         Returns whether it served steadily, and whether no request can have caused its end.
         """
-        settings = self._settings
-        stem = settings.folder / f"engine-{settings.number}-{epoch}"
-        memory, number, address = settings.memory, settings.pages[epoch % 2], f"ipc://{stem}.sock"
-        clear_page(memory, number)
-        page, cause = StatusPage(memory, number), DeathCause()
+        first = self._first_message(epoch)
+        clear_page(first.memory, first.page)
+        page, cause = StatusPage(first.memory, first.page), DeathCause()
         self._page = page
-        first = StartEngine(
-            config=self._config,
-            epoch=epoch,
-            num_restarts=self.num_restarts,
-            address=address,
-            memory=memory,
-            page=number,
-            log=settings.log,
-        )
-        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(memory,))
+        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         begin = math.inf
         try:
             reply = await child.receive()
             if isinstance(reply, EngineStarted):
-                self._on_started(reply.info, address, number)
+                self._on_started(reply.info, first.address, first.page)
                 begin = time.monotonic()
                 await self._watch(child, page, cause)
             elif isinstance(reply, StartFailed):
@@ -175,6 +164,19 @@ class EngineSupervisor:
         text = "engine process %d of %s ended (%s)"
         logger.error(text, child.pid, self.name, describe(status))
         return was_useful, is_outside
+
+    def _first_message(self, epoch: int) -> StartEngine:
+        settings = self._settings
+        stem = settings.folder / f"engine-{settings.number}-{epoch}"
+        return StartEngine(
+            config=self._config,
+            epoch=epoch,
+            num_restarts=self.num_restarts,
+            address=f"ipc://{stem}.sock",
+            memory=settings.memory,
+            page=settings.pages[epoch % 2],
+            log=settings.log,
+        )
 
     def _on_started(self, info: EngineInfo, address: str, page: int) -> None:
         self.up = EngineUp(

@@ -37,7 +37,6 @@ from quire.kernels.cpu.native_structs import (
     LayerOperation,
     LayersArgs,
 )
-from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_sizes import layer_bytes
 from quire.models.prepared.prepared_reader import StoredArrays
 
@@ -61,15 +60,8 @@ def profile_compiled(resolved: ResolvedConfig, stored: StoredArrays, step: StepS
     table, ready = None, partial(with_cache, resolved, decoder)
     if not is_tiny(model_config):
         table = measure_steps(ready, model_config, block_size, threads)
-    blocks_each = -(-step.context // block_size)
-    num_blocks = step.num_requests * blocks_each
-    model = ready(model_config.num_layers, num_blocks)
-    batch = RaggedBatch.of(
-        np.full(step.num_requests, step.num_new),
-        np.full(step.num_requests, step.context),
-        np.arange(num_blocks, dtype=np.int32).reshape(step.num_requests, blocks_each),
-        block_size,
-    )
+    batch = step.batch(block_size)
+    model = ready(model_config.num_layers, batch.block_table.size)
     input_ids = batch.flat.positions % model_config.vocab_size
     last = batch.flat.query_start[1:] - 1
 

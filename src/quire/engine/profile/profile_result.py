@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from quire.engine.profile.roofline import Roofline
 from quire.engine.startup.step_tuning import StepTable
 from quire.errors import ConfigError
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.models.config.model_config import ModelConfig
 
 
@@ -21,6 +24,13 @@ class StepShape:
     num_requests: int
     num_new: int
     context: int
+
+    def batch(self, block_size: int) -> RaggedBatch:
+        """The step on the host; each request has blocks of its own, all that there are."""
+        blocks_each = -(-self.context // block_size)
+        table = np.arange(self.num_requests * blocks_each, dtype=np.int32)
+        lens, contexts = (np.full(self.num_requests, n) for n in (self.num_new, self.context))
+        return RaggedBatch.of(lens, contexts, table.reshape(-1, blocks_each), block_size)
 
     def check(self, model_config: ModelConfig) -> None:
         """Raise ConfigError for more positions than the model has."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire.config import EngineConfig
@@ -32,7 +31,6 @@ from quire.engine.startup.torch_start import (
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.ragged_batch import FlatTokens
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
@@ -108,16 +106,12 @@ def _step(
     """A pass over such a batch, to be called again and again."""
     model_config, block_size = resolved.model_config, resolved.config.cache.block_size
     dtype = torch_dtype(resolved.kv_dtype)
-    blocks_each = -(-step.context // block_size)
-    num_blocks = step.num_requests * blocks_each
-    kv_caches = allocate_kv(resolved.kv_layers, num_blocks, block_size, dtype, device)
+    batch = step.batch(block_size)
+    kv_caches = allocate_kv(resolved.kv_layers, batch.block_table.size, block_size, dtype, device)
     recorder.ignore(kv_caches)
-    table = np.arange(num_blocks, dtype=np.int32).reshape(step.num_requests, blocks_each)
-    lens, contexts = [step.num_new] * step.num_requests, [step.context] * step.num_requests
-    layout = BatchLayout.build(lens, contexts, table, block_size, device)
+    layout = BatchLayout.of(batch, device)
     context = ForwardContext(layout, kv_caches)
-    flat = FlatTokens.of(np.array(lens), np.array(contexts))
-    positions = torch.from_numpy(flat.positions).to(device)
+    positions = torch.from_numpy(batch.flat.positions).to(device)
     input_ids = positions % model_config.vocab_size
     last = layout.query_start_loc[1:].long() - 1
 

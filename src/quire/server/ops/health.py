@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.admission.drain import Drain
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
@@ -82,8 +83,7 @@ def _answer(reason: str | None) -> Response:
     body = HealthReply("ok") if reason is None else HealthReply("unavailable", reason)
     status, headers = (200, {}) if reason is None else (503, {"retry-after": RETRY_AFTER})
     headers["cache-control"] = "no-store"
-    content = msgspec.json.encode(body)
-    return Response(content, status, headers, media_type="application/json")
+    return JsonResponse(body, status, headers)
 
 
 def _entry(path: str, summary: str, method: str = "get") -> OpenApiEntry:

@@ -48,7 +48,7 @@ class StoredResponse(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes of a store."""
+        """Bytes that it counts in a store."""
         return len(self.reply) + len(self.items)
 
     @property
