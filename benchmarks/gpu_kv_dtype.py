@@ -44,7 +44,8 @@ DTYPES = {"bf16": DTYPE, "fp8": reference.FP8, "int8": torch.int8}
 NAMES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}
 BLOCK = 16
 KERNELS = kernels_for("cuda")
-LIMITS = {"bf16": 0.01, "fp8": 0.01, "int8": 0.01}  # relative errors against the reference
+# relative errors against the reference, which does not round queries as prompts in 8 bits do
+LIMITS = {"bf16": 0.01, "fp8": 0.03, "int8": 0.01}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ with float32 weights and, in turns, with each scheme and each KV cache. Prompts 
 chunks, so that most keys are read back from the cache. int8 and int4 round activations as they do
 when they serve; for FP8 rows that say "activations" do so as a GPU does, since a CPU leaves them:
 with a scale for each token, or for each token and stretch of columns as on Hopper with few tokens.
+Rows of queries round these to the cache's type, as prompts on Hopper do.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ def main() -> None:
             ("int4", own),
         )
     )  # fmt: skip
+    fp8_queries, int8_queries = (
+        load(folder, model_config, "none", replace(own, attention=partial(attend, rounded)))
+        for rounded in (queries_fp8, queries_int8)
+    )
     earlier = args.results / "quantization_quality.json"
     stored = (
         {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
@@ -95,6 +100,8 @@ def main() -> None:
         ("FP8 weights, activations by stretches", on_hopper, "auto"),
         ("FP8 KV cache", plain, "fp8"),
         ("INT8 KV cache", plain, "int8"),
+        ("Queries and KV cache in FP8", fp8_queries, "fp8"),
+        ("Queries and KV cache in INT8", int8_queries, "int8"),
         ("INT8 weights, activations and KV cache", int8, "int8"),
         ("FP8 weights, activations and KV cache", on_gpu, "fp8"),
     ):
@@ -156,6 +163,23 @@ def rounded_stretches(x: Tensor) -> Tensor:
     at a time or more."""
     stretches = range(0, x.shape[1], STRETCH)
     return torch.cat([rounded_rows(x[:, at : at + STRETCH]) for at in stretches], dim=1)
+
+
+def attend(rounded: Callable[[Tensor], Tensor], query: Tensor, *others: Any) -> Tensor:
+    """Attention of rounded queries."""
+    return kernels_for("cpu").attention(rounded(query), *others)
+
+
+def queries_fp8(query: Tensor) -> Tensor:
+    """Queries [T, H, D] as FP8 holds them, with a power of two for each row."""
+    factor = torch.exp2(query.abs().amax(-1, keepdim=True).log2().floor() - 7)
+    return (query / factor).to(reference.FP8).float() * factor
+
+
+def queries_int8(query: Tensor) -> Tensor:
+    """Queries [T, H, D] as bytes, with a factor for each row."""
+    factor = query.abs().amax(-1, keepdim=True) / 127
+    return (query / factor).round() * factor
 
 
 def score(

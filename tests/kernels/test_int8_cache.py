@@ -141,12 +141,12 @@ def test_instructions_scale_codes(scale: float) -> None:
     widen = pytest.importorskip("quire.kernels.triton.hopper.hopper_prefill_widen")
     found = torch.tensor([scale, scale]).bfloat16()
     own, less = (pair.view(torch.int32).item() & 0xFFFFFFFF for pair in (found, found * -128))
-    less = (less + 0x43004300) & 0xFFFFFFFF  # as `_subtrahend` makes it
+    less = (less + 0x43004300) & 0xFFFFFFFF  # as `scale_codes` stores it
     codes = torch.arange(-128, 128, dtype=torch.int8) if scale else torch.zeros(4, dtype=torch.int8)
     for start in range(0, len(codes), 4):
         four = codes[start : start + 4]
         word = four.view(torch.int32).item() & 0xFFFFFFFF
-        registers = {"$2": word, "$3": own, "$4": own} | dict.fromkeys(["$5", "$7"], less)
+        registers = {"$2": word, "$3": own, "$7": less}
         after = run_ptx(widen.SCALING.value, registers)
         numbers = torch.cat([bf16_pair(after["$0"]), bf16_pair(after["$1"])])
         expected = (four.double() * found[0].double()).bfloat16().double()

@@ -105,12 +105,15 @@ def compiled() -> dict[str, Any]:
     return found
 
 
+SPILL = {"pieces", "hopper_fp8"}  # two sums; an address that each work item loads once
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_compile_and_fit(kernel: str, compiled: dict[str, Any]) -> None:
     for capability in KERNELS[kernel]:
         taken = compiled[f"{kernel}:{capability}"]
         assert "error" not in taken, taken["error"]
-        assert taken["spilled"] <= (8 if kernel == "pieces" else 0)  # which has two sums
+        assert taken["spilled"] <= (8 if kernel in SPILL else 0)
         assert taken["barriers_left"] == 0
         assert 0 < taken["registers"] <= 255
         assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024

@@ -18,12 +18,16 @@ from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, key_tile
 from quire.kernels.triton.hopper.hopper_queries import (
     ROWS,
     ask_queries,
+    leave_queries,
     receive_queries,
     rows_in_memory,
 )
+from quire.kernels.triton.hopper.hopper_softmax import done, exp2, operand, packed, softmax
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
-LIFT = gl.constexpr(14.0)  # as in kv_codes.py
+# The bits of the float32 number 1.5 · 2^23. Plus an integer below 2^22 they are those of the sum of
+# both: an FMA makes it a score, where converting it would take as long as an exponential.
+ZERO = gl.constexpr(0x4B400000)
 
 
 @gluon.jit
@@ -35,11 +39,12 @@ def attend(
 ):  # fmt: skip
     """A warpgroup's loop over work items: attention of one query tile after another."""
     (
-        q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
+        q_ptr, out_ptr, queries, other, work_ptr, num_tiles_ptr, scale,
         stride_q_token, stride_q_head, stride_out_token,
     ) = operands  # fmt: skip
-    COPIES: gl.constexpr = q_smem.shape[0] // 2
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16 * COPIES])
+    q_smem = queries[0]
+    BITS: gl.constexpr = q_smem.dtype.primitive_bitwidth
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 256 // BITS])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     WIDE: gl.constexpr = gl.BlockedLayout(
         [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
@@ -57,23 +62,25 @@ def attend(
         head, first_token, num_queries, first_query + OFFSET, stride_q_token, stride_q_head,
         GROUP, HEAD_DIM, WIDE,
     )  # fmt: skip
-    fetched = ask_queries(q_smem, q_ptr + offsets, there, PART)
+    ask_queries(queries, q_ptr + offsets, there, PART)
     while num_queries > 0:
         tiles = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
-        row_scale = receive_queries(q_smem, fetched, scale, SCORES, PART)
+        row_scale, q_slot = receive_queries(queries, cycle, scale, SCORES, PART)
         # loaded early, so that it is there when the next queries can be loaded
         next_head, _, next_token, next_queries, next_len, next_query = work_item(
             work_ptr, num_items, cycle + 1, NUM_HEADS, FIELDS
         )
         acc, m, total, p, at = _attend_to_keys(
-            q_smem, rings, before, tiles, seq_len - num_queries + first_query + OFFSET, row_scale,
-            seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, PING_PONG, PART, SCORES, SUMS,
+            q_smem.index(2 * q_slot + PART), rings, before, tiles,
+            seq_len - num_queries + first_query + OFFSET, row_scale, seq_len,
+            GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, PING_PONG, PART, SCORES, SUMS,
         )  # fmt: skip
+        leave_queries(queries, q_slot)
         offsets, there = rows_in_memory(
             next_head, next_token, next_queries, next_query + OFFSET, stride_q_token, stride_q_head,
             GROUP, HEAD_DIM, WIDE,
         )  # fmt: skip
-        fetched = ask_queries(q_smem, q_ptr + offsets, there, PART)
+        ask_queries(queries, q_ptr + offsets, there, PART)
         if not SPLIT or tiles[0] < tiles[3] - PART:
             acc = _add_values(rings[1], at, acc, p)
         if SPLIT:
@@ -97,6 +104,8 @@ def _add_values(values, at, acc, p):
     """acc plus the weighted sum of value tile `at`."""
     smem, _, empty = values
     slot = await_tile(values, at)
+    SUMS: gl.constexpr = acc.type.layout
+    p = operand(p, smem.dtype, SUMS)
     acc = warpgroup_mma(p, smem.index(slot), acc, is_async=True)
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(empty.index(slot), count=1)
@@ -105,7 +114,7 @@ def _add_values(values, at, acc, p):
 
 @gluon.jit
 def _attend_to_keys(
-    q_smem, rings, before, tiles, first_position, scale, seq_len,
+    q, rings, before, tiles, first_position, scale, seq_len,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
     SPLIT: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
@@ -117,7 +126,7 @@ def _attend_to_keys(
     """
     STEP: gl.constexpr = 2 if SPLIT else 1  # between its key tiles
     SKIP: gl.constexpr = PART if SPLIT else 0
-    keys, values = rings
+    keys, values, key_scales = rings
     begin, full_begin, full_end, end = tiles
     position = first_position + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // GROUP
     acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
@@ -126,15 +135,14 @@ def _attend_to_keys(
     at = before + SKIP
     tile = end - 1 - SKIP
     dtype: gl.constexpr = values[0].dtype
-    p = gl.zeros([ROWS, TILE], dtype, gl.DotOperandLayout(0, SUMS, 2))
+    p = packed(gl.zeros([ROWS, TILE], gl.float32, SCORES), dtype)
     if tile >= begin:
         slot = await_tile(keys, at)
-        scores = warpgroup_mma_wait(
-            0, deps=[_scores(q_smem, keys[0].index(slot), TILE, SCORES, PART)]
-        )
+        scores = warpgroup_mma_wait(0, deps=[_scores(q, keys[0].index(slot), SCORES)])
+        scores = _scaled(scores, key_scales, slot)
         mbarrier.arrive(keys[2].index(slot), count=1)
         w, m, total, _ = softmax(scores, m, total, position, tile, scale, dtype, TILE, WINDOW, True)
-        p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
+        p = packed(w, dtype)
         if (tile + 1) * TILE > seq_len:
             clear_unwritten(
                 values[0], await_tile(values, at), seq_len - tile * TILE, HEAD_DIM, TILE
@@ -142,14 +150,14 @@ def _attend_to_keys(
         tile -= STEP
         for _ in range(tile, full_end - 1, -STEP):
             acc, m, total, p = _go_on(
-                q_smem, rings, at, acc, m, total, p, position, tile, scale,
+                q, rings, at, acc, m, total, p, position, tile, scale,
                 TILE, WINDOW, STEP, True, SCORES, SUMS, PING_PONG, PART,
             )  # fmt: skip
             at += STEP
             tile -= STEP
         for _ in range(tile, full_begin - 1, -STEP):
             acc, m, total, p = _go_on(
-                q_smem, rings, at, acc, m, total, p, position, tile, scale,
+                q, rings, at, acc, m, total, p, position, tile, scale,
                 TILE, WINDOW, STEP, False, SCORES, SUMS, PING_PONG, PART,
             )  # fmt: skip
             at += STEP
@@ -157,7 +165,7 @@ def _attend_to_keys(
         if WINDOW > 0:
             for _ in range(tile, begin - 1, -STEP):
                 acc, m, total, p = _go_on(
-                    q_smem, rings, at, acc, m, total, p, position, tile, scale,
+                    q, rings, at, acc, m, total, p, position, tile, scale,
                     TILE, WINDOW, STEP, True, SCORES, SUMS, PING_PONG, PART,
                 )  # fmt: skip
                 at += STEP
@@ -166,42 +174,57 @@ def _attend_to_keys(
 
 
 @gluon.jit
-def _scores(q_smem, k, TILE: gl.constexpr, SCORES: gl.constexpr, PART: gl.constexpr):
-    COPIES: gl.constexpr = q_smem.shape[0] // 2
-    scores = gl.zeros([ROWS, TILE], gl.float32, SCORES)
-    for i in gl.static_range(COPIES):
-        scores = warpgroup_mma(
-            q_smem.index(PART * COPIES + i), k.permute((1, 0)), scores, use_acc=i > 0, is_async=True
-        )
+def _scores(q, k, SCORES: gl.constexpr):
+    """Start to compute q · kᵀ; in int8 its sums are added to `ZERO`."""
+    TILE: gl.constexpr = k.shape[0]
+    k = k.permute((1, 0))
+    if k.dtype == gl.int8:
+        start = gl.full([ROWS, TILE], ZERO, gl.int32, SCORES)
+        scores = warpgroup_mma(q, k, start, is_async=True)
+    else:
+        start = gl.zeros([ROWS, TILE], gl.float32, SCORES)
+        scores = warpgroup_mma(q, k, start, use_acc=False, is_async=True)
     return scores
 
 
 @gluon.jit
+def _scaled(scores, key_scales, slot):
+    """Scores of `_scores` in float32, times the scales of the keys if these are in int8."""
+    if scores.dtype == gl.int32:
+        KEYS: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
+        own, less = key_scales.index(2 * slot).load(KEYS), key_scales.index(2 * slot + 1).load(KEYS)
+        scaled = scores.to(gl.float32, bitcast=True) * own[None, :] + less[None, :]
+    else:
+        scaled = scores
+    return scaled
+
+
+@gluon.jit
 def _go_on(
-    q_smem, rings, at, acc, m, total, p, position, tile, scale,
+    q, rings, at, acc, m, total, p, position, tile, scale,
     TILE: gl.constexpr, WINDOW: gl.constexpr, STEP: gl.constexpr, MASKED: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Scores and softmax of a key tile, and the weighted sum of the previous tile's values."""
-    keys, values = rings
+    keys, values, key_scales = rings
     dtype: gl.constexpr = values[0].dtype
     k_slot = await_tile(keys, at + STEP)
     _await_ping_pong(PART, PING_PONG)
-    scores = _scores(q_smem, keys[0].index(k_slot), TILE, SCORES, PART)
+    scores = _scores(q, keys[0].index(k_slot), SCORES)
     v_slot = await_tile(values, at)
+    p = operand(p, dtype, SUMS)
     acc = warpgroup_mma(p, values[0].index(v_slot), acc, is_async=True)
     _pass_ping_pong(PART, PING_PONG)
-    scores = warpgroup_mma_wait(1, deps=[scores])
+    scores = _scaled(warpgroup_mma_wait(1, deps=[scores]), key_scales, k_slot)
     mbarrier.arrive(keys[2].index(k_slot), count=1)
     w, m, total, shrink = softmax(
         scores, m, total, position, tile, scale, dtype, TILE, WINDOW, MASKED
     )
-    total = _done(total)
+    total = done(total)
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(values[2].index(v_slot), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
-    p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
-    return acc, m, total, p
+    return acc, m, total, packed(w, dtype)
 
 
 @gluon.jit
@@ -228,25 +251,6 @@ def clear_unwritten(smem, slot, there, HEAD_DIM: gl.constexpr, TILE: gl.constexp
 
 
 @gluon.jit
-def softmax(
-    scores, m, total, position, tile, scale, dtype: gl.constexpr,
-    TILE: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
-    """A tile's weights, the new maximum and total, and the factor for the sums so far."""
-    LIFTED: gl.constexpr = LIFT if dtype == gl.float16 else 0.0
-    if MASKED:
-        key = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, scores.type.layout))
-        seen = key[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = gl.where(seen, scores, -1e38)
-    new_m = gl.maximum(m, gl.max(scores, 1) * scale)
-    w = exp2(scores * scale[:, None] - (new_m - LIFTED)[:, None])
-    shrink = exp2(m - new_m)
-    return w, new_m, total * shrink + gl.sum(w, 1), shrink
-
-
-@gluon.jit
 def _merge(
     acc, m, total, other, cycle, SCORES: gl.constexpr, SUMS: gl.constexpr, PART: gl.constexpr
 ):
@@ -268,26 +272,6 @@ def _merge(
         acc += other_acc.load(SUMS) * gl.convert_layout(others, gl.SliceLayout(1, SUMS))[:, None]
         mbarrier.arrive(empty.index(0), count=1)
     return acc, total
-
-
-@gluon.jit
-def exp2(x):
-    """2^x, flushing results below 2^-126 to zero."""
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _done(total):
-    """Return total (>= 0); it has to be computed before any wait for an MMA that follows.
-
-    ptxas moves arithmetic across such waits, but not across a barrier, even one never reached.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p bar.warp.sync -1; mov.b32 $0, $1; }",
-        "=f,f", [total], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit

@@ -19,9 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.kernels.triton.attention.kv_codes import INT8_WIDENING, LEAST_SCALE, WIDENING
-from quire.kernels.triton.hopper.hopper_attend import LIFT, exp2
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile
 from quire.kernels.triton.hopper.hopper_queries import halved
+from quire.kernels.triton.hopper.hopper_softmax import LIFT, exp2
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 

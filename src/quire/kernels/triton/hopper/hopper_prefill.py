@@ -20,9 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import attend
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_prefill_widen import scale_codes, widen
+from quire.kernels.triton.hopper.hopper_prefill_widen import widen
 from quire.kernels.triton.hopper.hopper_prefill_work import fetch
-from quire.kernels.triton.hopper.hopper_queries import ROWS
+from quire.kernels.triton.hopper.hopper_queries import ROWS, query_ring
 from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
 from quire.kernels.triton.launch.attention_config import HopperConfig
 from quire.kernels.triton.launch.workspace import workspace
@@ -75,31 +75,30 @@ def hopper_prefill_kernel(
     scale: of the scores, times log2(e). k_scale, v_scale [slots, Hkv]: of keys and values in INT8.
     """
     TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
-    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
-    INT8: gl.constexpr = k_desc.dtype == gl.int8
-    key_type: gl.constexpr = gl.bfloat16 if INT8 else k_desc.dtype
-    dtype: gl.constexpr = gl.float16 if FP8 else key_type
+    key_type: gl.constexpr = k_desc.dtype
+    INT8: gl.constexpr = key_type == gl.int8
+    NARROW: gl.constexpr = key_type.primitive_bitwidth == 8
+    dtype: gl.constexpr = gl.bfloat16 if INT8 else (gl.float16 if NARROW else key_type)
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    CODES: gl.constexpr = k_desc.layout
-    LAYOUT: gl.constexpr = WIDE if INT8 else CODES
+    OWN: gl.constexpr = k_desc.layout
     USERS: gl.constexpr = 1 if SPLIT else 2
-    q_smem = gl.allocate_shared_memory(key_type, [4 if FP8 else 2, ROWS, HEAD_DIM], LAYOUT)
-    keys = _ring(key_type, HEAD_DIM, TILE, SLOTS, USERS, LAYOUT)
-    values = _ring(dtype, HEAD_DIM, TILE, SLOTS, USERS, WIDE)
-    rings = (keys, values)
+    queries = query_ring(key_type, HEAD_DIM, OWN)
+    keys = _ring(key_type, HEAD_DIM, TILE, SLOTS, 2 if INT8 else 1, USERS, OWN)
+    values = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1, USERS, WIDE)
+    scales = ((), ())
+    if INT8:
+        scales = (_words(gl.float32, 2 * SLOTS, TILE), _words(gl.int32, 4, TILE))
+    rings = (keys, values, scales[0])
     other = ()
     if SPLIT:
         other = _other(HEAD_DIM)
     operands = (
-        q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
+        q_ptr, out_ptr, queries, other, work_ptr, num_tiles_ptr, scale,
         stride_q_token, stride_q_head, stride_out_token,
     )  # fmt: skip
     # last lists: registers for each thread; the first warpgroup has as many as the second
-    if INT8:
-        codes = _ring(gl.int8, HEAD_DIM, TILE, 3, 1, CODES)  # of keys and values by turns
-        scale_smem = gl.allocate_shared_memory(
-            gl.bfloat16, [4, TILE], gl.SwizzledSharedLayout(1, 1, 1, [0])
-        )
+    if NARROW:
+        codes = _ring(key_type, HEAD_DIM, TILE, SLOTS, 1, 1, OWN)
         fence_async_shared()
         gl.warp_specialize(
             [
@@ -109,20 +108,22 @@ def hopper_prefill_kernel(
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
                     PING_PONG, FIELDS, 1)),
-                (scale_codes, (
-                    codes, rings, (k_scale_ptr, v_scale_ptr), scale_smem,
-                    work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
-                    NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
+                (widen, (
+                    operands, codes, rings, (k_scale_ptr, v_scale_ptr), scales[1],
+                    block_table_ptr, stride_table,
+                    NUM_HEADS, GROUP, BLOCK_SIZE, TOKENS, TILE, WINDOW, SPLIT, FIELDS)),
                 (fetch, (
-                    k_desc, v_desc, codes, codes, work_ptr, num_tiles_ptr, block_table_ptr,
-                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, 2)),
+                    k_desc, v_desc, keys, codes, work_ptr, num_tiles_ptr, block_table_ptr,
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
             ],
             [4, 4, 1],
             [208, 56, 40],
         )  # fmt: skip
+        invalidate(queries[1])
+        invalidate(queries[2])
         invalidate(codes[1])
         invalidate(codes[2])
-    elif not FP8:
+    else:
         fence_async_shared()
         gl.warp_specialize(
             [
@@ -139,29 +140,6 @@ def hopper_prefill_kernel(
             [4, 1],
             [224, 56],
         )  # fmt: skip
-    else:
-        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, 1, LAYOUT)
-        fence_async_shared()
-        gl.warp_specialize(
-            [
-                (attend, (
-                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    PING_PONG, FIELDS, 0)),
-                (attend, (
-                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    PING_PONG, FIELDS, 1)),
-                (widen, (
-                    codes, values, work_ptr, num_tiles_ptr,
-                    NUM_HEADS, TOKENS, TILE, WINDOW, FIELDS)),
-                (fetch, (
-                    k_desc, v_desc, keys, codes, work_ptr, num_tiles_ptr, block_table_ptr,
-                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
-            ],
-            [4, 4, 1],
-            [216, 40, 40],
-        )  # fmt: skip
-        invalidate(codes[1])
-        invalidate(codes[2])
     invalidate(keys[1])
     invalidate(keys[2])
     invalidate(values[1])
@@ -174,11 +152,17 @@ def hopper_prefill_kernel(
 @gluon.jit
 def _ring(
     dtype: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, SLOTS: gl.constexpr,
-    USERS: gl.constexpr, LAYOUT: gl.constexpr,
+    MAKERS: gl.constexpr, USERS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """A ring of tiles of keys or values, with barriers for full and empty slots."""
     smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
-    return smem, barriers(SLOTS, 1), barriers(SLOTS, USERS)
+    return smem, barriers(SLOTS, MAKERS), barriers(SLOTS, USERS)
+
+
+@gluon.jit
+def _words(dtype: gl.constexpr, NUM: gl.constexpr, TILE: gl.constexpr):
+    """Memory for NUM times a number for each key of a tile."""
+    return gl.allocate_shared_memory(dtype, [NUM, TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit

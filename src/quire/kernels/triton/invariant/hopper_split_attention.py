@@ -22,11 +22,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.triton.attention.attention_plan import Plan
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
-from quire.kernels.triton.hopper.hopper_attend import clear_unwritten, softmax
+from quire.kernels.triton.hopper.hopper_attend import clear_unwritten
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_decode_merge import clear
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, fetch_tile, rows_of
 from quire.kernels.triton.hopper.hopper_queries import ROWS, rows_in_memory
+from quire.kernels.triton.hopper.hopper_softmax import softmax
 from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
 from quire.kernels.triton.invariant.hopper_split_merge import add_split, merge, store_split
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_rows
