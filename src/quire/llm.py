@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import numpy as np
 
-from quire.compat.call_names import METHODS
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -263,6 +262,8 @@ class LLM:
 
         def __getattr__(self, name: str) -> Any:
             """Raises AttributeError, which says what to use for a method of vLLM's `LLM`."""
+            from quire.compat.call_names import METHODS  # most programs misspell nothing
+
             if name in METHODS:  # no obj, to which Python would add a name that is merely alike
                 raise AttributeError(f"LLM has no {name}; {METHODS[name]}", name=name, obj=None)
             raise AttributeError(f"LLM has no {name}", name=name, obj=self)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import is_failure
-from quire.tokenizer.pattern_literals import literal_characters, literal_runs
 
 if TYPE_CHECKING:
     import tokenizers
@@ -80,6 +79,8 @@ def _parts(backend: tokenizers.Tokenizer) -> Iterator[tuple[str, Any, Callable[[
 
 
 def _is_slow(run: Callable[[str], object], expressions: list[str]) -> bool:
+    from quire.tokenizer.pattern_literals import literal_characters, literal_runs  # as above
+
     chars = list(dict.fromkeys([*_KINDS, *literal_characters(expressions)]))
     units = dict.fromkeys([*chars, *literal_runs(expressions)])
     end = _END + "".join(chars[len(_KINDS) :])
