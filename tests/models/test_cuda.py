@@ -23,6 +23,7 @@ FAMILIES = [
     "gemma2",
     "gemma2_d256",
 ]
+FEW = 60  # tokens of a step: four bits multiply activations in 16 bits
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -55,10 +56,12 @@ def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_p
         ]
         assert bool(codes) == runs_codes
         ours = PagedModel(model, config, dtype=getattr(torch, dtype), device="cuda")
-        scores = ours.prefill(prompt).float()
+        scores = ours.prefill(prompt, FEW).float()
         rounds = runs_codes and (dtype == "bfloat16" or name == "int8")
         limit = 0.25 if rounds else 1e-4 if dtype == "float32" else 0.04
         assert (scores - theirs).norm() <= limit * theirs.norm()
+        if name in ("awq", "gptq_order") and dtype == "bfloat16":  # then many rows are in FP8
+            assert (ours.prefill(prompt).float() - theirs).norm() <= 0.25 * theirs.norm()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
