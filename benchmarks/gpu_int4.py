@@ -17,7 +17,7 @@ from typing import Any
 
 import record
 import torch
-from gpu_shapes import MODELS
+from gpu_shapes import SHAPES
 from gpu_timing import (
     DEVICE,
     Budget,
@@ -168,7 +168,7 @@ def main() -> None:
     budget, bandwidth = Budget(args.seconds), read_bandwidth()
     torch.manual_seed(0)
     shapes = [
-        MODELS[model].linear_shapes()[linear]
+        SHAPES[model].linear_shapes()[linear]
         for model in args.models
         for linear in ("qkv", "o", "gate_up", "down")
     ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
+from ptx import bf16_pair, run_ptx
 from test_triton_kernels import DEVICE, ON_GPU, moved
 from torch import Tensor
 from twins import normal
@@ -83,53 +82,6 @@ def test_linear_multiplies_by_the_numbers(found: CodebookFormat, batch_invariant
     expected = F.linear(x, found.dequantize(rows), bias)
     out = kernels.linear(x, packed(rows), bias)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-3)
-
-
-def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
-    """The registers after inline assembly in the few instructions that unpack words."""
-    for line in re.findall(r"^\s*([a-z][^;{}]*);", asm, re.MULTILINE):
-        op, rest = line.split(maxsplit=1)
-        names = [name.strip() for name in rest.split(",")]
-        a, *others = [
-            registers[name] if name in registers else int(name, 16) if name[0] == "0" else 0
-            for name in names[1:]
-        ]
-        registers[names[0]] = _instruction(op, a, others)
-    return registers
-
-
-def bf16_pair(word: int) -> Tensor:
-    """The two bfloat16 of a word, in float64."""
-    halves = torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.int32).to(torch.int16)
-    return halves.view(torch.bfloat16).double()
-
-
-def _instruction(op: str, a: int, others: list[int]) -> int:
-    if op == "shl.b32":
-        return a << others[0] & 0xFFFFFFFF
-    if op == "and.b32":
-        return a & others[0]
-    if op in ("add.u32", "sub.u32"):
-        return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
-    if op == "fma.rn.bf16x2":
-        x, y, z = (bf16_pair(each) for each in (a, *others))
-        low, high = (x * y + z).bfloat16().view(torch.int16).tolist()
-        return low & 0xFFFF | (high & 0xFFFF) << 16
-    if op == "lop3.b32":
-        b, c, table = others
-        return sum(
-            (table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i
-            for i in range(32)
-        )
-    assert op == "prmt.b32"
-    both, selector, result = a | others[0] << 32, others[1], 0
-    for i in range(4):
-        nibble = selector >> 4 * i & 15
-        byte = both >> 8 * (nibble & 7) & 255
-        if nibble & 8:
-            byte = 255 if byte & 128 else 0
-        result |= byte << 8 * i
-    return result
 
 
 @FORMATS

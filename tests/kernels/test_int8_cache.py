@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_codebook_words import bf16_pair, run_ptx
+from ptx import bf16_pair, run_ptx
 from test_shared_attention import on_device, shared_case
 from test_triton_kernels import ON_GPU, close, moved
 from torch import Tensor

@@ -39,6 +39,23 @@ class Int8Rows(RoundedRows):
     __slots__ = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SplitRows(RoundedRows):
+    """Rows in two bytes for each number, which keep 15 bits below the largest of 64 columns.
+
+    A number is 128 times its first byte plus its second one, times the scale of its columns.
+    codes: int8 [T, 2, K], first bytes and second ones; scale: float32 [K / 64, T].
+    """
+
+    sums: Tensor | None = None  # float32 [K / 64, T], of numbers without scale; for zero points
+
+    def widened(self) -> Tensor:
+        """The rows in bfloat16 [T, K]."""
+        high, low = self.codes.float().unbind(1)
+        blocks = (high * 128 + low).reshape(len(high), -1, 64)
+        return (blocks * self.scale.t()[:, :, None]).flatten(1).bfloat16()
+
+
 Rows: TypeAlias = "Tensor | RoundedRows"  # [T, K], the input of a fused linear layer
 
 
@@ -57,6 +74,7 @@ class ResidualState:
     weight: Tensor  # [H], of the norm
     eps: float
     squares: Tensor | None = None  # float32 [column tiles, T], sums of r² over each tile's columns
+    halves: SplitRows | None = None  # the same rows for four-bit weights, with `squares` alone
 
 
 @dataclass(frozen=True, slots=True)

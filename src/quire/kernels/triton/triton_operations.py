@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import ResidualState, RopeWriteKV, Rows, SplitRows
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
 from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of, pack, quantize
 from quire.kernels.triton.ops.paged_attention import attention
@@ -72,7 +72,9 @@ def linear_silu(
     own = linear_of(weight)
     rows = rows_for(x, own.rows_of(weight, len(x.residual)))
     if own.is_few(rows, weight):
-        return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
+        halves = rounds and own.stores_halves(len(rows), weight)
+        given = rows if x.squares is None else x
+        return skinny_gemm_silu(given, weight, bias=bias, halves=halves)
     out = rms_norm_linear(x, weight, bias)
     return silu_rows(out, rounds=own.rounds_next(out, weight) if rounds else None)
 
@@ -92,8 +94,11 @@ def linear_add_norm(
 ) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     own = linear_of(weight)
+    if isinstance(x, SplitRows) and own.halves(x, weight) is not None:
+        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias, halves=True)
     if own.is_few(x, weight) and x.dtype in _WIDE:
-        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
+        halves = own.stores_halves(len(x), weight)
+        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias, halves=halves)
     many = bias is None and len(residual) >= _ADDED
     if many and isinstance(x, Tensor) and isinstance(weight, Tensor):
         residual.addmm_(x, weight.t())  # saves the norm's kernel one tensor read and one written

@@ -12,6 +12,7 @@ from quire.kernels.triton.launch.gemm_config import tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 MOST_BLOCK_M = 128  # rows of x in a tile
+HALVES_ROWS = (1, *range(9, 17))  # rows of x, of which it comes in two bytes a number
 SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 
 
@@ -19,7 +20,8 @@ SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 class Int4Config:
     """`split` programs share a tile of block_n outputs; see `hopper_int4_ring` for `parts`.
 
-    scaled: whether scales multiply codes also where they could multiply the sums of groups.
+    scaled: whether scales multiply codes also where they could multiply the sums of groups. halves:
+    x comes in two bytes a number, see `hopper_int4_bytes`. registers: the most of a thread.
     """
 
     block_n: int
@@ -28,6 +30,8 @@ class Int4Config:
     split: int = 1
     warps: int = 4
     scaled: bool = False
+    halves: bool = False
+    registers: int | None = None
 
 
 def block_rows(m: int) -> int:
@@ -46,11 +50,19 @@ def group_rows(k: int, group: int, config: Int4Config) -> int:
     return max(4, 1 << (256 // group * steps - 1).bit_length())
 
 
+def x_scale_rows(m: int, k: int, config: Int4Config) -> int:
+    """Rows of x's scales that a program has in shared memory, see `load_scales`: a power of two."""
+    steps = math.ceil(math.ceil(k / (256 * config.parts)) / config.split)
+    together = max(1, 4 // (config.parts * block_rows(m)))
+    return max(1, 1 << (4 * steps // together - 1).bit_length())
+
+
 def shared_memory(m: int, k: int, group: int, *, zeros: bool, config: Int4Config) -> int:
     """Bytes of shared memory of a program: the ring of words and columns of x, scales, zeros."""
     stage = config.parts * (128 * config.block_n + 512 * block_rows(m))
     groups = 2 * config.parts * config.block_n * group_rows(k, group, config)
-    return config.stages * stage + (2 if zeros else 1) * groups + 64
+    scales = 4 * max(4, config.parts * block_rows(m)) * x_scale_rows(m, k, config)
+    return config.stages * stage + (2 if zeros else 1) * (groups + config.halves * scales) + 64
 
 
 @functools.cache
@@ -68,7 +80,7 @@ def int4_config(
         block_n, parts, warps = 128, 1, 8
     elif head_dim > 64:
         block_n, parts, warps = head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > 16 else 4
-    elif m > 16 or (m > 4 and n > 128 * num_sms):
+    elif m > 16 or (m > 4 and n > 128 * num_sms) or (m > 8 and k <= 8192):
         block_n, parts, warps = 64, 1, 4
     elif n > 128 * num_sms:
         block_n, parts, warps = 32, 2, 4
@@ -76,7 +88,7 @@ def int4_config(
         block_n, parts, warps = 64, 2, 4
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
-    most = 3 if 16 < m <= 32 else 2 if m <= 64 else 1  # programs of a multiprocessor
+    most = 3 if 8 < m <= 32 and parts == 1 else 2 if m <= 64 else 1  # programs of a multiprocessor
     split = max(1, min(4, steps // 2, most * num_sms // tiles))
     stages = 3 if 16 < m <= 32 and split > 1 and steps > 8 * split else 2
     sums = tiles * block_n * block_rows(m)
@@ -87,6 +99,27 @@ def int4_config(
         if shared_memory(m, k, group, zeros=zeros, config=found) <= SHARED_MEMORY:
             return found
     return None
+
+
+@functools.cache
+def halves_config(
+    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False, head_dim: int = 0
+) -> Int4Config | None:
+    """`int4_config` for x in two bytes a number; None where that does not pay, or has no room.
+
+    Of tiles of 128 outputs two fit on a multiprocessor, if a thread keeps to 128 registers.
+    """
+    if m not in HALVES_ROWS:
+        return None
+    large = head_dim > 64 or (m > 1 and n >= 28 * num_sms)
+    block_n, warps = (128, 8) if large else (64, 4)
+    parts = 2 if m == 1 and not large else 1
+    tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
+    split = max(1, min(4, steps // 2, 2 * num_sms // tiles))
+    found = Int4Config(block_n, parts, 2, split, warps, halves=True, registers=128)
+    if split > 1 and split * tiles * block_n * block_rows(m) > NUM_PARTIALS:
+        return None
+    return found if shared_memory(m, k, group, zeros=zeros, config=found) <= SHARED_MEMORY else None
 
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:

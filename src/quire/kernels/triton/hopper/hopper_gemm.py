@@ -23,6 +23,11 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_rounding,
     multiply_tiles,
 )
+from quire.kernels.triton.hopper.hopper_int4_bytes import (
+    load_scales,
+    multiply_halves,
+    store_halves,
+)
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
     ask_columns,
@@ -52,8 +57,9 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
-    x_ptr, x_desc, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr, out_ptr, bias_ptr, residual_ptr,
-    norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
+    x_ptr, x_desc, x_scale_ptr, x_sum_ptr, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr,
+    halves_ptr, halves_scale_ptr, halves_sum_ptr, out_ptr, bias_ptr, residual_ptr, norm_ptr,
+    normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
     k_scale_ptr, v_scale_ptr, slots_ptr, partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
@@ -65,6 +71,7 @@ def hopper_gemm_kernel(
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
     GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
+    X_ROWS: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
@@ -76,12 +83,17 @@ def hopper_gemm_kernel(
     GROUP: inputs that share a scale of four-bit weights, whose words w_desc has; 0 for others.
     CODEBOOK: None, or `byte_tables` of the numbers that codes stand for. With four-bit weights
     TILES are parts of k, see `multiply_int4`, and programs of the same W lie side by side, each
-    with BLOCK_M rows of x.
+    with BLOCK_M rows of x. x_scale_ptr: x comes in two bytes a number, see `hopper_int4_bytes`;
+    X_ROWS: `load_scales`' ROWS, else 0. halves_ptr: where the result is stored in such bytes, too,
+    or with SILU instead.
     """
-    EARLY: gl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
+    # of more rows, what lies beside takes too many registers
+    MOST_EARLY: gl.constexpr = 8 if X_ROWS > 0 and HEAD_DIM > 0 else 16
+    EARLY: gl.constexpr = BLOCK_M <= MOST_EARLY
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
     LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
     COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
+    BOXES: gl.constexpr = 2 if X_ROWS > 0 else 1  # rows of x_desc for each of x
     m_tiles = gl.cdiv(M, BLOCK_M) if GROUP > 0 else 1
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
     steps = gl.cdiv(K, COLUMNS)
@@ -123,10 +135,15 @@ def hopper_gemm_kernel(
         gdc_wait()
     if GROUP > 0:
         x_ring = gl.allocate_shared_memory(
-            x_desc.dtype, [STAGES, 4, TILES, BLOCK_M, 64], x_desc.layout
+            x_desc.dtype, [STAGES, 4, TILES, BLOCK_M * BOXES, 64], x_desc.layout
         )
         for stage in gl.static_range(STAGES):
-            ask_columns(x_desc, x_ring, full, first, begin, end, stage)
+            ask_columns(x_desc, x_ring, full, first * BOXES, begin, end, stage)
+        if X_ROWS > 0:
+            x_scales = load_scales(x_scale_ptr, first, begin, end, M, K, TILES, BLOCK_M, X_ROWS)
+            x_sums = x_scales
+            if zero_ptr is not None:
+                x_sums = load_scales(x_sum_ptr, first, begin, end, M, K, TILES, BLOCK_M, X_ROWS)
     elif x_desc is not None:
         x_ring = gl.allocate_shared_memory(
             x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
@@ -145,7 +162,12 @@ def hopper_gemm_kernel(
     divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
-    if GROUP > 0:
+    if X_ROWS > 0:
+        acc = multiply_halves(
+            x_desc, w_desc, ring, x_ring, scales, zeros, x_scales, x_sums, full, tile * BLOCK_N,
+            first, begin, end, GROUP,
+        )  # fmt: skip
+    elif GROUP > 0:
         acc = multiply_int4(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
             GROUP, SCALED, CODEBOOK,
@@ -179,7 +201,8 @@ def hopper_gemm_kernel(
                 stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            _store_silu(acc, tile, first, out_ptr, M, N, stride_out)
+            halves = halves_ptr, halves_scale_ptr, halves_sum_ptr
+            _store_silu(acc, tile, first, out_ptr, halves, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
@@ -188,6 +211,11 @@ def hopper_gemm_kernel(
             if HAS_NORM:
                 normalized = (stored * weight[:, None]).to(normalized_ptr.dtype.element_ty)
                 gl.store(normalized_ptr + offsets, normalized, mask=inside)
+                if halves_ptr is not None:
+                    store_halves(
+                        stored.to(gl.float32) * weight.to(gl.float32)[:, None], tile * BLOCK_N,
+                        tokens, halves_ptr, halves_scale_ptr, halves_sum_ptr, M, N,
+                    )  # fmt: skip
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
@@ -199,6 +227,15 @@ def _by_token(rows, num_warps):
     each = max(2, rows // 32)  # gate and up are adjacent
     lanes = min(32, rows // each)
     return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, num_warps], [0, 1])
+
+
+@gluon.constexpr_function
+def _blocked_squares(tokens, num_warps):
+    """Threads of [64, tokens]: few tokens in a warp each, more of them side by side in lanes."""
+    if tokens <= 4:
+        return _by_token(64, num_warps)
+    lanes = min(32, tokens)
+    return gl.BlockedLayout([1, 1], [32 // lanes, lanes], [num_warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -253,7 +290,7 @@ def _reduce_parts(acc, position, part, seen, partial_ptr, counter_ptr, SPLIT: gl
 @gluon.jit
 def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
     """1 / rms of each row of x, from the sums of squares of its tiles [num_squares, M]."""
-    layout: gl.constexpr = _by_token(64, gl.num_warps())
+    layout: gl.constexpr = _blocked_squares(tokens.shape[0], gl.num_warps())
     given: gl.constexpr = tokens.type.layout
     total = gl.zeros([tokens.shape[0]], gl.float32, gl.SliceLayout(0, layout))
     tokens = gl.convert_layout(tokens, gl.SliceLayout(0, layout))
@@ -266,7 +303,7 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 
 @gluon.jit
-def _store_silu(acc, tile, first, out_ptr, M, N, stride_out):
+def _store_silu(acc, tile, first, out_ptr, halves, M, N, stride_out):
     """Store silu(gate) · up of a tile whose gate and up rows are interleaved."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
@@ -275,6 +312,10 @@ def _store_silu(acc, tile, first, out_ptr, M, N, stride_out):
     layout: gl.constexpr = out.type.layout
     columns = tile * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
     tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
-    offsets = tokens[None, :] * stride_out + columns[:, None]
-    gl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)
+    halves_ptr, scale_ptr, sum_ptr = halves
+    if halves_ptr is not None:
+        store_halves(out, tile * WIDTH, tokens, halves_ptr, scale_ptr, sum_ptr, M, N // 2)
+    else:
+        inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
+        offsets = tokens[None, :] * stride_out + columns[:, None]
+        gl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)

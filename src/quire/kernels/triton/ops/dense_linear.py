@@ -27,7 +27,7 @@ class _DenseLinear(GpuLinear[Tensor]):
         hopper = has_hopper_gpu(x.device)
         if library_is_faster(*shape, weight.dtype.itemsize, num_sms, hopper=hopper):
             return reference.linear(x, weight, bias)
-        return self.launch(x, weight, bias)[0]
+        return self.launch(x, weight, bias).out
 
     def invariant_linear(self, x: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = x if isinstance(x, Tensor) else x.widened()

@@ -52,7 +52,7 @@ class _Fp8Linear(ByteLinear[Fp8Weight]):
         has_library = library_multiplies(x, codes)
         few = self.is_few(x, weight)
         if few and not (has_library and _library_is_faster(len(x), codes)):
-            return self.launch(x, weight, bias)[0]
+            return self.launch(x, weight, bias).out
         if has_library:
             return many_rows(quantize_rows(x), codes, scale, bias)
         return _widened(x, codes, scale, bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import triton
@@ -16,6 +16,7 @@ from quire.kernels.operands import (
     RopeWriteKV,
     RoundedRows,
     Rows,
+    SplitRows,
 )
 from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
@@ -31,6 +32,15 @@ Config = GemmConfig | Int4Config
 Operand = tuple[Tensor, Tensor | None, str]
 W = TypeVar("W")
 B = TypeVar("B", Fp8Weight, Int8Weight)
+
+
+class Results(NamedTuple):
+    """What a launch stores: the result, and where wanted what follows from it."""
+
+    out: Tensor
+    normalized: Tensor | None = None  # out times the norm's weight
+    squares: Tensor | None = None  # sums of out²
+    halves: SplitRows | None = None  # normalized; or else out, which then is not stored
 
 
 class GpuLinear(ABC, Generic[W]):
@@ -81,38 +91,73 @@ class GpuLinear(ABC, Generic[W]):
         """
         return None
 
+    def stores_halves(self, rows: int, weight: W) -> bool:  # noqa: ARG002
+        """Whether what follows from a result of so many rows is in two bytes a number, too."""
+        return False
+
+    def halves(self, x: Rows | ResidualState, weight: W) -> SplitRows | None:  # noqa: ARG002
+        """x in two bytes a number, if it came with them and the weight takes them."""
+        return None
+
+    def empty_halves(self, out: Tensor, weight: W, block_n: int) -> SplitRows | None:  # noqa: ARG002
+        """Memory for results like out in two bytes a number, if tiles of block_n of them can."""
+        return None
+
+    def inputs(
+        self,
+        x: Tensor | SplitRows | ResidualState,
+        weight: W,  # noqa: ARG002
+        config: Config,  # noqa: ARG002
+    ) -> tuple[Tensor | SplitRows, Tensor | None]:
+        """The rows that `run` takes, and their sums of squares where the norm is not done."""
+        if isinstance(x, SplitRows):
+            return x.widened(), None
+        if not isinstance(x, ResidualState):
+            return x, None
+        assert isinstance(x.rows, Tensor)
+        assert x.squares is not None
+        return x.rows, x.squares
+
     def config(self, num_rows: int, weight: W) -> Config:
         """The config of `launch` for so many rows."""
         w = self.operand(weight)[0]
         num_sms, hopper = workspace(w.device).num_sms, has_hopper_gpu(w.device)
         return skinny_gemm_config(num_rows, *w.shape, w.itemsize, num_sms, hopper=hopper)
 
-    def rope_config(self, num_rows: int, weight: W, kv_heads: int, head_dim: int) -> Config | None:
+    def config_for(self, x: Tensor | SplitRows | ResidualState, weight: W) -> Config:
+        """The config of `launch` for these rows."""
+        return self.config(num_rows(x), weight)
+
+    def rope_config(
+        self, x: ResidualState, weight: W, kv_heads: int, head_dim: int
+    ) -> Config | None:
         """The config of `launch` with RoPE, whose tiles contain whole heads, or None."""
         w = self.operand(weight)[0]
-        shape = (num_rows, *w.shape, w.itemsize, workspace(w.device).num_sms)
+        shape = (len(x.residual), *w.shape, w.itemsize, workspace(w.device).num_sms)
         return rope_gemm_config(*shape, kv_heads, head_dim, hopper=has_hopper_gpu(w.device))
 
     def run(
         self,
         config: Config,
-        rows: Tensor,
+        rows: Tensor | SplitRows,
         weight: W,
+        halves: SplitRows | None,  # noqa: ARG002
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
     ) -> None:
         """Launch a kernel. behind: its arguments from `out` on, but for strides."""
         w, scale, weight_format = self.operand(weight)
+        assert isinstance(rows, Tensor)
         if isinstance(config, RingConfig):
-            run_ring(config, rows, w, (scale, None, None, *behind), out, flags)
+            run_ring(config, rows, w, (scale, *(None,) * 5, *behind), out, flags)
             return
         assert not isinstance(config, Int4Config)
         run_skinny(config, rows, w, (scale, *behind), out, flags | {"WEIGHT_FORMAT": weight_format})
 
     def launch(
         self,
-        x: Tensor | ResidualState,
+        x: Tensor | SplitRows | ResidualState,
         weight: W,
         bias: Tensor | None = None,
         *,
@@ -123,18 +168,17 @@ class GpuLinear(ABC, Generic[W]):
         rope: RopeWriteKV | None = None,
         config: Config | None = None,
         pdl: bool | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The GEMM for few rows: (out, out times the norm's weight, sums of out²), see skinny_gemm.
-
-        The last two are None without norm_weight.
-        """
+        halves: bool = False,
+    ) -> Results:
+        """The GEMM for few rows, see skinny_gemm."""
         w = self.operand(weight)[0]
         pdl = launches_early(w.device) if pdl is None else pdl
-        rows = x.rows if isinstance(x, ResidualState) else x
-        assert isinstance(rows, Tensor)
-        (num_rows, k), n = rows.shape, len(w)
-        config = config or self.config(num_rows, weight)
-        assert num_rows <= self.most
+        config = config or self.config_for(x, weight)
+        given, incoming = self.inputs(x, weight, config)
+        rows = given.codes[:, 0] if isinstance(given, SplitRows) else given
+        dtype = torch.bfloat16 if isinstance(given, SplitRows) else given.dtype
+        (m, k), n = rows.shape, len(w)
+        assert m <= self.most
         assert rows.stride(1) == w.stride(1) == 1
         assert residual is None or residual.is_contiguous()
         space = workspace(w.device)
@@ -143,16 +187,16 @@ class GpuLinear(ABC, Generic[W]):
         operands, head_constants = rope_operands(rope)
         # columns that go to the caches
         stored = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]
-        out = w.new_empty(num_rows, n // 2 if silu else n - stored, dtype=rows.dtype)
+        out = w.new_empty(m, n // 2 if silu else n - stored, dtype=dtype)
+        by_tile = config.block_n // 2 if silu else config.block_n
+        split = self.empty_halves(out, weight, by_tile) if halves else None
         normalized = squares = None
         if norm_weight is not None:
             normalized = torch.empty_like(out)
-            squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
-        incoming = x.squares if isinstance(x, ResidualState) else None
-        assert incoming is not None or not isinstance(x, ResidualState)
+            squares = w.new_empty(num_tiles, m, dtype=torch.float32)
         behind = (
             out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:9],
-            space.partials, space.counters, num_rows, n, k,
+            space.partials, space.counters, m, n, k,
             0 if incoming is None else len(incoming),
             x.eps if isinstance(x, ResidualState) else eps, *operands[9:], rows.stride(0),
         )  # fmt: skip
@@ -162,8 +206,15 @@ class GpuLinear(ABC, Generic[W]):
             "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
         } | head_constants  # fmt: skip
         assert not silu or residual is None
-        self.run(config, rows, weight, behind, out, flags)
-        return out, normalized, squares
+        self.run(config, given, weight, split, behind, out, flags)
+        return Results(out, normalized, squares, split)
+
+
+def num_rows(x: Tensor | SplitRows | ResidualState) -> int:
+    """The number of rows of what a linear operation is given."""
+    if isinstance(x, SplitRows):
+        return len(x.codes)
+    return len(x.residual if isinstance(x, ResidualState) else x)
 
 
 class ByteLinear(GpuLinear[B]):

@@ -18,23 +18,34 @@ import triton
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Int4Words, RoundedRows, Rows
+from quire.kernels.operands import (
+    Fp8Rows,
+    Int4Words,
+    ResidualState,
+    RoundedRows,
+    Rows,
+    SplitRows,
+)
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import (
+    HALVES_ROWS,
     Int4Config,
     block_rows,
     group_rows,
+    halves_config,
     int4_config,
     scales_codes,
+    x_scale_rows,
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand, num_rows
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
+from quire.kernels.triton.ops.split_rows import empty_halves, halves_for, takes_halves
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
@@ -61,7 +72,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
         if multiplies_in_fp8(len(x), x.dtype, weight):
             return in_fp8(quantize_rows(x), weight, bias)
         if reads_words(x, weight, MOST_ROWS) and x.stride(1) == 1:
-            return self.launch(x, weight, bias)[0]
+            return self.launch(x, weight, bias).out
         return unpacked(x, weight, bias)
 
     def invariant_linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
@@ -77,23 +88,51 @@ class _Int4Linear(GpuLinear[Int4Words]):
     def rounds_next(self, out: Tensor, weight: Int4Words) -> type[RoundedRows] | None:
         return Fp8Rows if multiplies_in_fp8(len(out), out.dtype, weight) else None
 
+    def stores_halves(self, rows: int, weight: Int4Words) -> bool:
+        return rows in HALVES_ROWS and takes_halves(weight)
+
+    def halves(self, x: Rows | ResidualState, weight: Int4Words) -> SplitRows | None:
+        return halves_for(x, weight)
+
+    def empty_halves(self, out: Tensor, weight: Int4Words, block_n: int) -> SplitRows | None:
+        if block_n % 64 or out.shape[1] % block_n:
+            return None
+        return empty_halves(out, sums=weight.zeros is not None)
+
+    def inputs(
+        self, x: Tensor | SplitRows | ResidualState, weight: Int4Words, config: Config
+    ) -> tuple[Tensor | SplitRows, Tensor | None]:
+        if isinstance(config, Int4Config) and config.halves:
+            halves = halves_for(x, weight)
+            assert halves is not None
+            return halves, x.squares if isinstance(x, ResidualState) else None
+        rows, squares = super().inputs(x, weight, config)
+        assert isinstance(rows, Tensor)
+        return _ordered(rows, weight), squares
+
     def config(self, num_rows: int, weight: Int4Words) -> Config:
         found = _config_of(num_rows, weight)
         assert found is not None
         return found
 
+    def config_for(self, x: Tensor | SplitRows | ResidualState, weight: Int4Words) -> Config:
+        return _halves_config_of(x, weight) or super().config_for(x, weight)
+
     def rope_config(
-        self, num_rows: int, weight: Int4Words, kv_heads: int, head_dim: int
+        self, x: ResidualState, weight: Int4Words, kv_heads: int, head_dim: int
     ) -> Config | None:
-        whole = _config_of(num_rows, weight, head_dim) if head_dim in (64, 128) else None
-        n = len(weight.words)
+        whole, n = None, len(weight.words)
+        if head_dim in (64, 128):
+            plain = _config_of(len(x.residual), weight, head_dim)
+            whole = _halves_config_of(x, weight, head_dim) or plain
         return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
 
     def run(
         self,
         config: Config,
-        rows: Tensor,
+        rows: Tensor | SplitRows,
         weight: Int4Words,
+        halves: SplitRows | None,
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
@@ -102,27 +141,51 @@ class _Int4Linear(GpuLinear[Int4Words]):
         from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, word_boxes
 
         assert isinstance(config, Int4Config)
-        rows = _ordered(rows, weight)
-        (m, k), n = rows.shape, len(weight.words)
+        m, n, k = len(out), len(weight.words), weight.inputs
         codebook = None if weight.codebook is None else byte_tables(weight.codebook)
-        if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
-            rows = F.pad(rows, (0, -k % 256)).contiguous()
         block_m, m_tiles = block_rows(m), triton.cdiv(m, block_rows(m))
         tiles = triton.cdiv(n, config.block_n) * m_tiles
         assert tiles <= NUM_COUNTERS
         assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
+        x_scale = x_sums = None
+        if isinstance(rows, SplitRows):
+            x, x_scale, x_sums = rows.codes, rows.scale, rows.sums
+            columns = column_boxes(x.view(2 * m, k), config.parts, 2 * block_m)
+        else:
+            x = _whole_steps(rows)
+            columns = column_boxes(x, config.parts, block_m)
         hopper_gemm_kernel[(tiles * config.split,)](
-            rows, column_boxes(rows, config.parts, block_m),
-            word_boxes(weight.words, config.parts, config.block_n), None, weight.scale,
-            weight.zeros, *behind, out.stride(0),
+            x, columns, x_scale, x_sums, word_boxes(weight.words, config.parts, config.block_n),
+            None, weight.scale, weight.zeros, halves and halves.codes, halves and halves.scale,
+            halves and halves.sums, *behind, out.stride(0),
             BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
-            TILES=config.parts, CHUNK=0, maxnreg=None, GROUP=weight.group,
+            TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=weight.group,
             SCALED=config.scaled or scales_codes(m, weight.group),
-            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook, **flags,
+            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook,
+            X_ROWS=0 if x_scale is None else x_scale_rows(m, k, config), **flags,
         )  # fmt: skip
 
 
 INT4 = _Int4Linear()
+
+
+def _whole_steps(rows: Tensor) -> Tensor:
+    """Rows as TMA addresses them, with columns up to a multiple of 256."""
+    k = rows.shape[1]
+    if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
+        return F.pad(rows, (0, -k % 256)).contiguous()
+    return rows
+
+
+def _halves_config_of(
+    x: Tensor | SplitRows | ResidualState, weight: Int4Words, head_dim: int = 0
+) -> Int4Config | None:
+    """The config for x in two bytes a number, if it came with them and that pays."""
+    if halves_for(x, weight) is None:
+        return None
+    n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
+    zeros, shape = weight.zeros is not None, (n, weight.inputs, weight.group)
+    return halves_config(num_rows(x), *shape, num_sms, zeros=zeros, head_dim=head_dim)
 
 
 def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:

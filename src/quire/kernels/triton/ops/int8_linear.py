@@ -42,7 +42,7 @@ class _Int8Linear(ByteLinear[Int8Weight]):
         if x.dtype == torch.float32 or x.stride(1) != 1:
             return reference.linear(x, weight, bias)
         if self.is_few(x, weight):
-            return self.launch(x, weight, bias)[0]
+            return self.launch(x, weight, bias).out
         return multiply_int8(quantize_rows(x, Int8Rows), weight, bias, x.dtype)
 
     def invariant_linear(self, x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import ResidualState, RopeWriteKV
+from quire.kernels.operands import ResidualState, RopeWriteKV, SplitRows
 from quire.kernels.triton.ops.gpu_linear import Config
 from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of
 
 
 def skinny_gemm(
-    x: Tensor | ResidualState,
+    x: Tensor | SplitRows | ResidualState,
     weight: GpuWeight,
     *,
     bias: Tensor | None = None,
@@ -31,23 +31,30 @@ def skinny_gemm(
     None. pdl: launch before the previous kernel has ended; None: where the GPU can.
     """
     method = linear_of(weight)
-    return method.launch(x, weight, bias, residual=residual, config=config, pdl=pdl)[0]
+    return method.launch(x, weight, bias, residual=residual, config=config, pdl=pdl).out
 
 
 def skinny_gemm_silu(
-    x: Tensor | ResidualState,
+    x: Tensor | SplitRows | ResidualState,
     weight: GpuWeight,
     *,
     bias: Tensor | None = None,
     config: Config | None = None,
     pdl: bool | None = None,
-) -> Tensor:
-    """silu(gate) · up, with gate and up rows interleaved in W [N, K]: [M, N / 2]."""
-    return linear_of(weight).launch(x, weight, bias, silu=True, config=config, pdl=pdl)[0]
+    halves: bool = False,
+) -> Tensor | SplitRows:
+    """silu(gate) · up, with gate and up rows interleaved in W [N, K]: [M, N / 2].
+
+    halves: in two bytes a number, where tiles allow it.
+    """
+    found = linear_of(weight).launch(
+        x, weight, bias, silu=True, config=config, pdl=pdl, halves=halves
+    )
+    return found.out if found.halves is None else found.halves
 
 
 def skinny_gemm_norm(
-    x: Tensor | ResidualState,
+    x: Tensor | SplitRows | ResidualState,
     weight: GpuWeight,
     residual: Tensor,
     norm_weight: Tensor,
@@ -56,16 +63,19 @@ def skinny_gemm_norm(
     bias: Tensor | None = None,
     config: Config | None = None,
     pdl: bool | None = None,
+    halves: bool = False,
 ) -> ResidualState:
     """residual + x · weightᵀ with the norm that follows: residual [M, N], norm_weight [N].
 
     The kernel stores the sum, the sum times the norm's weight and, for each of its tiles of
-    columns, the sums of squares. So the norm costs no launch and no pass over memory.
+    columns, the sums of squares. So the norm costs no launch and no pass over memory. halves: in
+    two bytes a number, too, where tiles allow it.
     """
-    out, normalized, squares = linear_of(weight).launch(
-        x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps, config=config, pdl=pdl
-    )
-    return ResidualState(out, normalized, norm_weight, eps, squares)
+    found = linear_of(weight).launch(
+        x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps, config=config,
+        pdl=pdl, halves=halves,
+    )  # fmt: skip
+    return ResidualState(found.out, found.normalized, norm_weight, eps, found.squares, found.halves)
 
 
 def skinny_gemm_rope(
@@ -81,7 +91,7 @@ def skinny_gemm_rope(
 
     config: one whose tiles contain whole heads, as `choose_rope_gemm_config` returns.
     """
-    out, _, _ = linear_of(weight).launch(x, weight, bias, rope=rope, config=config, pdl=pdl)
+    out = linear_of(weight).launch(x, weight, bias, rope=rope, config=config, pdl=pdl).out
     return out.view(len(out), -1, rope.head_dim)
 
 
@@ -101,4 +111,4 @@ def choose_rope_gemm_config(
     if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
         return None
     kv_heads = rope.k_cache.shape[2]
-    return linear_of(weight).rope_config(len(rows), weight, kv_heads, rope.head_dim)
+    return linear_of(weight).rope_config(x, weight, kv_heads, rope.head_dim)
