@@ -25,10 +25,6 @@ from quire.kernels.triton.hopper.hopper_queries import (
 from quire.kernels.triton.hopper.hopper_softmax import done, exp2, operand, packed, softmax
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
-# The bits of the float32 number 1.5 · 2^23. Plus an integer below 2^22 they are those of the sum of
-# both: an FMA makes it a score, where converting it would take as long as an exponential.
-ZERO = gl.constexpr(0x4B400000)
-
 
 @gluon.jit
 def attend(
@@ -175,25 +171,23 @@ def _attend_to_keys(
 
 @gluon.jit
 def _scores(q, k, SCORES: gl.constexpr):
-    """Start to compute q · kᵀ; in int8 its sums are added to `ZERO`."""
+    """Start to compute q · kᵀ; for int8 in int32.
+
+    Sums do not start at the bits of 1.5 · 2^23, which would make them float32 without conversion:
+    writing these to registers delays the MMAs, and the other warpgroup's after them.
+    """
     TILE: gl.constexpr = k.shape[0]
-    k = k.permute((1, 0))
-    if k.dtype == gl.int8:
-        start = gl.full([ROWS, TILE], ZERO, gl.int32, SCORES)
-        scores = warpgroup_mma(q, k, start, is_async=True)
-    else:
-        start = gl.zeros([ROWS, TILE], gl.float32, SCORES)
-        scores = warpgroup_mma(q, k, start, use_acc=False, is_async=True)
-    return scores
+    SUM: gl.constexpr = gl.int32 if k.dtype == gl.int8 else gl.float32
+    start = gl.zeros([ROWS, TILE], SUM, SCORES)
+    return warpgroup_mma(q, k.permute((1, 0)), start, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _scaled(scores, key_scales, slot):
     """Scores of `_scores` in float32, times the scales of the keys if these are in int8."""
     if scores.dtype == gl.int32:
-        KEYS: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-        own, less = key_scales.index(2 * slot).load(KEYS), key_scales.index(2 * slot + 1).load(KEYS)
-        scaled = scores.to(gl.float32, bitcast=True) * own[None, :] + less[None, :]
+        own = key_scales.index(slot).load(gl.SliceLayout(0, scores.type.layout))
+        scaled = scores.to(gl.float32) * own[None, :]
     else:
         scaled = scores
     return scaled

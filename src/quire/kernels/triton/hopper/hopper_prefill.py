@@ -87,7 +87,7 @@ def hopper_prefill_kernel(
     values = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1, USERS, WIDE)
     scales = ((), ())
     if INT8:
-        scales = (_words(gl.float32, 2 * SLOTS, TILE), _words(gl.int32, 4, TILE))
+        scales = (_words(gl.float32, SLOTS, TILE), _words(gl.int32, 4, TILE))
     rings = (keys, values, scales[0])
     other = ()
     if SPLIT:

@@ -63,18 +63,19 @@ def widen(
         work_ptr, num_items, cycle, NUM_HEADS, FIELDS
     )
     while num_queries > 0:
-        round_queries(
-            q_ptr, queries, cycle, head, first_token, num_queries, first_query,
-            stride_q_token, stride_q_head, GROUP, TOKENS, SPLIT,
-        )  # fmt: skip
         begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
         table = block_table_ptr + request * stride_table
         scales, blocks = (), ()
-        if INT8:
+        if INT8:  # loaded early, so that they are there when the queries are rounded
             blocks = _blocks(table, end - 1, seq_len, BLOCK_SIZE, TILE)
             scales = _scales(
                 scale_ptrs, head, blocks, end - 1, seq_len, NUM_HEADS, BLOCK_SIZE, TILE
             )
+        round_queries(
+            q_ptr, queries, cycle, head, first_token, num_queries, first_query,
+            stride_q_token, stride_q_head, GROUP, TOKENS, SPLIT,
+        )  # fmt: skip
+        if INT8:
             blocks = _blocks(table, end - 2, seq_len, BLOCK_SIZE, TILE)
         for tile in range(end - 1, begin - 1, -1):
             if INT8:
@@ -123,11 +124,10 @@ def _scales(
 
 @gluon.jit
 def _leave_scales(scales, rings, scale_smem, at):
-    """Store what `_scaled` multiplies and adds to scores, and what `SCALING` does to values."""
+    """Store what `_scaled` multiplies scores by, and what `SCALING` multiplies and adds."""
     keys, _, key_scales = rings
     slot = await_free_slot(keys, at)
-    key_scales.index(2 * slot).store(scales[0])
-    key_scales.index(2 * slot + 1).store(scales[0] * -12582912.0)
+    key_scales.index(slot).store(scales[0])
     scale_smem.index(at % 2 * 2).store(_twice(scales[1]))
     scale_smem.index(at % 2 * 2 + 1).store(_twice(scales[1] * -128.0) + 0x43004300)
     barrier()
