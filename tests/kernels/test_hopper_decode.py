@@ -34,6 +34,7 @@ BATCHES = [
 ]
 CONFIGS = [HopperDecodeConfig(2, 2), HopperDecodeConfig(1, 5), HopperDecodeConfig(3, 2, tile=128)]
 LIMITS = {torch.bfloat16: 6e-3, reference.FP8: 3e-3}
+ROUNDED = 0.03  # where queries are rounded to FP8 keys' type: prompts, and prefixes that are shared
 # heads of a key head, key heads, dimensions, block size, window
 SHAPES = [
     (4, 8, 128, 16, None),
@@ -79,7 +80,7 @@ def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
         expected = reference.attention(wide.float(), k_cache, v_cache, layout, params)
         codes = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
         out = paged_attention.attention(wide, *codes, layout, params)
-        limit = 3e-3 if queries == 1 else 6e-3
+        limit = 3e-3 if queries == 1 else ROUNDED
         assert (out - expected).norm() / expected.norm() < limit
 
 
@@ -96,7 +97,8 @@ def test_prefixes_that_several_begin_with(
     config = paged_attention.choose_decode_config(query.cuda(), caches[0], params)
     assert isinstance(config, HopperDecodeConfig)
     out = paged_attention.attention(query.cuda(), *caches, on_device(layout), params)
-    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kv_dtype]
+    limit = ROUNDED if kv_dtype == reference.FP8 else LIMITS[kv_dtype]
+    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < limit
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])

@@ -43,6 +43,8 @@ class Int8Rows(RoundedRows):
 class SplitRows(RoundedRows):
     """Rows in two bytes for each number, which keep 15 bits below the largest of 64 columns.
 
+    Kernels whose tiles have 128 columns take one scale for both blocks of them.
+
     A number is 128 times its first byte plus its second one, times the scale of its columns.
     codes: int8 [T, 2, K], first bytes and second ones; scale: float32 [K / 64, T].
     """

@@ -44,7 +44,7 @@ class ServerSettings:
     allowed_origins: str | None = setting(
         None,
         "origins whose pages may call this from a browser, with commas between; localhost for "
-        "those of this machine, * for all; default: none without an API key, all with one",
+        "those of this machine, * for all, none; default: none without an API key, * with one",
         is_list=True,
     )
     allowed_hosts: str | None = setting(

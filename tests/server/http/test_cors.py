@@ -114,6 +114,10 @@ def test_localhost_is_this_machine_at_any_port(
         assert (preflight(app, asked).headers.get(NAMES) == asked) == (is_local or asked == OURS)
 
 
+def test_no_origin_though_there_is_a_key() -> None:
+    assert ServerSettings(api_key="k", allowed_origins="none").origins == []
+
+
 def test_origins_as_a_json_list(engine: FakeEngine) -> None:
     app = serving(f'["{OURS.upper()}"]', engine)
     assert call(app, "/v1/models", headers={"origin": OURS}).headers[NAMES] == OURS

@@ -143,7 +143,7 @@ class DeviceRunner:
         )  # fmt: skip
         self._pending.append(step)
         if self._running.needs_hidden_states(order):
-            own = tensors.tokens.map(lambda rows: rows[: size.num_tokens].clone())
+            own = tensors.tokens.map(lambda rows: rows[:num_tokens].clone())
             self._finish_pending(self._work.hidden_states(own))
         return step
 
@@ -197,8 +197,12 @@ class DeviceRunner:
         )
         count = len(step.due)
         ordered = self._take_drawn(step, drawn[:count], failed[:count])
-        if not finite.all():
-            sound = finite_requests(order, finite != 0)
+        states = None if hidden is None else TorchStates(hidden, self._model)
+        flags = finite != 0
+        if states is not None:  # the last layer's MLP was computed for all tokens after the outcome
+            flags &= states.finite()
+        if not flags.all():
+            sound = finite_requests(order, flags)
             ordered = [
                 each if is_sound else SampleResult(failed=True)
                 for each, is_sound in zip(ordered, sound, strict=True)
@@ -206,8 +210,7 @@ class DeviceRunner:
         results = {
             entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
-        if hidden is not None:
-            states = TorchStates(hidden, self._model)
+        if states is not None:
             self._running.process_hidden_states(order, states, results)
         step.output = ModelRunnerOutput(
             results=[results[entry.request_id] for entry in step.plan.scheduled],

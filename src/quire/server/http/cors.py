@@ -43,7 +43,9 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 def parse_origins(text: str) -> list[str]:
-    """The origins of a comma-separated list, or of a JSON list. Raises ConfigError."""
+    """The origins of a comma-separated or a JSON list, none of `none`. Raises ConfigError."""
+    if text.strip().lower() == "none":
+        return []
     try:
         given = msgspec.json.decode(text, type=list[str]) if text[:1] == "[" else text.split(",")
     except msgspec.DecodeError:
