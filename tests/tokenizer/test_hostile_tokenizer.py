@@ -7,6 +7,8 @@ import json
 import math
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,7 @@ def test_attempts_count_what_may_be_tried_again(expression: str, attempts: float
     [
         *(*SLOW, r"(a)\1", r"(?<n>a)\g<n>", "a++b", "(?~a)", "(?(1)a|b)", "(?x: a)", "(?:a*b)*"),
         *("(?:a{2}){2}b", "[]a]", "a{2", "(a", "a)", "(", "*a", "(" * 40 + ")" * 40, "\\"),
+        *(r"\p{Tibetan}{2}?" * 20 + "[c-f]", "a{1}?", "a{}b", "a{,}b", "a{3,2}b"),
     ],
 )
 def test_what_is_not_understood_or_too_much_is_costly(expression: str) -> None:
@@ -251,10 +254,40 @@ def test_only_so_many_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert guard.run(lambda: 7, 1) == 7
 
 
+def test_those_that_run_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, go = encoding_guard.EncodingGuard(), threading.Event()
+    begun: list[int] = []
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.002)
+    monkeypatch.setattr(encoding_guard, "_SHORTEST_WAIT", 0.002)
+
+    def encode() -> None:
+        begun.append(1)
+        go.wait(30)
+
+    with ThreadPoolExecutor(10) as pool:
+        errors = [
+            call.exception() for call in [pool.submit(guard.run, encode, 1) for _ in "a" * 10]
+        ]
+    assert len(begun) == len(guard._left_behind) == encoding_guard.MAX_LEFT_BEHIND
+    assert all(isinstance(error, OverloadedError) for error in errors)
+    assert sum("little processor time" in str(error) for error in errors) == len(begun)
+    go.set()
+
+
+def test_those_that_run_are_waited_for() -> None:
+    guard, together = encoding_guard.EncodingGuard(), threading.Barrier(2)
+    with ThreadPoolExecutor(10) as pool:
+        calls = [pool.submit(guard.run, partial(together.wait, 30), 1) for _ in range(10)]
+    assert sorted(call.result() for call in calls) == [0] * 5 + [1] * 5
+    assert not guard._running
+
+
 def test_no_thread_is_a_reason_to_try_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    guard = encoding_guard.EncodingGuard()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(OverloadedError, match="no thread could be started"):
-        encoding_guard.EncodingGuard().run(bool, 1)
+        guard.run(bool, 1)
+    assert not guard._running

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from quire.background import TooLongError, is_hurried
 from quire.errors import InvalidRequestError, QuireError, invalid_value, is_failure
 from quire.tokenizer.conversation_input import BREAK
+from quire.tokenizer.encoding_guard import EncodingGuard
 from quire.tokenizer.pattern_check import LONG_CHARS, has_costly_pattern
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from quire.tokenizer.encoding_guard import EncodingGuard
 
 MAX_REASON_CHARS = 200
 
@@ -27,6 +26,7 @@ class Encoder:
     def __init__(self, backend: tokenizers.Tokenizer, control_names: Iterable[str]) -> None:
         self._backend = backend
         self._control = _beginnings_of(control_names)
+        self._guard = EncodingGuard()
         self._is_costly = has_costly_pattern(backend)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -67,12 +67,6 @@ class Encoder:
         before = self._line_end
         ids = self.ids(f"\n{text}")
         return ids[len(before) :] if ids[: len(before)] == before else self.ids(text)
-
-    @cached_property
-    def _guard(self) -> EncodingGuard:
-        from quire.tokenizer.encoding_guard import EncodingGuard
-
-        return EncodingGuard()
 
     @cached_property
     def _line_end(self) -> list[int]:

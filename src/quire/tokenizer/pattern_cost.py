@@ -89,14 +89,20 @@ class _Parser:
             self._at += 1
             counts = (int(sign == "+"), 1 if sign == "?" else inf)
         elif sign == "{":
-            low, comma, high = self._must_take(_COUNT).groups()
-            least = int(low or 0)
-            counts = (least, (int(high) if high else inf) if comma else least)
+            counts = self._counts(*self._must_take(_COUNT).groups())
         if counts != (1, 1) and self._text[self._at : self._at + 1] == "?":
             self._at += 1  # as few as possible: the same choices in another order
         if self._text[self._at : self._at + 1] in ("*", "+", "?", "{") and counts != (1, 1):
             raise _UnknownError
         return counts
+
+    def _counts(self, low: str, comma: str, high: str) -> tuple[int, float]:
+        if not comma and self._text[self._at : self._at + 1] == "?":
+            raise _UnknownError  # the library reads x{n}? as (?:x{n})?, others as x{n}
+        if not low + high or (high and int(high) < int(low or 0)):
+            raise _UnknownError  # plain text, or counts in the other order
+        least = int(low or 0)
+        return least, (int(high) if high else inf) if comma else least
 
     @staticmethod
     def _check_escape(char: str) -> None:
