@@ -256,21 +256,21 @@ def test_only_so_many_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_those_that_run_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     guard, go = encoding_guard.EncodingGuard(), threading.Event()
-    begun: list[int] = []
+    started: list[int] = []
     monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.002)
     monkeypatch.setattr(encoding_guard, "_SHORTEST_WAIT", 0.002)
 
     def encode() -> None:
-        begun.append(1)
+        started.append(1)
         go.wait(30)
 
     with ThreadPoolExecutor(10) as pool:
         errors = [
             call.exception() for call in [pool.submit(guard.run, encode, 1) for _ in "a" * 10]
         ]
-    assert len(begun) == len(guard._left_behind) == encoding_guard.MAX_LEFT_BEHIND
+    assert len(started) == len(guard._left_behind) == encoding_guard.MAX_LEFT_BEHIND
     assert all(isinstance(error, OverloadedError) for error in errors)
-    assert sum("little processor time" in str(error) for error in errors) == len(begun)
+    assert sum("little processor time" in str(error) for error in errors) == len(started)
     go.set()
 
 
