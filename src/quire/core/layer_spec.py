@@ -100,7 +100,7 @@ class KVLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An attention layer (grouped-query attention).
+    """An attention layer (grouped-query attention, GQA).
 
     scale: multiplies scores. window: how many of the last tokens a query sees, itself included;
     None for all. soft_cap: scores become cap * tanh(score / cap). sinks: a learned logit per head
@@ -249,6 +249,8 @@ def layer_module(index: int) -> str:
 
 def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
     """The features that a record and those in it use, as (class.field, words for a message)."""
+    if isinstance(record, RopeSettings) and record.kind != "default":
+        yield f"RopeSettings.kind={record.kind}", f"RoPE of the kind {record.kind}"
     names, defaults = record.__struct_fields__, record.__struct_defaults__
     required = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
     for name, default in zip(names, required + defaults, strict=True):
@@ -258,7 +260,7 @@ def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
             shown = f"{words} {value}" if isinstance(value, float | str) else words
             yield f"{type(record).__name__}.{name}", shown
         for inner in value if isinstance(value, tuple) else (value,):
-            if isinstance(inner, msgspec.Struct) and not isinstance(inner, RopeSettings):
+            if isinstance(inner, msgspec.Struct):
                 yield from features(inner)
 
 

@@ -10,7 +10,7 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 class RopeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The rotary embedding: its kind, and what that kind needs (the rest keeps its default).
 
-    theta: base of the wavelengths. rotary_dim: how many dimensions of a head turn.
+    theta: base of the wavelengths. rotary_dim: number of dimensions of each head that are rotated.
     max_position: the model's context limit; original_max_position: the one it was trained with.
     attention_factor: multiplies cos and sin; None lets the kind derive it.
     """

@@ -6,6 +6,27 @@ import math
 
 from quire.core.rope_settings import RopeSettings
 
+# Features of `RopeSettings` that are computed here and in rope.py, which both runtimes take.
+ROPE_FEATURES = frozenset(
+    {
+        *(
+            f"RopeSettings.kind={kind}"
+            for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")
+        ),
+        "RopeSettings.factor",
+        "RopeSettings.low_freq_factor",
+        "RopeSettings.high_freq_factor",
+        "RopeSettings.beta_fast",
+        "RopeSettings.beta_slow",
+        "RopeSettings.truncate",
+        "RopeSettings.mscale",
+        "RopeSettings.mscale_all_dim",
+        "RopeSettings.attention_factor",
+        "RopeSettings.short_factor",
+        "RopeSettings.long_factor",
+    }
+)
+
 
 def attention_factor(rope: RopeSettings) -> float:
     """What multiplies cos and sin, and so the attention's temperature. 1 for most kinds."""

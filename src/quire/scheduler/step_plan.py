@@ -1,6 +1,6 @@
-"""A step while it is being planned: its entries and its token budget. No torch.
+"""A step while it is being planned: its entries and token budget (max_num_batched_tokens).
 
-Owns the budget and the lengths that a plan advances at once (`num_computed_tokens`,
+No torch. Owns the budget and the lengths that a plan advances at once (`num_computed_tokens`,
 `num_in_flight_tokens`); `remove` exactly undoes `add`. planner.py makes the choices.
 """
 

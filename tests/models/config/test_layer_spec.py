@@ -9,10 +9,13 @@ import pytest
 from checkpoints import CASES
 
 from quire.core.layer_spec import LayerSpec, UnsupportedModelError, check_features
+from quire.core.rope_settings import RopeSettings
 from quire.kvcache.kv_sizes import block_bytes
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
+from quire.models.families import llama
 from quire.models.loading.expected_tensors import expected_tensors
+from quire.models.runtimes import compiled_weights
 
 BASE = frozenset({"LinearSpec.parts"})  # of what every family has
 
@@ -90,6 +93,30 @@ def test_a_feature_that_is_not_computed_is_refused_by_name(
     )
     with pytest.raises(UnsupportedModelError, match=words):
         check_features(changed, BASE)
+
+
+class NewerRope(RopeSettings, frozen=True, kw_only=True):
+    """RoPE with a field that no runtime knows."""
+
+    interleaved: bool = False
+
+
+@pytest.mark.parametrize(
+    "computed", [llama.COMPUTED, compiled_weights.COMPUTED], ids=["modules", "compiled"]
+)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"kind": "xpos"}, "RoPE of the kind xpos"), ({"interleaved": True}, "interleaved")],
+    ids=["kind", "field"],
+)
+def test_a_rope_that_is_not_computed_is_refused_by_name(
+    changes: dict[str, object], words: str, computed: frozenset[str], checkpoint: Callable
+) -> None:
+    spec = ModelConfig.from_folder(checkpoint("llama")[0]).spec
+    rope = NewerRope(**{**msgspec.structs.asdict(spec.ropes[0]), **changes})  # type: ignore[arg-type]
+    changed = with_feature(spec.layers[0], "attention.rope", rope)
+    with pytest.raises(UnsupportedModelError, match=words):
+        check_features(msgspec.structs.replace(spec, layers=(changed,)), computed)
 
 
 def with_feature(layer: LayerSpec, path: str, value: object) -> LayerSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -235,6 +236,32 @@ def test_a_layer_that_is_not_computed_is_refused_by_name(
     layers = (changed,) * 2 if "value_dim" in values else (spec.layers[0], changed)
     with pytest.raises(UnsupportedModelError, match=reason):
         CompiledDecoder(replace(spec, layers=layers), stored_arrays(model), 16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.norm.weight", "model.layers.1.post_attention_layernorm.weight"),
+        *("model.layers.1.self_attn.qkv_proj.bias", "model.embed_tokens.weight"),
+        "model.rotary.inv_freq",
+    ],
+)
+def test_a_tensor_of_another_shape_is_refused(name: str, checkpoint: Callable) -> None:
+    model, model_config = load_folder(checkpoint("llama_biased_d16")[0])
+    stored = stored_arrays(model)
+    short = StoredArrays({**stored.arrays, name: stored.arrays[name][:3]}, stored.formats)
+    shape = list(stored.arrays[name].shape)
+    reason = f"{name} is {[3, *shape[1:]]}, not {shape}"
+    with pytest.raises(UnsupportedModelError, match=re.escape(reason)):
+        CompiledDecoder(model_config.spec, short, 16)
+
+
+def test_a_bias_of_the_head_is_refused(checkpoint: Callable) -> None:
+    model, model_config = load_folder(checkpoint("llama_d96")[0])
+    assert model_config.spec.head is not None
+    spec = replace(model_config.spec, head=replace(model_config.spec.head, bias=True))
+    with pytest.raises(UnsupportedModelError, match="a bias of the head"):
+        CompiledDecoder(spec, stored_arrays(model), 16)
 
 
 @pytest.mark.parametrize(

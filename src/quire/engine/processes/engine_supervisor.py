@@ -1,4 +1,4 @@
-"""Supervisor of one model's engine process: starts it, watches it and restarts it.
+"""Supervisor of one model's engine process, its watchdog: starts and restarts it.
 
 Owns when the process counts as dead or hung. A callback reports to the server supervisor
 (server_supervisor.py).

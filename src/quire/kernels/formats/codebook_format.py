@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from quire.kernels.formats.native_format import NATIVE_CODEBOOKS
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import CodebookWeight, QuantizedWeight
 
@@ -22,7 +23,8 @@ class CodebookFormat(WeightFormat):
     """Codes [N, K / 2] in uint8, of two the first in the lower four bits; scales [N, K / group].
 
     numbers: what the codes 0 to 15 stand for. unit: that of the native kernel's bytes.
-    scale_bytes: of a scale.
+    scale_bytes: size of one scale in bytes. Defining a format raises ValueError where a native
+    kernel that it names has other numbers.
     """
 
     __slots__ = ()
@@ -31,6 +33,19 @@ class CodebookFormat(WeightFormat):
     numbers: ClassVar[tuple[float, ...]]
     unit: ClassVar[float]
     scale_bytes: ClassVar[int]
+
+    def __init_subclass__(cls) -> None:
+        for layout in cls.native_formats.values():
+            if NATIVE_CODEBOOKS.get(layout) != (cls._in_units(), cls.unit):
+                raise ValueError(
+                    f"{cls.__name__} has other numbers than the native kernel of {layout.name}; "
+                    "leave native_formats empty, or add a kernel of its own"
+                )
+
+    @classmethod
+    def _in_units(cls) -> tuple[int, ...]:
+        """The 16 numbers in whole units."""
+        return tuple(round(number / cls.unit) for number in cls.numbers)
 
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`."""
@@ -71,5 +86,5 @@ class CodebookFormat(WeightFormat):
         """The numbers that are multiplied: whole multiples of the unit. float32 [N, K]."""
         from quire.kernels.reference_codebook import look_up
 
-        units = tuple(float(round(number / self.unit)) for number in self.numbers)
+        units = tuple(map(float, self._in_units()))
         return look_up(weight.codes, self.wide_scales(weight.scale) * self.unit, units)

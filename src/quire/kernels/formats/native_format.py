@@ -21,3 +21,13 @@ class NativeFormat(IntEnum):
     INT4_HADAMARD = 6  # inputs are Hadamard-rotated
     NF4 = 7
     MXFP4 = 8
+
+
+# What the 16 codes stand for in a native kernel, in units of the second number: codebook.h.
+NATIVE_CODEBOOKS = {
+    NativeFormat.NF4: (
+        (-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127),
+        1.0 / 127.0,
+    ),
+    NativeFormat.MXFP4: ((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), 0.5),
+}

@@ -6,6 +6,7 @@ To add one, list its class here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from quire.kernels.formats.fp8 import Fp8
 from quire.kernels.formats.int4 import Int4
@@ -24,11 +25,23 @@ FORMATS: dict[str, type[WeightFormat]] = {
     "mxfp4": Mxfp4,
 }
 
-_BY_LAYOUT = {
-    found: (codes, *variant)
-    for codes, each in FORMATS.items()
-    for variant, found in each.native_formats.items()
-}
+
+def by_layout(
+    formats: Mapping[str, type[WeightFormat]],
+) -> dict[NativeFormat, tuple[str, bool, bool]]:
+    """Codes, zeros and hadamard by packed layout. Raises ValueError for two formats of one."""
+    found: dict[NativeFormat, tuple[str, bool, bool]] = {}
+    for codes, each in formats.items():
+        for variant, layout in each.native_formats.items():
+            if layout in found:
+                raise ValueError(
+                    f"{codes} and {found[layout][0]} both have the layout {layout.name}"
+                )
+            found[layout] = (codes, *variant)
+    return found
+
+
+_BY_LAYOUT = by_layout(FORMATS)
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from quire.layers.linear_layers import GateUpParallelLinear, QKVParallelLinear, 
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope import RotaryEmbedding
+from quire.layers.rope_scale import ROPE_FEATURES
 
 COMPUTED = frozenset(
     {
@@ -43,6 +44,7 @@ COMPUTED = frozenset(
         "NormSpec.adds_one",
         "EmbeddingSpec.scale",
         "ModelSpec.logit_soft_cap",
+        *ROPE_FEATURES,
     }
 )
 

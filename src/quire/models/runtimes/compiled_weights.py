@@ -26,6 +26,7 @@ from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightAr
 from quire.kernels.formats.native_format import BLOCK
 from quire.kernels.formats.table import FORMATS
 from quire.kernels.operands import PackedWeight, QuantizedWeight
+from quire.layers.rope_scale import ROPE_FEATURES
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.quantization.stored_weight import restore, tensors_of
 
@@ -44,6 +45,7 @@ COMPUTED = frozenset(
         "NormSpec.adds_one",  # the stored weight has it already
         "EmbeddingSpec.scale",
         "ModelSpec.logit_soft_cap",
+        *ROPE_FEATURES,
     }
 )
 _EPILOGUES = {"silu": Epilogue.SILU, "gelu_tanh": Epilogue.GELU}
@@ -83,7 +85,7 @@ def find_weights(spec: ModelSpec, stored: StoredArrays, block_size: int) -> Comp
         layers=layers,
         norms=tuple(norms),
         head=head,
-        inv_freq=reader.array("model.rotary.inv_freq"),
+        inv_freq=reader.array("model.rotary.inv_freq", spec.ropes[0].rotary_dim // 2),
         memory=stored.arrays,
     )
     reader.check_all_read()
@@ -92,6 +94,8 @@ def find_weights(spec: ModelSpec, stored: StoredArrays, block_size: int) -> Comp
 
 def _check_sizes(spec: ModelSpec, block_size: int) -> None:
     """Refuse what differs between layers where compiled code takes one value for all."""
+    if spec.head is not None and spec.head.bias:
+        raise UnsupportedModelError("a bias of the head")
     if len(spec.ropes) != 1:
         raise UnsupportedModelError("layers with different rotary embeddings")
     if spec.ropes[0].kind == "dynamic":
@@ -140,16 +144,18 @@ class _Reader:
         self._read.add(name)
         return self._stored.arrays.get(name)
 
-    def array(self, name: str) -> Array:
-        """An array. Raises UnsupportedModelError if it is not stored."""
+    def array(self, name: str, *shape: int) -> Array:
+        """An array. Raises UnsupportedModelError if it is not stored, or has another shape."""
         found = self.optional(name)
         if found is None:
             raise UnsupportedModelError(f"there is no {name}")
+        if found.shape != shape:
+            raise UnsupportedModelError(f"{name} is {list(found.shape)}, not {list(shape)}")
         return found
 
     def norm(self, prefix: str, norm: NormSpec) -> Array:
         """The weight of a norm, [size]."""
-        return self.array(f"{prefix}{norm.module}.weight")
+        return self.array(f"{prefix}{norm.module}.weight", norm.size)
 
     def packed(self, prefix: str, linear: LinearSpec) -> PackedWeight:
         """A linear layer's weight; its format is stored beside it."""
@@ -175,7 +181,7 @@ class _Reader:
     def linear(self, prefix: str, linear: LinearSpec) -> LinearWeightArgs:
         """The weight and the bias of a linear layer."""
         weight = self.packed(prefix, linear)
-        bias = self.array(f"{prefix}{linear.module}.bias") if linear.bias else None
+        bias = self.array(f"{prefix}{linear.module}.bias", linear.n) if linear.bias else None
         return LinearWeightArgs(
             address(weight.packed),
             *(None if each is None else address(each) for each in (bias, weight.permutation)),
@@ -194,10 +200,9 @@ class _Reader:
 def _embedding(spec: ModelSpec, head: PackedWeight | None, reader: _Reader) -> Array | PackedWeight:
     """The table of the embedding, or a tied head's weight, which serves look-ups, too."""
     name = f"{spec.embedding.module}.weight"
-    if spec.is_head_tied and head is not None:
-        own = reader.optional(name)
-        return head if own is None else own
-    return reader.array(name)
+    if spec.is_head_tied and head is not None and reader.optional(name) is None:
+        return head
+    return reader.array(name, spec.vocab_size, spec.hidden_size)
 
 
 def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:

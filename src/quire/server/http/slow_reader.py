@@ -1,4 +1,4 @@
-"""ReaderWatch: disconnects clients that do not read their responses."""
+"""ReaderWatch: disconnects a slow client, which does not read its response (backpressure)."""
 
 from __future__ import annotations
 
