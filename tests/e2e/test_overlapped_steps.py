@@ -24,8 +24,8 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core.executor import Executor, OverlappedExecutor
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.gpu.device_runner import DeviceRunner
-from quire.engine.gpu.step_graphs import Record, StepTensors
-from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.gpu.step_graphs import Record, StepTensors, TokenStates
+from quire.engine.gpu.step_work import ModelWork, layers_of_all_kinds
 from quire.engine.startup import torch_start
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.resolved_config import ResolvedConfig
@@ -219,3 +219,27 @@ def test_grammars_penalties_and_scores_are_as_with_single_steps(
             assert [each.logprob for each in ours.values()] == pytest.approx(
                 [each.logprob for each in host.values()], abs=1e-3
             )
+
+
+@pytest.mark.parametrize("spoilt", [None, 4])
+def test_a_state_that_the_last_layer_spoils_ends_a_request_for_its_scores(
+    spoilt: int | None,
+    odd_model: Path,
+    overlap: Callable[[Record | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States of tokens that nothing samples are finished after the step's outcome is known."""
+    finish = ModelWork.hidden_states
+
+    def spoil(work: ModelWork, tokens: TokenStates) -> Tensor:
+        states = finish(work, tokens)
+        if spoilt is not None and len(states) > spoilt:  # not the one that is sampled from
+            states[spoilt] = torch.nan
+        return states
+
+    monkeypatch.setattr(ModelWork, "hidden_states", spoil)
+    overlap(None)
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=1)
+    request = AddRequest(request_id="a", prompt_token_ids=[20] * 9, sampling=sampling)
+    served = serve(start(odd_model), [request])
+    assert served.ends == {"a": ["length" if spoilt is None else "error"]}
