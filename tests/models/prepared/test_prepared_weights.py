@@ -107,6 +107,17 @@ def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
     assert files[0] == files[1] != files[2] == files[3]
 
 
+def test_what_a_model_computes_has_a_file_of_its_own() -> None:
+    """A family that is described otherwise may store other numbers."""
+    other = msgspec.structs.replace(MODEL_CONFIG, rms_norm_eps=2 * MODEL_CONFIG.rms_norm_eps)
+    again = msgspec.structs.replace(MODEL_CONFIG)
+    files = [
+        prepared_file(ModelSettings(), model_config, PATH, "float32")
+        for model_config in (MODEL_CONFIG, again, other)
+    ]
+    assert files[0] == files[1] != files[2]
+
+
 def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
     load(tmp_path)
     path = resolve_model("quire-tiny-draft")

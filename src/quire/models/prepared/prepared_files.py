@@ -61,7 +61,7 @@ def prepared_file(
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     layout = (
         LAYOUT, dtype, native.instruction_set(), without_kernels,
-        model_config.rope.takes_long_factors(max_model_len),
+        model_config.rope.takes_long_factors(max_model_len), model_config.spec,
     )  # fmt: skip
     return folder / file_name(checkpoint_key(config, path), digest_of(layout))
 
