@@ -39,6 +39,7 @@ def test_prepared_weights_are_asked_for_instead(tmp_path: Path) -> None:
     folder, prepared = tmp_path / "model", tmp_path / "prepared"
     folder.mkdir()
     prepared.mkdir()
+    (folder / "config.json").write_text("{}")
     checkpoint = folder / "a.safetensors"
     checkpoint.write_bytes(b"x")
     config = config_of(folder, prepared, quantization="int8")
@@ -57,6 +58,7 @@ def test_prepared_weights_are_asked_for_instead(tmp_path: Path) -> None:
 def test_a_system_that_cannot_be_asked_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "config.json").write_text("{}")
     file = tmp_path / "a.safetensors"
     file.write_bytes(b"x")
     monkeypatch.setattr("sys.platform", "darwin")
