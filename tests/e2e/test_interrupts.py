@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import linecache
 import random
 import subprocess
 import sys
@@ -128,23 +129,34 @@ def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, mode: str) -> Non
 class Raiser:
     """Raises an error at one line event of the engine, counted from the start of a run.
 
-    lines: those of all events, in order, if `at` is None.
+    lines: those of all events, in order, if `at` is None. The end of a `with` is none of them: no
+    signal is handled between its body and its `__exit__`, where a trace function could raise.
     """
 
     def __init__(self, at: int | None, error: type[BaseException]) -> None:
         self.at, self.error = at, error
         self.lines: list[tuple[str, int]] = []
+        self._inside: set[tuple[FrameType, int]] = set()  # the `with` lines that were entered
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_code.co_filename
         if not name.startswith(FOLDERS):
             return None
-        if event == "line":
+        if event == "line" and not self._leaves_with(frame):
             self.lines.append((name, frame.f_lineno))
             if self.at is not None and len(self.lines) == self.at + 1:
                 sys.settrace(None)
                 raise self.error
         return self
+
+    def _leaves_with(self, frame: FrameType) -> bool:
+        key = (frame, frame.f_lineno)
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if not source.lstrip().startswith("with "):
+            return False
+        leaves = key in self._inside
+        (self._inside.discard if leaves else self._inside.add)(key)
+        return leaves
 
     def run(self, work: Callable[[], object]) -> None:
         sys.settrace(self)
@@ -152,6 +164,7 @@ class Raiser:
             work()
         finally:
             sys.settrace(None)
+            self._inside.clear()  # its frames
 
 
 def moments(lines: list[tuple[str, int]]) -> list[int]:
