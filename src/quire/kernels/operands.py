@@ -40,13 +40,12 @@ class Int8Rows(RoundedRows):
 
 
 @dataclass(frozen=True, slots=True)
-class SplitRows(RoundedRows):
-    """Rows in two bytes for each number, which keep 15 bits below the largest of 64 columns.
+class Int16Rows(RoundedRows):
+    """Rows in INT16: integers in two signed bytes, with a scale for each block of 64 columns.
 
-    Kernels whose tiles have 128 columns take one scale for both blocks of them.
-
-    A number is 128 times its first byte plus its second one, times the scale of its columns.
-    codes: int8 [T, 2, K], first bytes and second ones; scale: float32 [K / 64, T].
+    A number is 128 times its high byte plus its low byte, times the scale of its block, which keeps
+    15 bits of the block's largest. codes: int8 [T, 2, K], high bytes, then low ones. scale: float32
+    [K / 64, T]; kernels whose tiles have 128 columns store the same one for both blocks.
     """
 
     sums: Tensor | None = None  # float32 [K / 64, T], of numbers without scale; for zero points
@@ -76,7 +75,7 @@ class ResidualState:
     weight: Tensor  # [H], of the norm
     eps: float
     squares: Tensor | None = None  # float32 [column tiles, T], sums of r² over each tile's columns
-    halves: SplitRows | None = None  # the same rows for four-bit weights, with `squares` alone
+    int16: Int16Rows | None = None  # the same rows for four-bit weights, with `squares` alone
 
 
 @dataclass(frozen=True, slots=True)

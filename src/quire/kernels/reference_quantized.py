@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8Weight, SplitRows
+from quire.kernels.operands import Int4Weight, Int8Weight, Int16Rows
 
 HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
 LEAST_HADAMARD = 16  # but no smaller than this
@@ -96,8 +96,8 @@ def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
     return codes.flatten(1), (largest / 127.0).squeeze(2)
 
 
-def split_rows(x: Tensor) -> SplitRows:
-    """Activations [T, K] in two bytes a number, rounded to the nearest; K: a multiple of 64.
+def round_int16(x: Tensor) -> Int16Rows:
+    """Activations [T, K] in INT16, rounded to the nearest; K: a multiple of 64.
 
     What is not finite makes the scale of its columns so.
     """
@@ -107,7 +107,7 @@ def split_rows(x: Tensor) -> SplitRows:
     high = (numbers + 64) >> 7
     codes = torch.stack([high, numbers - (high << 7)], dim=1).to(torch.int8)
     sums = numbers.reshape(len(x), -1, 64).sum(2).t().float().contiguous()
-    return SplitRows(codes, scale[:, :, 0].t().contiguous(), sums)
+    return Int16Rows(codes, scale[:, :, 0].t().contiguous(), sums)
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:

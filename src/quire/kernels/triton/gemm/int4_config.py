@@ -12,7 +12,7 @@ from quire.kernels.triton.launch.gemm_config import tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 MOST_BLOCK_M = 128  # rows of x in a tile
-HALVES_ROWS = (1, *range(9, 17))  # rows of x, of which it comes in two bytes a number
+INT16_ROWS = (1, *range(9, 17))  # rows of x, of which it comes in INT16
 SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 
 
@@ -20,8 +20,8 @@ SHARED_MEMORY = 226 * 1024  # bytes that a multiprocessor has for its programs
 class Int4Config:
     """`split` programs share a tile of block_n outputs; see `hopper_int4_ring` for `parts`.
 
-    scaled: whether scales multiply codes also where they could multiply the sums of groups. halves:
-    x comes in two bytes a number, see `hopper_int4_bytes`. registers: the most of a thread.
+    scaled: whether scales multiply codes also where they could multiply the sums of groups. int16:
+    x comes in INT16, see `hopper_int16_rows`. registers: the most of a thread.
     """
 
     block_n: int
@@ -30,7 +30,7 @@ class Int4Config:
     split: int = 1
     warps: int = 4
     scaled: bool = False
-    halves: bool = False
+    int16: bool = False
     registers: int | None = None
 
 
@@ -62,7 +62,7 @@ def shared_memory(m: int, k: int, group: int, *, zeros: bool, config: Int4Config
     stage = config.parts * (128 * config.block_n + 512 * block_rows(m))
     groups = 2 * config.parts * config.block_n * group_rows(k, group, config)
     scales = 4 * max(4, config.parts * block_rows(m)) * x_scale_rows(m, k, config)
-    return config.stages * stage + (2 if zeros else 1) * (groups + config.halves * scales) + 64
+    return config.stages * stage + (2 if zeros else 1) * (groups + config.int16 * scales) + 64
 
 
 @functools.cache
@@ -102,21 +102,21 @@ def int4_config(
 
 
 @functools.cache
-def halves_config(
+def int16_config(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False, head_dim: int = 0
 ) -> Int4Config | None:
-    """`int4_config` for x in two bytes a number; None where that does not pay, or has no room.
+    """`int4_config` for x in INT16; None where that does not pay, or has no room.
 
     Of tiles of 128 outputs two fit on a multiprocessor, if a thread keeps to 128 registers.
     """
-    if m not in HALVES_ROWS:
+    if m not in INT16_ROWS:
         return None
     large = head_dim > 64 or (m > 1 and n >= 28 * num_sms)
     block_n, warps = (128, 8) if large else (64, 4)
     parts = 2 if m == 1 and not large else 1
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     split = max(1, min(4, steps // 2, 2 * num_sms // tiles))
-    found = Int4Config(block_n, parts, 2, split, warps, halves=True, registers=128)
+    found = Int4Config(block_n, parts, 2, split, warps, int16=True, registers=128)
     if split > 1 and split * tiles * block_n * block_rows(m) > NUM_PARTIALS:
         return None
     return found if shared_memory(m, k, group, zeros=zeros, config=found) <= SHARED_MEMORY else None

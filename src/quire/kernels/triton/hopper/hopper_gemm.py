@@ -23,17 +23,17 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_rounding,
     multiply_tiles,
 )
-from quire.kernels.triton.hopper.hopper_int4_bytes import (
-    load_scales,
-    multiply_halves,
-    store_halves,
-)
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
     ask_columns,
     ask_words,
     load_groups,
     multiply_int4,
+)
+from quire.kernels.triton.hopper.hopper_int16_rows import (
+    load_scales,
+    multiply_int16,
+    store_int16,
 )
 from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
 from quire.kernels.triton.launch.gluon_compat import barrier
@@ -58,7 +58,7 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
     x_ptr, x_desc, x_scale_ptr, x_sum_ptr, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr,
-    halves_ptr, halves_scale_ptr, halves_sum_ptr, out_ptr, bias_ptr, residual_ptr, norm_ptr,
+    int16_ptr, int16_scale_ptr, int16_sum_ptr, out_ptr, bias_ptr, residual_ptr, norm_ptr,
     normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
     k_scale_ptr, v_scale_ptr, slots_ptr, partial_ptr, counter_ptr,
@@ -83,9 +83,9 @@ def hopper_gemm_kernel(
     GROUP: inputs that share a scale of four-bit weights, whose words w_desc has; 0 for others.
     CODEBOOK: None, or `byte_tables` of the numbers that codes stand for. With four-bit weights
     TILES are parts of k, see `multiply_int4`, and programs of the same W lie side by side, each
-    with BLOCK_M rows of x. x_scale_ptr: x comes in two bytes a number, see `hopper_int4_bytes`;
-    X_ROWS: `load_scales`' ROWS, else 0. halves_ptr: where the result is stored in such bytes, too,
-    or with SILU instead.
+    with BLOCK_M rows of x. x_scale_ptr: of x in INT16, see `hopper_int16_rows`; X_ROWS:
+    `load_scales`' ROWS, else 0. int16_ptr: where the result is stored in INT16 as well, or with
+    SILU instead.
     """
     # of more rows, what lies beside takes too many registers
     MOST_EARLY: gl.constexpr = 8 if X_ROWS > 0 and HEAD_DIM > 0 else 16
@@ -163,7 +163,7 @@ def hopper_gemm_kernel(
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
     if X_ROWS > 0:
-        acc = multiply_halves(
+        acc = multiply_int16(
             x_desc, w_desc, ring, x_ring, scales, zeros, x_scales, x_sums, full, tile * BLOCK_N,
             first, begin, end, GROUP,
         )  # fmt: skip
@@ -201,8 +201,8 @@ def hopper_gemm_kernel(
                 stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            halves = halves_ptr, halves_scale_ptr, halves_sum_ptr
-            _store_silu(acc, tile, first, out_ptr, halves, M, N, stride_out)
+            int16 = int16_ptr, int16_scale_ptr, int16_sum_ptr
+            _store_silu(acc, tile, first, out_ptr, int16, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
@@ -211,10 +211,10 @@ def hopper_gemm_kernel(
             if HAS_NORM:
                 normalized = (stored * weight[:, None]).to(normalized_ptr.dtype.element_ty)
                 gl.store(normalized_ptr + offsets, normalized, mask=inside)
-                if halves_ptr is not None:
-                    store_halves(
+                if int16_ptr is not None:
+                    store_int16(
                         stored.to(gl.float32) * weight.to(gl.float32)[:, None], tile * BLOCK_N,
-                        tokens, halves_ptr, halves_scale_ptr, halves_sum_ptr, M, N,
+                        tokens, int16_ptr, int16_scale_ptr, int16_sum_ptr, M, N,
                     )  # fmt: skip
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
@@ -303,7 +303,7 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 
 @gluon.jit
-def _store_silu(acc, tile, first, out_ptr, halves, M, N, stride_out):
+def _store_silu(acc, tile, first, out_ptr, int16, M, N, stride_out):
     """Store silu(gate) · up of a tile whose gate and up rows are interleaved."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
@@ -312,9 +312,9 @@ def _store_silu(acc, tile, first, out_ptr, halves, M, N, stride_out):
     layout: gl.constexpr = out.type.layout
     columns = tile * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
     tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    halves_ptr, scale_ptr, sum_ptr = halves
-    if halves_ptr is not None:
-        store_halves(out, tile * WIDTH, tokens, halves_ptr, scale_ptr, sum_ptr, M, N // 2)
+    int16_ptr, scale_ptr, sum_ptr = int16
+    if int16_ptr is not None:
+        store_int16(out, tile * WIDTH, tokens, int16_ptr, scale_ptr, sum_ptr, M, N // 2)
     else:
         inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
         offsets = tokens[None, :] * stride_out + columns[:, None]

@@ -12,11 +12,11 @@ from torch import Tensor
 from quire.kernels.operands import (
     Fp8Weight,
     Int8Weight,
+    Int16Rows,
     ResidualState,
     RopeWriteKV,
     RoundedRows,
     Rows,
-    SplitRows,
 )
 from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
@@ -40,7 +40,7 @@ class Results(NamedTuple):
     out: Tensor
     normalized: Tensor | None = None  # out times the norm's weight
     squares: Tensor | None = None  # sums of out²
-    halves: SplitRows | None = None  # normalized; or else out, which then is not stored
+    int16: Int16Rows | None = None  # normalized; or else out, which then is not stored
 
 
 class GpuLinear(ABC, Generic[W]):
@@ -91,26 +91,26 @@ class GpuLinear(ABC, Generic[W]):
         """
         return None
 
-    def stores_halves(self, rows: int, weight: W) -> bool:  # noqa: ARG002
-        """Whether what follows from a result of so many rows is in two bytes a number, too."""
+    def stores_int16(self, rows: int, weight: W) -> bool:  # noqa: ARG002
+        """Whether what follows from a result of so many rows is in INT16, too."""
         return False
 
-    def halves(self, x: Rows | ResidualState, weight: W) -> SplitRows | None:  # noqa: ARG002
-        """x in two bytes a number, if it came with them and the weight takes them."""
+    def int16(self, x: Rows | ResidualState, weight: W) -> Int16Rows | None:  # noqa: ARG002
+        """x in INT16, if it came with them and the weight takes them."""
         return None
 
-    def empty_halves(self, out: Tensor, weight: W, block_n: int) -> SplitRows | None:  # noqa: ARG002
-        """Memory for results like out in two bytes a number, if tiles of block_n of them can."""
+    def empty_int16(self, out: Tensor, weight: W, block_n: int) -> Int16Rows | None:  # noqa: ARG002
+        """Memory for results like out in INT16, if tiles of block_n of them can."""
         return None
 
     def inputs(
         self,
-        x: Tensor | SplitRows | ResidualState,
+        x: Tensor | Int16Rows | ResidualState,
         weight: W,  # noqa: ARG002
         config: Config,  # noqa: ARG002
-    ) -> tuple[Tensor | SplitRows, Tensor | None]:
+    ) -> tuple[Tensor | Int16Rows, Tensor | None]:
         """The rows that `run` takes, and their sums of squares where the norm is not done."""
-        if isinstance(x, SplitRows):
+        if isinstance(x, Int16Rows):
             return x.widened(), None
         if not isinstance(x, ResidualState):
             return x, None
@@ -124,7 +124,7 @@ class GpuLinear(ABC, Generic[W]):
         num_sms, hopper = workspace(w.device).num_sms, has_hopper_gpu(w.device)
         return skinny_gemm_config(num_rows, *w.shape, w.itemsize, num_sms, hopper=hopper)
 
-    def config_for(self, x: Tensor | SplitRows | ResidualState, weight: W) -> Config:
+    def config_for(self, x: Tensor | Int16Rows | ResidualState, weight: W) -> Config:
         """The config of `launch` for these rows."""
         return self.config(num_rows(x), weight)
 
@@ -139,9 +139,9 @@ class GpuLinear(ABC, Generic[W]):
     def run(
         self,
         config: Config,
-        rows: Tensor | SplitRows,
+        rows: Tensor | Int16Rows,
         weight: W,
-        halves: SplitRows | None,  # noqa: ARG002
+        int16: Int16Rows | None,  # noqa: ARG002
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
@@ -157,7 +157,7 @@ class GpuLinear(ABC, Generic[W]):
 
     def launch(
         self,
-        x: Tensor | SplitRows | ResidualState,
+        x: Tensor | Int16Rows | ResidualState,
         weight: W,
         bias: Tensor | None = None,
         *,
@@ -168,15 +168,15 @@ class GpuLinear(ABC, Generic[W]):
         rope: RopeWriteKV | None = None,
         config: Config | None = None,
         pdl: bool | None = None,
-        halves: bool = False,
+        int16: bool = False,
     ) -> Results:
         """The GEMM for few rows, see skinny_gemm."""
         w = self.operand(weight)[0]
         pdl = launches_early(w.device) if pdl is None else pdl
         config = config or self.config_for(x, weight)
         given, incoming = self.inputs(x, weight, config)
-        rows = given.codes[:, 0] if isinstance(given, SplitRows) else given
-        dtype = torch.bfloat16 if isinstance(given, SplitRows) else given.dtype
+        rows = given.codes[:, 0] if isinstance(given, Int16Rows) else given
+        dtype = torch.bfloat16 if isinstance(given, Int16Rows) else given.dtype
         (m, k), n = rows.shape, len(w)
         assert m <= self.most
         assert rows.stride(1) == w.stride(1) == 1
@@ -189,7 +189,7 @@ class GpuLinear(ABC, Generic[W]):
         stored = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]
         out = w.new_empty(m, n // 2 if silu else n - stored, dtype=dtype)
         by_tile = config.block_n // 2 if silu else config.block_n
-        split = self.empty_halves(out, weight, by_tile) if halves else None
+        split = self.empty_int16(out, weight, by_tile) if int16 else None
         normalized = squares = None
         if norm_weight is not None:
             normalized = torch.empty_like(out)
@@ -210,9 +210,9 @@ class GpuLinear(ABC, Generic[W]):
         return Results(out, normalized, squares, split)
 
 
-def num_rows(x: Tensor | SplitRows | ResidualState) -> int:
+def num_rows(x: Tensor | Int16Rows | ResidualState) -> int:
     """The number of rows of what a linear operation is given."""
-    if isinstance(x, SplitRows):
+    if isinstance(x, Int16Rows):
         return len(x.codes)
     return len(x.residual if isinstance(x, ResidualState) else x)
 

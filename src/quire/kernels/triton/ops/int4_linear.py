@@ -21,19 +21,19 @@ from quire.kernels import reference
 from quire.kernels.operands import (
     Fp8Rows,
     Int4Words,
+    Int16Rows,
     ResidualState,
     RoundedRows,
     Rows,
-    SplitRows,
 )
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import (
-    HALVES_ROWS,
+    INT16_ROWS,
     Int4Config,
     block_rows,
     group_rows,
-    halves_config,
     int4_config,
+    int16_config,
     scales_codes,
     x_scale_rows,
 )
@@ -42,10 +42,10 @@ from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, wo
 from quire.kernels.triton.ops.fp8_linear import many_rows
 from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand, num_rows
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
+from quire.kernels.triton.ops.int16_rows import empty_int16, int16_for, takes_int16
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
-from quire.kernels.triton.ops.split_rows import empty_halves, halves_for, takes_halves
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
@@ -88,24 +88,24 @@ class _Int4Linear(GpuLinear[Int4Words]):
     def rounds_next(self, out: Tensor, weight: Int4Words) -> type[RoundedRows] | None:
         return Fp8Rows if multiplies_in_fp8(len(out), out.dtype, weight) else None
 
-    def stores_halves(self, rows: int, weight: Int4Words) -> bool:
-        return rows in HALVES_ROWS and takes_halves(weight)
+    def stores_int16(self, rows: int, weight: Int4Words) -> bool:
+        return rows in INT16_ROWS and takes_int16(weight)
 
-    def halves(self, x: Rows | ResidualState, weight: Int4Words) -> SplitRows | None:
-        return halves_for(x, weight)
+    def int16(self, x: Rows | ResidualState, weight: Int4Words) -> Int16Rows | None:
+        return int16_for(x, weight)
 
-    def empty_halves(self, out: Tensor, weight: Int4Words, block_n: int) -> SplitRows | None:
+    def empty_int16(self, out: Tensor, weight: Int4Words, block_n: int) -> Int16Rows | None:
         if block_n % 64 or out.shape[1] % block_n:
             return None
-        return empty_halves(out, sums=weight.zeros is not None)
+        return empty_int16(out, sums=weight.zeros is not None)
 
     def inputs(
-        self, x: Tensor | SplitRows | ResidualState, weight: Int4Words, config: Config
-    ) -> tuple[Tensor | SplitRows, Tensor | None]:
-        if isinstance(config, Int4Config) and config.halves:
-            halves = halves_for(x, weight)
-            assert halves is not None
-            return halves, x.squares if isinstance(x, ResidualState) else None
+        self, x: Tensor | Int16Rows | ResidualState, weight: Int4Words, config: Config
+    ) -> tuple[Tensor | Int16Rows, Tensor | None]:
+        if isinstance(config, Int4Config) and config.int16:
+            int16 = int16_for(x, weight)
+            assert int16 is not None
+            return int16, x.squares if isinstance(x, ResidualState) else None
         rows, squares = super().inputs(x, weight, config)
         assert isinstance(rows, Tensor)
         return _ordered(rows, weight), squares
@@ -115,8 +115,8 @@ class _Int4Linear(GpuLinear[Int4Words]):
         assert found is not None
         return found
 
-    def config_for(self, x: Tensor | SplitRows | ResidualState, weight: Int4Words) -> Config:
-        return _halves_config_of(x, weight) or super().config_for(x, weight)
+    def config_for(self, x: Tensor | Int16Rows | ResidualState, weight: Int4Words) -> Config:
+        return _int16_config_of(x, weight) or super().config_for(x, weight)
 
     def rope_config(
         self, x: ResidualState, weight: Int4Words, kv_heads: int, head_dim: int
@@ -124,15 +124,15 @@ class _Int4Linear(GpuLinear[Int4Words]):
         whole, n = None, len(weight.words)
         if head_dim in (64, 128):
             plain = _config_of(len(x.residual), weight, head_dim)
-            whole = _halves_config_of(x, weight, head_dim) or plain
+            whole = _int16_config_of(x, weight, head_dim) or plain
         return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
 
     def run(
         self,
         config: Config,
-        rows: Tensor | SplitRows,
+        rows: Tensor | Int16Rows,
         weight: Int4Words,
-        halves: SplitRows | None,
+        int16: Int16Rows | None,
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
@@ -148,7 +148,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
         assert tiles <= NUM_COUNTERS
         assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
         x_scale = x_sums = None
-        if isinstance(rows, SplitRows):
+        if isinstance(rows, Int16Rows):
             x, x_scale, x_sums = rows.codes, rows.scale, rows.sums
             columns = column_boxes(x.view(2 * m, k), config.parts, 2 * block_m)
         else:
@@ -156,8 +156,8 @@ class _Int4Linear(GpuLinear[Int4Words]):
             columns = column_boxes(x, config.parts, block_m)
         hopper_gemm_kernel[(tiles * config.split,)](
             x, columns, x_scale, x_sums, word_boxes(weight.words, config.parts, config.block_n),
-            None, weight.scale, weight.zeros, halves and halves.codes, halves and halves.scale,
-            halves and halves.sums, *behind, out.stride(0),
+            None, weight.scale, weight.zeros, int16 and int16.codes, int16 and int16.scale,
+            int16 and int16.sums, *behind, out.stride(0),
             BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
             TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=weight.group,
             SCALED=config.scaled or scales_codes(m, weight.group),
@@ -177,15 +177,15 @@ def _whole_steps(rows: Tensor) -> Tensor:
     return rows
 
 
-def _halves_config_of(
-    x: Tensor | SplitRows | ResidualState, weight: Int4Words, head_dim: int = 0
+def _int16_config_of(
+    x: Tensor | Int16Rows | ResidualState, weight: Int4Words, head_dim: int = 0
 ) -> Int4Config | None:
-    """The config for x in two bytes a number, if it came with them and that pays."""
-    if halves_for(x, weight) is None:
+    """The config for x in INT16, if it came with them and that pays."""
+    if int16_for(x, weight) is None:
         return None
     n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
     zeros, shape = weight.zeros is not None, (n, weight.inputs, weight.group)
-    return halves_config(num_rows(x), *shape, num_sms, zeros=zeros, head_dim=head_dim)
+    return int16_config(num_rows(x), *shape, num_sms, zeros=zeros, head_dim=head_dim)
 
 
 def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:

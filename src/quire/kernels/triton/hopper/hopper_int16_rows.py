@@ -1,7 +1,6 @@
-"""The main loop of Hopper's GEMM of few rows with four-bit integers and x in two bytes a number.
+"""The main loop of Hopper's GEMM of few rows with four-bit integers and x in INT16 (`Int16Rows`).
 
-A number of x is 128 times its first byte plus its second one, times a scale of its 64 columns, so
-it keeps 15 bits below the largest of them. Tensor cores sum products of bytes exactly. Codes become
+Tensor cores sum products of bytes exactly. Codes become
 bytes four at a time: PRMT brings codes of adjacent columns together, and a LOP3 leaves 16 times the
 code less 8. In bfloat16 (`hopper_int4_ring`, whose tiles, parts and words these are) that takes
 eleven instructions for eight codes, here five, and half as many products.
@@ -35,7 +34,7 @@ def blocks_together(rows, parts):
 
 
 @gluon.jit
-def store_halves(x, first, tokens, ptr, scale_ptr, sum_ptr, M, N):
+def store_int16(x, first, tokens, ptr, scale_ptr, sum_ptr, M, N):
     """Store x [columns, tokens], float32, in bytes int8 [M, 2, N] and scales [N / 64, M].
 
     first: of the columns of N; they share a scale, and are a multiple of 64, as is N. sum_ptr:
@@ -113,15 +112,15 @@ def _bytes(words, INDEX: gl.constexpr):
 def _started(words, x_blocks, slot, zero, TOGETHER: gl.constexpr, B: gl.constexpr):
     """The product of block B of a step's four blocks of 64 columns, int32; not waited for."""
     layout: gl.constexpr = words.type.layout
-    halves = gl.join(_bytes(words, 2 * B), _bytes(words, 2 * B + 1))
-    a = gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
+    both = gl.join(_bytes(words, 2 * B), _bytes(words, 2 * B + 1))
+    a = gl.convert_layout(both.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
     x = x_blocks.index((slot * 4 + B) // TOGETHER).permute((1, 0))
     return warpgroup_mma(a, x, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _whole(sums):
-    """Sums [rows, 2 · n] of first and second bytes by turns as sums [rows, n] of numbers."""
+    """Sums [rows, 2 · n] of high and low bytes by turns as sums [rows, n] of numbers."""
     high, low = gl.split(sums.reshape([sums.shape[0], sums.shape[1] // 2, 2]))
     return high * 128 + low
 
@@ -152,13 +151,13 @@ def _added(
 
 
 @gluon.jit
-def multiply_halves(
+def multiply_int16(
     x_desc, w_desc, ring, x_ring, scales, zeros, x_scales, x_sums, full, row, first, begin, end,
     GROUP: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
 
-    Rows of x_desc are first bytes and second bytes by turns.
+    Rows of x_desc are high bytes and low bytes by turns.
     """
     PARTS: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[1]

@@ -1,6 +1,6 @@
-"""INT4 linears of a decode step, with what is fused: x in bfloat16 or in two bytes a number.
+"""INT4 linears of a decode step, with what is fused: x in bfloat16 or in INT16.
 
-    python benchmarks/gpu_int4_halves.py --rows 1 16 --workers 15 --seconds 60
+    python benchmarks/gpu_int4_int16.py --rows 1 16 --workers 15 --seconds 60
 
 Each config is compared with the float64 product of the same codes, and timed with what its layer
 fuses into it in a chain of launches over more weights than the cache holds. `layer`: all four
@@ -22,13 +22,13 @@ from gpu_shapes import SHAPES, Model
 from gpu_timing import DEVICE, Budget, brief, precompile, read_bandwidth, time_graph
 from torch import Tensor
 
-from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV, SplitRows
-from quire.kernels.reference_quantized import split_rows
+from quire.kernels.operands import Int4Words, Int16Rows, ResidualState, RopeWriteKV
+from quire.kernels.reference_quantized import round_int16
 from quire.kernels.triton.gemm.int4_config import (
     SHARED_MEMORY,
     Int4Config,
-    halves_config,
     int4_config,
+    int16_config,
     shared_memory,
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
@@ -63,9 +63,9 @@ class Inputs:
     model: Model
     x: Tensor
     state: ResidualState
-    split: SplitRows
+    x_int16: Int16Rows
     hidden: Tensor
-    split_hidden: SplitRows
+    hidden_int16: Int16Rows
     rope: RopeWriteKV
 
 
@@ -84,9 +84,9 @@ def make_inputs(model: Model, m: int) -> Inputs:
     )
     slots = torch.arange(m, device=DEVICE)
     rope = RopeWriteKV(model.head_dim, None, angles[0], angles[1], caches[0], caches[1], slots)
-    split = split_rows(x)
-    state = ResidualState(x, x, norm, 1e-5, squares, split)
-    return Inputs(model, x, state, split, hidden, split_rows(hidden), rope)
+    x_int16 = round_int16(x)
+    state = ResidualState(x, x, norm, 1e-5, squares, x_int16)
+    return Inputs(model, x, state, x_int16, hidden, round_int16(hidden), rope)
 
 
 def fused(linear: str, given: Inputs, w: Int4Words, config: Int4Config | None) -> Any:
@@ -96,12 +96,12 @@ def fused(linear: str, given: Inputs, w: Int4Words, config: Int4Config | None) -
         assert whole is not None
         return skinny_gemm_rope(given.state, w, given.rope, whole)
     if linear == "gate_up":
-        return skinny_gemm_silu(given.state, w, config=config, halves=True)
+        return skinny_gemm_silu(given.state, w, config=config, int16=True)
     x: Any = given.x if linear == "o" else given.hidden
-    if config is not None and config.halves:
-        x = given.split if linear == "o" else given.split_hidden
+    if config is not None and config.int16:
+        x = given.x_int16 if linear == "o" else given.hidden_int16
     state = given.state
-    return skinny_gemm_norm(x, w, state.residual, state.weight, 1e-5, config=config, halves=True)
+    return skinny_gemm_norm(x, w, state.residual, state.weight, 1e-5, config=config, int16=True)
 
 
 def _shape(w: Int4Words) -> tuple[int, int]:
@@ -112,8 +112,8 @@ def rules(linear: str, m: int, n: int, k: int, group: int) -> list[Int4Config]:
     """The configs of bfloat16 and of bytes that the rules choose."""
     heads = {"head_dim": 128} if linear == "qkv" else {}
     plain = int4_config(m, n, k, group, NUM_SMS, **heads)
-    halves = None if linear == "o" else halves_config(m, n, k, group, NUM_SMS, **heads)
-    return [each for each in (plain, halves) if each is not None]
+    int16 = None if linear == "o" else int16_config(m, n, k, group, NUM_SMS, **heads)
+    return [each for each in (plain, int16) if each is not None]
 
 
 def candidates(linear: str, m: int, n: int, k: int, group: int) -> Iterator[Int4Config]:
@@ -128,8 +128,8 @@ def candidates(linear: str, m: int, n: int, k: int, group: int) -> Iterator[Int4
                 continue
             if split > 1 and programs * block_n * max(2, m) > NUM_PARTIALS:
                 continue
-            halves = linear != "o"
-            found = Int4Config(block_n, parts, stages, split, warps, False, halves, most)
+            int16 = linear != "o"
+            found = Int4Config(block_n, parts, stages, split, warps, False, int16, most)
             if shared_memory(m, k, group, zeros=False, config=found) <= SHARED_MEMORY:
                 yield found
 
@@ -142,10 +142,10 @@ def compile_case(
     torch.cuda.synchronize()
 
 
-def error_of(x: Tensor, split: SplitRows, w: Int4Words, config: Int4Config) -> float:
+def error_of(x: Tensor, x_int16: Int16Rows, w: Int4Words, config: Int4Config) -> float:
     """The relative error of a config's bare product."""
     expected = x.double() @ numbers_of(w).double().t()
-    out = skinny_gemm(split if config.halves else x, w, config=config)
+    out = skinny_gemm(x_int16 if config.int16 else x, w, config=config)
     return float((out.double() - expected).norm() / expected.norm())
 
 
@@ -154,12 +154,14 @@ def time_linear(
 ) -> list[dict[str, Any]]:
     """Times and errors of configs, the quickest first."""
     found = []
-    x, split = (given.hidden, given.split_hidden) if linear == "down" else (given.x, given.split)
+    x, x_int16 = (
+        (given.hidden, given.hidden_int16) if linear == "down" else (given.x, given.x_int16)
+    )
     for config in configs:
         if budget.left < 1:
             break
         try:
-            error = error_of(x, split, weights[0], config)
+            error = error_of(x, x_int16, weights[0], config)
             calls: list[Callable[[], Any]] = [
                 lambda w=w, c=config: fused(linear, given, w, c) for w in weights
             ]
@@ -174,32 +176,32 @@ def time_linear(
     return sorted(found, key=lambda each: each["us"])
 
 
-def time_layer(given: Inputs, group: int, configs: Configs | None, *, halves: bool) -> float:
+def time_layer(given: Inputs, group: int, configs: Configs | None, *, int16: bool) -> float:
     """Microseconds of the four linears of a layer, among eight layers."""
     shapes, chosen = given.model.linear_shapes(), configs or {}
     layers = [{name: random_words(*shapes[name], group) for name in LINEARS} for _ in range(8)]
     norm, m = given.state.weight, len(given.x)
     n, k = shapes["qkv"]
-    by_rule = halves_config(m, n, k, group, NUM_SMS, head_dim=128) if halves else None
+    by_rule = int16_config(m, n, k, group, NUM_SMS, head_dim=128) if int16 else None
     rope = chosen.get("qkv") or by_rule or int4_config(m, n, k, group, NUM_SMS, head_dim=128)
     assert rope is not None
 
     def step() -> Tensor:
         first = layers[0]["o"]
-        stream = skinny_gemm_norm(given.x, first, given.x, norm, 1e-5, halves=halves)
+        stream = skinny_gemm_norm(given.x, first, given.x, norm, 1e-5, int16=int16)
         for w in layers:
             skinny_gemm_rope(stream, w["qkv"], given.rope, rope)
             stream = skinny_gemm_norm(
-                given.x, w["o"], stream.residual, norm, 1e-5, config=chosen.get("o"), halves=halves
+                given.x, w["o"], stream.residual, norm, 1e-5, config=chosen.get("o"), int16=int16
             )
             hidden = skinny_gemm_silu(
-                stream, w["gate_up"], config=chosen.get("gate_up"), halves=halves
+                stream, w["gate_up"], config=chosen.get("gate_up"), int16=int16
             )
             down = chosen.get("down")
-            if down is not None and down.halves and not isinstance(hidden, SplitRows):
+            if down is not None and down.int16 and not isinstance(hidden, Int16Rows):
                 down = None
             stream = skinny_gemm_norm(
-                hidden, w["down"], stream.residual, norm, 1e-5, config=down, halves=halves
+                hidden, w["down"], stream.residual, norm, 1e-5, config=down, int16=int16
             )
         return stream.residual
 
@@ -218,12 +220,12 @@ def layer_error(m: int, group: int) -> float:
     gate, up = (scaled @ numbers[1].t()).unflatten(1, (-1, 2)).unbind(2)
     expected = residual + (torch.nn.functional.silu(gate) * up) @ numbers[2].t()
     errors = []
-    for halves in (False, True):
-        state = skinny_gemm_norm(x, square, x, norm, 1e-5, halves=halves)
-        config = Int4Config(128, 1, 2, 1, 8, halves=True) if halves else None
-        hidden = skinny_gemm_silu(state, pairs, halves=halves, config=config)
-        assert isinstance(hidden, SplitRows) == halves
-        out = skinny_gemm_norm(hidden, back, state.residual, norm, 1e-5, halves=halves).residual
+    for int16 in (False, True):
+        state = skinny_gemm_norm(x, square, x, norm, 1e-5, int16=int16)
+        config = Int4Config(128, 1, 2, 1, 8, int16=True) if int16 else None
+        hidden = skinny_gemm_silu(state, pairs, int16=int16, config=config)
+        assert isinstance(hidden, Int16Rows) == int16
+        out = skinny_gemm_norm(hidden, back, state.residual, norm, 1e-5, int16=int16).residual
         errors.append(float((out.double() - expected).norm() / expected.norm()))
     print(f"layer at {m} rows, group {group}: error {errors[0]:.2e}, in bytes {errors[1]:.2e}")
     return errors[1]
@@ -245,8 +247,8 @@ def measure(
     """All linears of a model's layer, and the layer, at a number of rows."""
     model, given = SHAPES[name], make_inputs(SHAPES[name], m)
     row: dict[str, Any] = {"model": name, "m": m, "group": group}
-    row["bf16_us"] = time_layer(given, group, None, halves=False)
-    row["us"] = time_layer(given, group, None, halves=True)
+    row["bf16_us"] = time_layer(given, group, None, int16=False)
+    row["us"] = time_layer(given, group, None, int16=True)
     print(
         f"{name}, {m} rows, group {group}: layer {row['bf16_us']:.2f} us, in bytes {row['us']:.2f}"
     )
@@ -272,7 +274,7 @@ def measure(
             configs = {each: best_of(quickest[each]) for each in LINEARS}
             configs["gate_up"] = best_of(quickest["gate_up"], **wanted)
             chosen = {each: config for each, config in configs.items() if config is not None}
-            row[f"best_{label}_us"] = time_layer(given, group, chosen, halves=True)
+            row[f"best_{label}_us"] = time_layer(given, group, chosen, int16=True)
             print(f"  layer of the quickest, gate and up {label}: {row[f'best_{label}_us']:.2f} us")
     return row
 
@@ -287,7 +289,7 @@ def main() -> None:
     parser.add_argument("--rules", action="store_true", help="only the rules' configs")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--name", default="gpu_int4_halves")
+    parser.add_argument("--name", default="gpu_int4_int16")
     args = parser.parse_args()
     budget, cases = Budget(args.seconds), []
     torch.manual_seed(0)
