@@ -101,7 +101,14 @@ TORCH_FREE = [
     "quire.bench",
 ]
 
+
+def dotted_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 FILES = sorted(SOURCE.rglob("*.py"))
+NATIVE = sorted(path for end in ("*.cpp", "*.h") for path in SOURCE.rglob(end))
+MODULES = {dotted_name(path) for path in FILES} - {"quire"}
 PROGRAMS = sorted(
     path for room in ("training", "benchmarks") for path in (ROOT / room).rglob("*.py")
 )
@@ -128,8 +135,23 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(parsed(path)))
 
 
+def modules_in_strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Modules that a file names in strings, for importlib; not those that it runs with -m."""
+    lists = [node.elts for node in nodes(path) if isinstance(node, ast.List)]
+    runs = {
+        after
+        for elements in lists
+        for before, after in itertools.pairwise(elements)
+        if isinstance(before, ast.Constant) and before.value == "-m"
+    }
+    for node in nodes(path):
+        if isinstance(node, ast.Constant) and node.value in MODULES and node not in runs:
+            yield node.lineno, str(node.value)
+
+
 def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
-    """Every `quire` module that a file imports: at the top, inside functions, or for typing."""
+    """Every `quire` module that a file imports: at the top, in functions, for typing, by name."""
+    yield from modules_in_strings(path)
     for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -179,8 +201,9 @@ def upward_imports(room: str) -> Iterator[tuple[str, str]]:
 def import_graph() -> dict[str, set[str]]:
     """Modules of the package, and those that each one imports at any depth of its code."""
     modules = {dotted_name(path): path for path in FILES}
-    graph: dict[str, set[str]] = {module: set() for module in modules}
+    graph: dict[str, set[str]] = {}
     for module, path in modules.items():
+        graph[module] = {name for _, name in modules_in_strings(path) if name != module}
         for node in nodes(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -191,10 +214,6 @@ def import_graph() -> dict[str, set[str]]:
                 continue
             graph[module].update(name for name in names if name in modules)
     return graph
-
-
-def dotted_name(path: Path) -> str:
-    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def reachable(start: str) -> set[str]:
@@ -285,7 +304,7 @@ def test_programs_use_names_that_there_are() -> None:
 
 def test_no_two_files_have_one_name() -> None:
     folders: dict[str, set[str]] = {}
-    for path in FILES:
+    for path in (*FILES, *NATIVE):
         folder = path.parent.relative_to(SOURCE).as_posix().replace(".", "")
         folders.setdefault(path.name, set()).add(folder)
     shared = {name: found for name, found in folders.items() if len(found) > 1}
@@ -397,10 +416,9 @@ def old_phrases_in(path: Path) -> Iterator[str]:
 
 def test_no_file_has_old_phrases() -> None:
     """Code, comments and docstrings, C++ and the pages."""
-    native = [path for end in ("*.cpp", "*.h") for path in SOURCE.rglob(end)]
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
     files = [path for path in (*FILES, *PROGRAMS, *TESTS) if path.stem != house_words.__name__]
-    expect_none(fault for path in (*files, *native, *pages) for fault in old_phrases_in(path))
+    expect_none(fault for path in (*files, *NATIVE, *pages) for fault in old_phrases_in(path))
 
 
 @pytest.mark.parametrize("text", ["WI{}SHES", "what\n    # is{} so", "// whose\n// they{} are"])
@@ -462,6 +480,12 @@ def test_no_unfinished_marks() -> None:
     expect_none(
         f"{path} says {mark}" for path, text in texts.items() for mark in marks if mark in text
     )
+
+
+def test_a_module_imported_by_its_name_counts_as_imported(tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text("import_module('quire.llm'); run([sys.executable, '-m', 'quire.cli.serve'])")
+    assert list(modules_in_strings(file)) == [(1, "quire.llm")]
 
 
 def test_test_files_have_names_of_their_own() -> None:

@@ -84,10 +84,22 @@ def step(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Forw
     return tokens.to(device), padded_positions, ForwardContext(layout, caches)
 
 
+SAMPLED = [2, 3, 7, 8]  # the last token of each request of that step
+
+
 def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Logits of that step, without padding."""
     with torch.inference_mode():
         return model.compute_logits(model(*step(dtype, device)))[:-2].float().cpu()
+
+
+def sampled_logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Logits of that step's sampled tokens, for which alone the last layer is finished."""
+    ids, positions, context = step(dtype, device)
+    with torch.inference_mode():
+        residual, heads = model.attend(ids, positions, context, len(context.kv))
+        hidden = model.finish(residual[SAMPLED], heads[SAMPLED])
+        return model.compute_logits(hidden).float().cpu()
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -99,7 +111,6 @@ def test_the_last_layer_may_be_finished_for_some_tokens(
     (tmp_path / "config.json").write_text(json.dumps(config))
     cpu = torch.device("cpu")
     model = build(ModelConfig.from_folder(tmp_path), TWINS, torch.float32, cpu)
-    rows = torch.tensor([2, 3, 7, 8])  # the last of each request
     with torch.inference_mode():
         ids, positions, whole = step(torch.float32, cpu)
         whole = ForwardContext(whole.layout, whole.kv[:num_layers])
@@ -107,8 +118,8 @@ def test_the_last_layer_may_be_finished_for_some_tokens(
         _, _, split = step(torch.float32, cpu)
         split = ForwardContext(split.layout, split.kv[:num_layers])
         residual, heads = model.attend(ids, positions, split, num_layers)
-        found = model.finish(residual[rows], heads[rows])
-    torch.testing.assert_close(found, hidden[rows], atol=1e-5, rtol=1e-5)
+        found = model.finish(residual[SAMPLED], heads[SAMPLED])
+    torch.testing.assert_close(found, hidden[SAMPLED], atol=1e-5, rtol=1e-5)
     for own, other in zip(whole.kv, split.kv, strict=True):  # later steps read the same
         assert all(torch.equal(*pair) for pair in zip(own, other, strict=True))
 
@@ -134,3 +145,5 @@ def test_a_model_gives_what_its_twins_give(
     found = logits(mine, dtype, DEVICE)
     assert exact.std(0).mean() > 20 * limit  # rows differ
     torch.testing.assert_close(found, exact, atol=limit, rtol=0)
+    split = sampled_logits(mine, dtype, DEVICE)
+    torch.testing.assert_close(split, exact[SAMPLED], atol=limit, rtol=0)

@@ -83,8 +83,6 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " enable_cumem_allocator?", "LLM.sleep needs no preparation"),
     *each("enable_fault_tolerance? fault_tolerance_config watchdog_config",
           "an engine that dies or hangs is always restarted"),
-    *each("max_cudagraph_capture_size",
-          "CUDA graphs are recorded for every size up to 8,192 tokens"),
     *each("prefix_cache_retention_interval prefix_match_unit",
           "cached blocks stay until their memory is needed"),
     *each("long_prefill_token_threshold_adaptive? scheduler_reserve_full_isl? watermark"

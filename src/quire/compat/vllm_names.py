@@ -13,7 +13,7 @@ _TEXT_ONLY = "models read text alone"
 _EDIT = "change config.json in a copy of the model's folder"
 _DRAFT = "a step samples one token of each request"
 _LLGUIDANCE = "llguidance constrains every structured output"
-_RECORDED = "CUDA graphs are recorded for every size up to 8,192 tokens"
+_RECORDED = "CUDA graphs are recorded for steps of up to 8,192 tokens, padded to a few sizes"
 
 VLLM_NAMES: tuple[ForeignName, ...] = (
     alias("num_gpu_blocks_override", "num_blocks", _V),
@@ -39,6 +39,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
               arity="switch"),
     no_effect("max_seq_len_to_capture", _V, _RECORDED),
     no_effect("cudagraph_capture_sizes", _V, _RECORDED),
+    no_effect("max_cudagraph_capture_size", _V, _RECORDED),
     no_effect("cuda_graph_max_bs", _S, _RECORDED),
     no_effect("compilation_config", _V, "kernels are compiled for their shapes at the start",
               "-O", "-cc"),

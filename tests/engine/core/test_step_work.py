@@ -46,7 +46,9 @@ class Model:
         return hidden
 
 
-def make_work(model: Model, samples: list[int], *, has_head: bool = True) -> ModelWork:
+def make_work(
+    model: Model, samples: list[int], *, has_head: bool = True, num_layers: int = NUM_LAYERS
+) -> ModelWork:
     """Work of a step of NUM_TOKENS, the last one padding. samples: tokens that are sampled from."""
     ids = torch.arange(NUM_TOKENS)
     rows = torch.arange(len(samples), dtype=torch.int32)
@@ -62,7 +64,7 @@ def make_work(model: Model, samples: list[int], *, has_head: bool = True) -> Mod
     sampler: Any = SimpleNamespace(
         sample=lambda logits, rows, _: (logits[:, 0].int(), torch.zeros_like(rows))
     )
-    caches: Any = [()] * NUM_LAYERS
+    caches: Any = [()] * num_layers
     return ModelWork(
         model, caches, batch, sampler, kernels_for("meta"), lambda: None,
         has_head=has_head, num_warmed_up=NUM_WARMED_UP,
@@ -106,6 +108,15 @@ def test_other_steps_finish_all_tokens_at_once(has_prefills: bool, has_head: boo
     assert tokens.heads is None
     assert work.hidden_states(tokens) is tokens.states
     assert model.layers == [NUM_LAYERS]
+
+
+def test_a_model_of_one_layer_is_not_split() -> None:
+    """No other layer would launch in a warm-up what the host has computed for all tokens."""
+    model = Model()
+    work = make_work(model, [2], num_layers=1)
+    tokens = work.forward(StepSize(NUM_TOKENS, 1, has_prefills=True), is_warm_up=True)
+    assert tokens.heads is None
+    assert model.layers == [1]
 
 
 @pytest.mark.parametrize("has_prefills", [False, True])

@@ -43,12 +43,23 @@ class WatchedModel:
         folder = resolve_model(config.model)
         self.model = load_model(config, MODEL_CONFIG, folder, CPU, torch.float32)
         self.layouts: list[BatchLayout] = []
-        self.num_logits = self.num_layers = 0
+        self.num_logits = self.num_layers = self.num_finished = 0
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         self.layouts.append(ctx.layout)
         self.num_layers = len(ctx.kv)
         return self.model.forward(input_ids, positions, ctx)
+
+    def attend(
+        self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
+    ) -> tuple[Tensor, Tensor]:
+        self.layouts.append(ctx.layout)
+        self.num_layers = num_before
+        return self.model.attend(input_ids, positions, ctx, num_before)
+
+    def finish(self, residual: Tensor, heads: Tensor) -> Tensor:
+        self.num_finished = len(heads)
+        return self.model.finish(residual, heads)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         self.num_logits = len(hidden)
@@ -70,7 +81,7 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
     model = WatchedModel()
     run_largest_step(resolve(config, "cpu"), model, CPU)
     assert [layout.query_lens_host for layout in model.layouts] == [lens]
-    assert model.num_logits == 20
+    assert model.num_logits == model.num_finished == 20  # as a step with prompts does
     assert model.num_layers == layers_of_all_kinds(MODEL_CONFIG.spec.layers)
 
 

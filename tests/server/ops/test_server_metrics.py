@@ -54,7 +54,6 @@ OF_DASHBOARDS = [
     *("vllm:num_requests_waiting_by_reason", "vllm:prefix_cache_hits_total"),
     *("vllm:prefix_cache_queries_total", "vllm:prompt_tokens_cached_total"),
     *("vllm:prompt_tokens_total", "vllm:request_success_total"),
-    "vllm:spec_decode_num_accepted_tokens_total",
 ]
 
 # those of llama.cpp's server, all without labels
@@ -63,8 +62,7 @@ OF_LLAMA_CPP = [
     for name in (
         *("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total"),
         *("tokens_predicted_total", "tokens_predicted_seconds_total", "n_decode_total"),
-        *("n_tokens_max", "spec_decode_num_draft_tokens_total"),
-        *("spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total"),
+        "n_tokens_max",
         *("prompt_tokens_seconds", "predicted_tokens_seconds", "requests_processing"),
         *("requests_deferred", "n_busy_slots_per_decode"),
     )
@@ -147,6 +145,13 @@ def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:
     assert value(text, "llamacpp:prompt_tokens_total") == 9 * 5
     assert value(text, "llamacpp:tokens_predicted_total") == 18
     assert value(text, "llamacpp:n_tokens_max") == 5 + 3
+
+
+def test_busy_slots_are_counted_while_requests_run() -> None:
+    engine = FakeEngine()
+    engine.stats = EngineStats(num_steps=10, num_generation_tokens=35)
+    metrics = process(None, engine)
+    assert value(text_of(metrics), "llamacpp:n_busy_slots_per_decode") == 3.5
 
 
 def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class DeviceRunner:
         )  # fmt: skip
         self._pending.append(step)
         if self._running.needs_hidden_states(order):
-            own = tensors.tokens.map(lambda rows: rows[:num_tokens].clone())
+            own = tensors.tokens.map(lambda rows: rows[:num_tokens])
             self._finish_pending(self._work.hidden_states(own))
         return step
 

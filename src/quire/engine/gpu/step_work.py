@@ -66,14 +66,11 @@ class ModelWork:
         """
         inputs = self._batch.build(size)
         count = self._num_warmed_up if is_warm_up else len(self._kv_caches)
-        is_split = size.has_prefills and self._has_head
-        kv_caches = self._kv_caches if is_split else self._kv_caches[:count]
-        context = ForwardContext(layout=inputs.layout, kv=kv_caches, heartbeat=self._heartbeat)
-        if is_split:
-            return TokenStates(
-                *self._model.attend(inputs.input_ids, inputs.positions, context, count)
-            )
-        return TokenStates(self._model.forward(inputs.input_ids, inputs.positions, context))
+        context = ForwardContext(inputs.layout, self._kv_caches, self._heartbeat)
+        splits = size.has_prefills and self._has_head
+        return run_layers(
+            self._model, inputs.input_ids, inputs.positions, context, count, splits=splits
+        )
 
     def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
         """From what the layers found to the outcome that the host reads."""
@@ -90,9 +87,32 @@ class ModelWork:
 
     def hidden_states(self, tokens: TokenStates) -> Tensor:
         """Hidden states [N, H] of these tokens, over whose rows they may be written."""
-        if tokens.heads is None:
-            return tokens.states
-        return self._model.finish(tokens.states, tokens.heads)
+        return hidden_states(self._model, tokens)
+
+
+def run_layers(
+    model: CausalLM,
+    input_ids: Tensor,
+    positions: Tensor,
+    context: ForwardContext,
+    num_layers: int,
+    *,
+    splits: bool,
+) -> TokenStates:
+    """What a model's first layers find for tokens [T]; the context has the KV caches of all layers.
+
+    splits: the last layer follows up to its attention, and the rest of it is left to
+    `hidden_states`. Not of a single layer, in whose warm-up no other would launch these kernels.
+    """
+    if splits and len(context.kv) > 1:
+        return TokenStates(*model.attend(input_ids, positions, context, num_layers))
+    context = ForwardContext(context.layout, context.kv[:num_layers], context.heartbeat)
+    return TokenStates(model.forward(input_ids, positions, context))
+
+
+def hidden_states(model: CausalLM, tokens: TokenStates) -> Tensor:
+    """Hidden states [N, H] of what `run_layers` found; may be written over its rows."""
+    return tokens.states if tokens.heads is None else model.finish(tokens.states, tokens.heads)
 
 
 def layers_of_all_kinds(layers: Sequence[object]) -> int:

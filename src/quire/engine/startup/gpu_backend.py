@@ -22,7 +22,7 @@ from quire.engine.core.executor import Executor, OverlappedExecutor, UniprocExec
 from quire.engine.core.model_runner import ModelRunner
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.gpu.device_runner import DeviceRunner
-from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.gpu.step_work import hidden_states, layers_of_all_kinds, run_layers
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.step_tuning import StepTable
@@ -132,13 +132,17 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    layers = resolved.kv_layers[: layers_of_all_kinds(resolved.kinds_of_layers)]
-    context = ForwardContext(layout, _allocate(resolved, layers, 1, device))
+    context = ForwardContext(layout, _allocate(resolved, resolved.kv_layers, 1, device))
+    num_layers = layers_of_all_kinds(resolved.kinds_of_layers)
     counts = np.array(lens)
     positions = torch.from_numpy(FlatTokens.of(counts, counts).positions).to(device)
-    hidden = model.forward(torch.zeros_like(positions), positions, context)
+    tokens = run_layers(
+        model, torch.zeros_like(positions), positions, context, num_layers,
+        splits=model_config.has_head,
+    )  # fmt: skip
     if model_config.has_head:
-        logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs]).float()
+        sampled = tokens.map(lambda rows: rows[: config.scheduler.max_num_seqs].clone())
+        logits = model.compute_logits(hidden_states(model, sampled)).float()
         copies = [logits.clone() for _ in range(2)]  # as many as samplers make
         del copies
 

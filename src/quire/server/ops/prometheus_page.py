@@ -186,9 +186,6 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
     yield _counter("quire:prefix_cache_misses", text, misses, "reason")
     restarts = [((model,), e.latest.num_restarts) for model, e in engines]
     yield _counter("quire:engine_restarts", "Restarts of the engine process.", restarts)
-    # dashboards query it; there is no speculative decoding yet, so it is 0
-    accepted = [((model,), 0) for model, _ in engines]
-    yield _counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", accepted)
     tokens = [((model,), e.step_tokens) for model, e in engines]
     yield _histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", tokens)
     seconds = [((model,), e.step_seconds) for model, e in engines]

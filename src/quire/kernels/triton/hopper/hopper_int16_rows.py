@@ -1,9 +1,9 @@
 """The main loop of Hopper's GEMM of few rows with four-bit integers and x in INT16 (`Int16Rows`).
 
-Tensor cores sum products of bytes exactly. Codes become
-bytes four at a time: PRMT brings codes of adjacent columns together, and a LOP3 leaves 16 times the
-code less 8. In bfloat16 (`hopper_int4_ring`, whose tiles, parts and words these are) that takes
-eleven instructions for eight codes, here five, and half as many products.
+Tensor cores sum products of bytes exactly. Codes become bytes four at a time: PRMT brings codes of
+adjacent columns together, and a LOP3 leaves 16 times the code less 8. That takes five instructions
+for eight codes, and half as many products; in bfloat16 (`hopper_int4_ring`, whose tiles, parts and
+words these are) it takes eleven.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def skinny_gemm_norm(
     """residual + x · weightᵀ with the norm that follows: residual [M, N], norm_weight [N].
 
     The kernel stores the sum, the sum times the norm's weight and, for each of its tiles of
-    columns, the sums of squares. So the norm costs no launch and no pass over memory. int16: in
-    two bytes a number, too, where tiles allow it.
+    columns, the sums of squares. So the norm costs no launch and no pass over memory. int16: and
+    the norm's rows in INT16, where tiles allow it.
     """
     found = linear_of(weight).launch(
         x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps, config=config,
