@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,10 @@ def test_a_data_set_of_the_hub_gives_its_first_text(
     here = f"{tmp_path.name}/chats.txt"  # looks like a name of the hub, but is a file
     assert text_file(here) == Path(here)
     listed[1:3] = []
-    with pytest.raises(ConfigError, match="has no file of JSON lines or text"):
+    text_file("owner/chats")
+    assert asked[-1] == ("owner/chats", "data/train-0.parquet")
+    listed[1:] = []
+    with pytest.raises(ConfigError, match="has no file of JSON lines, text or parquet"):
         text_file("owner/chats")
 
 
@@ -123,3 +127,67 @@ def test_without_the_hub_the_fix_is_named(
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
     with pytest.raises(ConfigError, match=message):
         text_file("owner/text")
+
+
+@pytest.mark.parametrize("has_template", [True, False], ids=["template", "no_template"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"messages": ["a"]}, r"line 1: messages\[0\]: must be an object"),
+        ({"messages": [{"role": "user"}]}, r"line 1: messages\[0\]\.content: it is missing"),
+        ({"messages": [{"role": "x", "content": TEXT}]}, r"line 1: messages\[0\]\.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, r"line 1: messages\[0\]\.content"),
+        ({"messages": []}, "line 1 must be a JSON object with"),
+        ({"text": None}, "line 1 must be a JSON object with"),
+    ],
+)
+def test_a_line_that_no_model_can_be_given_is_named(
+    values: dict[str, Any],
+    message: str,
+    has_template: bool,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tokenizer, "has_chat_template", has_template)
+    file = write_lines(tmp_path / "a.jsonl", values)
+    with pytest.raises(ConfigError, match=rf"calibration: .*a\.jsonl, {message}"):
+        read_samples(tokenizer, file, 4, 16)
+
+
+def test_a_question_that_no_model_can_be_given_is_named(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", {"messages": [5], "expected": "a"})
+    with pytest.raises(ConfigError, match=r"tasks: .*a\.jsonl, object 1: messages\[0\]"):
+        read_tasks(tokenizer, file)
+
+
+def test_parquet_without_its_library_names_the_fix(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"needs pyarrow; pip install pyarrow, or"):
+        read_samples(tokenizer, tmp_path / "a.parquet", 4, 16)
+
+
+def test_rows_of_parquet_are_those_of_json_lines(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Null fields, which objects of a column have in common, do not count."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    chat = {"messages": [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "x"}]}
+    expected = write_lines(tmp_path / "a.jsonl", chat)
+    wide = [{**message, "tool_calls": None} for message in chat["messages"]]
+    rows = [{"id": 1, "text": None, "messages": wide}, {"id": 2}, {"id": 3, "messages": wide}]
+    types = {"role": pyarrow.string(), "content": pyarrow.string(), "tool_calls": pyarrow.string()}
+    messages = pyarrow.list_(pyarrow.struct(types.items()))
+    known = {"id": pyarrow.int64(), "text": pyarrow.string(), "messages": messages}
+    table = pyarrow.Table.from_pylist(rows, pyarrow.schema(known.items()))
+    parquet.write_table(table, file := tmp_path / "a.parquet")
+    found = read_samples(tokenizer, file, 4, 16)
+    assert found.digest == read_samples(tokenizer, expected, 4, 16).digest
+    parquet.write_table(table.select(["id"]), file)
+    with pytest.raises(ConfigError, match="has the columns id, but a column text or messages is"):
+        read_samples(tokenizer, file, 4, 16)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="cannot be read as parquet .*; download it again"):
+        read_samples(tokenizer, file, 4, 16)

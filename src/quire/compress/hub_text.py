@@ -11,13 +11,14 @@ from quire.errors import ConfigError
 
 _NAME = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<file>.+))?")
 _ENDS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".txt", ".txt.gz")
+_PARQUET = ".parquet"  # where there is none of these: it takes a library that is optional
 
 
 def text_file(name: str) -> Path:
     """The file of a text: a path, or `owner/name` or `owner/name:file` of a data set on the hub.
 
-    Without a file's name it is the data set's first one of JSON lines or text, of those for
-    training if it has some. Raises ConfigError.
+    Without a file's name it is the data set's first one of JSON lines or text, else of parquet; of
+    those for training if it has some. Raises ConfigError.
     """
     path, found = Path(os.path.expanduser(name)), _NAME.fullmatch(name)
     if found is None or path.exists():
@@ -65,9 +66,10 @@ def _first_text(repository: str) -> str:
 
     files = sorted(HfApi().list_repo_files(repository, repo_type="dataset"))
     texts = [file for file in files if file.endswith(_ENDS)]
+    texts = texts or [file for file in files if file.endswith(_PARQUET)]
     if not texts:
         raise ConfigError(
-            f"calibration: {repository} has no file of JSON lines or text ({', '.join(_ENDS)}); "
-            "take another data set, or convert a file of it"
+            f"calibration: {repository} has no file of JSON lines, text or parquet "
+            f"({', '.join((*_ENDS, _PARQUET))}); take another data set, or convert a file of it"
         )
     return next((file for file in texts if "train" in file), texts[0])

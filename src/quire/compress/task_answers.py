@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, InvalidRequestError
 from quire.hub import BUNDLED_FOLDER
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -35,14 +35,20 @@ def read_tasks(tokenizer: Tokenizer, path: Path) -> list[Task]:
     Each has "messages" and "expected"; those without an answer are passed over. Raises ConfigError.
     """
     found = []
-    for values in _objects(path):
+    for number, values in enumerate(_objects(path), 1):
         messages, expected = values.get("messages"), values.get("expected")
         if isinstance(messages, list) and isinstance(expected, str):
-            prompt = tokenizer.encode_chat(messages)
-            answer = tokenizer.encode_inside(expected)
-            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-            found.append(Task(prompt + answer + end, len(prompt)))
+            try:
+                found.append(_task(tokenizer, messages, expected))
+            except InvalidRequestError as error:
+                raise ConfigError(f"tasks: {path}, object {number}: {error}") from error
     return found
+
+
+def _task(tokenizer: Tokenizer, messages: list[Any], expected: str) -> Task:
+    prompt, answer = tokenizer.encode_chat(messages), tokenizer.encode_inside(expected)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return Task(prompt + answer + end, len(prompt))
 
 
 def count_right(tasks: list[Task], best: list[Tensor]) -> int:

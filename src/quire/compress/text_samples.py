@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.compress import parquet_text
+from quire.errors import ConfigError, InvalidRequestError
 from quire.hub import BUNDLED_FOLDER
+from quire.tokenizer.conversation_input import prepare_messages
 from quire.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_TEXT = BUNDLED_FOLDER / "calibration.jsonl"
@@ -41,8 +43,8 @@ def read_samples(
 ) -> TextSamples:
     """At most `count` windows of `seq_len` tokens from a file, evenly over its whole length.
 
-    path: a text file, or JSON lines with "text" or "messages", perhaps in gzip; None for the text
-    that comes with Quire. only_chats: of JSON lines those with "messages", for models that know
+    path: a text file, or JSON lines with "text" or "messages", perhaps in gzip, or parquet with such
+    columns; None for the text that comes with Quire. only_chats: of JSON lines those with "messages", for models that know
     nothing else. One window in five is for verification. Raises ConfigError.
     """
     source = path or DEFAULT_TEXT
@@ -83,7 +85,7 @@ def _windows(tokenizer: Tokenizer, text: str, source: Path, seq_len: int) -> Ite
 
 def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[int]]:
     """Token ids of each document: of a line of JSON, or of the whole text."""
-    if not source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+    if not source.name.removesuffix(".gz").endswith((".jsonl", ".json", parquet_text.ENDING)):
         yield tokenizer.encode(text, add_special_tokens=False)
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -96,21 +98,37 @@ def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
         values: Any = json.loads(line)
     except ValueError:
         values = None
-    messages = values.get("messages") if isinstance(values, dict) else None
-    if isinstance(messages, list) and messages:
-        if tokenizer.has_chat_template:
-            return tokenizer.encode_chat(messages, add_generation_prompt=False)
-        text = "\n".join(str(message["content"]) for message in messages)
-        return tokenizer.encode(text, add_special_tokens=False)
-    if not isinstance(values, dict) or not isinstance(values.get("text"), str):
+    try:
+        found = _object_ids(tokenizer, values) if isinstance(values, dict) else None
+    except InvalidRequestError as error:
+        raise ConfigError(f"calibration: {where}: {error}") from error
+    if found is None:
         raise ConfigError(
             f'calibration: {where} must be a JSON object with a string "text" or a list "messages"'
         )
-    return tokenizer.encode(values["text"], add_special_tokens=False)
+    return found
+
+
+def _object_ids(tokenizer: Tokenizer, values: dict[str, Any]) -> list[int] | None:
+    """Token ids of its messages, else of its text; None where it has neither.
+
+    Raises InvalidRequestError for those that no model can be given.
+    """
+    messages, text = values.get("messages"), values.get("text")
+    if isinstance(messages, list) and messages:
+        if tokenizer.has_chat_template:
+            return tokenizer.encode_chat(messages, add_generation_prompt=False)
+        prepared = prepare_messages(messages, str)
+        text = "\n".join(message.get("content", "") for message in prepared)
+    if not isinstance(text, str):
+        return None
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _read(path: Path) -> str:
     """A file's text, or as many whole lines from its start as are allowed."""
+    if path.name.endswith(parquet_text.ENDING):
+        return parquet_text.parquet_lines(path, _MOST_CHARACTERS)
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8") as file:
