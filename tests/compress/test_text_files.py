@@ -189,5 +189,5 @@ def test_rows_of_parquet_are_those_of_json_lines(tokenizer: Tokenizer, tmp_path:
     with pytest.raises(ConfigError, match="has the columns id, but a column text or messages is"):
         read_samples(tokenizer, file, 4, 16)
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match="cannot be read as parquet .*; download it again"):
+    with pytest.raises(ConfigError, match=r"cannot be read as parquet .*; download it again"):
         read_samples(tokenizer, file, 4, 16)

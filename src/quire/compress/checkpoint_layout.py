@@ -61,12 +61,12 @@ class CheckpointLayout:
         if self.packing == "pack-quantized":
             return PackedLinear(self.packing, self.bits, group, symmetric, False)
         if self.packing == "int-quantized":
-            return Int8Linear(self.packing, rounds=True)
+            return Int8Linear(self.packing, rounds=True, per="channel")
         if self.packing == "nf4":
             return FourBitLinear(self.packing, "nf4", self.is_nested)
         if self.packing == "mxfp4-pack-quantized":
             return Mxfp4Linear(self.packing, "weight_packed", "weight_scale")
-        return Fp8Linear(self.packing, "weight_scale")
+        return Fp8Linear(self.packing, "weight_scale", per="channel")
 
     def problem(self, n: int, k: int) -> str | None:
         """Why a weight [n, k] cannot be stored so; None if it can."""

@@ -189,6 +189,25 @@ def cast(leaf: str, dtype: torch.dtype) -> Callable[[dict[str, Tensor], dict[str
     return change
 
 
+def spoil(leaf: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    """One scale is NaN."""
+
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        tensors[f"model.layers.0.mlp.up_proj.{leaf}"].flatten()[-1] = float("nan")
+
+    return change
+
+
+def only_one(leaf: str) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    """The scale of the first output for all."""
+
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        name = f"model.layers.0.mlp.up_proj.{leaf}"
+        tensors[name] = tensors[name].flatten()[:1].clone()
+
+    return change
+
+
 def configure(**changes: Any) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
     def change(_: dict[str, Tensor], config: dict[str, Any]) -> None:
         config["quantization_config"] |= changes
@@ -277,6 +296,34 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             r"weight_block_size is \[128\]; it must be two",
         ),
         ("fp8", configure(fmt="e5m2"), r"fmt is 'e5m2'; take a checkpoint in e4m3"),
+        (
+            "awq",
+            spoil("scales"),
+            r"up_proj: its scales has a number that is not finite; download",
+        ),
+        ("gptq_8", spoil("scales"), r"up_proj: its scales has a number that is not finite"),
+        (
+            "int8",
+            spoil("weight_scale"),
+            r"up_proj: its weight_scale has a number that is not finite",
+        ),
+        (
+            "int8",
+            only_one("weight_scale"),
+            r"weight_scale .*its shape is \[1\], not the \[256\] or",
+        ),
+        ("float_channel", only_one("weight_scale"), r"its shape is \[1\], not the \[256\] or"),
+        (
+            "float_block",
+            spoil("weight_scale"),
+            r"up_proj: its weight_scale has a number that is not finite",
+        ),
+        (
+            "nf4",
+            spoil("weight.absmax"),
+            r"up_proj: its weight.absmax has a number that is not finite",
+        ),
+        ("llm_int8", spoil("SCB"), r"up_proj: its SCB has a number that is not finite; download"),
         ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__qualname__,

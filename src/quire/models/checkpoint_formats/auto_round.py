@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from quire.models.checkpoint_formats.awq import AwqLinear
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
 from quire.models.checkpoint_formats.gptq import GptqLinear, read_bits
-from quire.models.checkpoint_formats.module_rules import ModuleRules, Rule, check_patterns
+from quire.models.checkpoint_formats.module_rules import ModuleRules, check_patterns
 from quire.models.checkpoints.config_file import ConfigFile
 
 _FULL_BITS = (16, 32)  # of what is not quantized
@@ -24,15 +26,26 @@ def read_auto_round(config: ConfigFile) -> ModuleRules:
     linear = _linear(config, config, config.integer("bits"))
     if linear is None:
         raise config.wrong("bits", "is that of 16-bit weights; take the 16-bit checkpoint")
-    rules, section = list[Rule](), config.section("extra_config")
+    own = _own_settings(config)
+    rules = [(re.compile(f"{re.escape(name)}$"), each) for name, each in own.items()]
+    rules += [(re.compile(f".*?(?:{pattern})"), each) for pattern, each in own.items()]
+    has_head = own.get("lm_head") is not None
+    return ModuleRules(name="auto-round", linear=linear, rules=tuple(rules), has_head=has_head)
+
+
+def _own_settings(config: ConfigFile) -> dict[str, StoredLinear | None]:
+    """Layouts of `extra_config` by names, or by patterns of any part of a name.
+
+    A key may be either; names go first, as AutoRound has it. Raises CheckpointError.
+    """
+    section, found = config.section("extra_config"), dict[str, StoredLinear | None]()
     for module in section.values if section is not None else ():
         assert section is not None
-        pattern, changes = f"(?:{module})$", section.section(module)
-        check_patterns(section, module, [pattern])
-        if changes is not None:
+        check_patterns(section, module, [module])
+        if (changes := section.section(module)) is not None:
             bits = changes.integer("bits", config.integer("bits"))
-            rules.append((pattern, _linear(config, changes, bits)))
-    return ModuleRules(name="auto-round", linear=linear, rules=tuple(rules))
+            found[module] = _linear(config, changes, bits)
+    return found
 
 
 def _linear(config: ConfigFile, own: ConfigFile, bits: int) -> StoredLinear | None:

@@ -17,7 +17,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
 )
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
-from quire.models.checkpoint_formats.module_rules import ModuleRules
+from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ def read_awq(config: ConfigFile) -> ModuleRules:
     if not config.boolean("zero_point", True):
         raise config.wrong("zero_point", "is false; take an AWQ checkpoint with zero points")
     group = config.integer("group_size", config.integer("q_group_size", 128, low=-1), low=-1)
-    ignored = config.texts("modules_to_not_convert")
-    return ModuleRules(
-        name="awq", linear=AwqLinear(config.where.rstrip("."), group), ignored=ignored
-    )
+    rules, ignored = read_ignored(config, "modules_to_not_convert")
+    linear = AwqLinear(config.where.rstrip("."), group)
+    return ModuleRules(name="awq", linear=linear, rules=rules, ignored=ignored)

@@ -22,7 +22,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredLinear,
     StoredTensor,
 )
-from quire.models.checkpoint_formats.module_rules import ModuleRules
+from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -198,8 +198,10 @@ def read_bitsandbytes(config: ConfigFile) -> ModuleRules:
         linear = _four_bits(config, where)
     if linear is None:
         raise config.wrong("load_in_4bit", "and load_in_8bit are false; take the 16-bit checkpoint")
-    ignored = config.texts("llm_int8_skip_modules")
-    return ModuleRules(name="bitsandbytes", linear=linear, ignored=ignored, otherwise="int8")
+    rules, ignored = read_ignored(config, "llm_int8_skip_modules")
+    return ModuleRules(
+        name="bitsandbytes", linear=linear, rules=rules, ignored=ignored, otherwise="int8"
+    )
 
 
 def _four_bits(config: ConfigFile, where: str) -> FourBitLinear:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
+def scale_shapes(n: int, per: str) -> tuple[tuple[int, ...], ...]:
+    """Shapes that the scales of n outputs have. per: "tensor", "channel", or "" for either."""
+    found = {"tensor": ((), (1,), (1, 1)), "channel": ((n,), (n, 1))}
+    return found[per] if per else found["tensor"] + found["channel"]
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """What a tensor of a quantized weight has to be. dtypes: by the names of safetensors.

@@ -19,7 +19,6 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     CheckpointFormat,
     StoredLinear,
     StoredTensor,
-    names_module,
 )
 from quire.models.checkpoint_formats.fp8_checkpoint import read_block
 from quire.models.checkpoint_formats.input_order import permutation_of
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 _WORD = 32  # bits
 _REGEX = "re:"
+_CLASS = "Linear"  # of all modules that are quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +112,20 @@ class CompressedTensors(CheckpointFormat):
     name: str = "compressed-tensors"
 
     def stored_linear(self, module: str) -> StoredLinear | None:
-        """See `CheckpointFormat`: names go before classes."""
+        """See `CheckpointFormat`: names go before patterns, and these in order before classes."""
         if any(_matches(target, module) for target in self.ignored):
             return None
-        for targets, linear in self.groups:
-            if any(_matches(target, module) for target in targets):
-                return linear
-        return next((linear for targets, linear in self.groups if "Linear" in targets), None)
+        known = {target: linear for targets, linear in self.groups for target in targets}
+        patterns = sorted(target for target in known if target.startswith(_REGEX))
+        found = (target for target in (module, *patterns) if _matches(target, module))
+        return known.get(next((target for target in found if target in known), _CLASS))
 
 
 def _matches(target: str, module: str) -> bool:
+    """Whether a name is the module's, or a pattern matches it; or Linear, its class."""
     if target.startswith(_REGEX):
         return re.match(target.removeprefix(_REGEX), module) is not None
-    return names_module(target, module)
+    return target in (module, _CLASS)
 
 
 def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
@@ -164,7 +165,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block") and symmetric:
         block = read_block(weights, "block_structure") if strategy == "block" else None
-        return Fp8Linear(where, "weight_scale", block)
+        return Fp8Linear(where, "weight_scale", block, "" if block else strategy)
     if stored_as == "mxfp4-pack-quantized" and (kind, bits) == ("float", 4):
         return Mxfp4Linear(where, "weight_packed", "weight_scale")
     if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):
@@ -172,7 +173,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
             size = weights.integer("group_size", -1, low=-1) if strategy == "group" else -1
             return PackedLinear(where, bits, size, symmetric, rounds)
     elif (kind, bits, symmetric) == ("int", 8, True) and strategy in ("tensor", "channel"):
-        return Int8Linear(where, rounds)
+        return Int8Linear(where, rounds, strategy)
     raise weights.wrong(
         "num_bits",
         f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.checkpoint_formats.module_rules import ModuleRules
+from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -12,13 +12,13 @@ def read_fp8(config: ConfigFile) -> ModuleRules:
     fmt = config.text("fmt", "e4m3")
     if fmt not in ("e4m3", "float8_e4m3fn"):
         raise config.wrong("fmt", f"is {fmt!r}; take a checkpoint in e4m3")
-    ignored = config.texts("modules_to_not_convert") + config.texts("ignored_layers")
+    rules, ignored = read_ignored(config, "modules_to_not_convert", "ignored_layers")
     where, block = config.where.rstrip("."), config.get("weight_block_size")
     if block is None:
         linear = Fp8Linear(where, "weight_scale")
     else:
         linear = Fp8Linear(where, "weight_scale_inv", read_block(config))
-    return ModuleRules(name="fp8", linear=linear, ignored=ignored)
+    return ModuleRules(name="fp8", linear=linear, rules=rules, ignored=ignored)
 
 
 def read_block(config: ConfigFile, key: str = "weight_block_size") -> tuple[int, int]:

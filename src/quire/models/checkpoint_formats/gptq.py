@@ -7,6 +7,7 @@ g_idx [K]: the group of each input. (Frantar et al., 2023; AutoGPTQ, GPTQModel, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -147,9 +148,10 @@ def _dynamic(config: ConfigFile, linear: GptqLinear) -> tuple[Rule, ...]:
         check_patterns(section, rule, [pattern])
         changes = section.section(rule)
         if rule.startswith("-:"):
-            found.append((pattern, None))
+            found.append((re.compile(pattern), None))
         else:
-            found.append((pattern, linear if changes is None else _changed(linear, changes)))
+            own = linear if changes is None else _changed(linear, changes)
+            found.append((re.compile(pattern), own))
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import translate
 
 from quire.models.checkpoint_formats.module_rules import ModuleRules
@@ -16,5 +17,5 @@ def read_modelopt(config: ConfigFile) -> ModuleRules:
         raise config.wrong("quant_algo", f"is {algorithm!r}; take a checkpoint in FP8")
     ignored = config.texts("ignore") + config.texts("exclude_modules")
     linear = Fp8Linear(f"{config.path.name}: {config.where}".rstrip("."), "weight_scale")
-    rules = tuple((translate(pattern), None) for pattern in ignored)
+    rules = tuple((re.compile(translate(pattern)), None) for pattern in ignored)
     return ModuleRules(name="modelopt", linear=linear, rules=rules, has_head=True)

@@ -20,7 +20,10 @@ MAX_PATTERN = 1000  # characters
 MAX_REPEATS = 4
 _REPEATS = (parser.MAX_REPEAT, parser.MIN_REPEAT, parser.POSSESSIVE_REPEAT)
 
-Rule = tuple[str, StoredLinear | None]  # a pattern of whole names, or of their beginnings
+_SPECIAL = frozenset("*+?[](){}|^$\\")  # what a plain name does not have
+_BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"  # of the words of a name
+
+Rule = tuple[re.Pattern[str], StoredLinear | None]  # of whole names, or of their beginnings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +31,8 @@ class ModuleRules(CheckpointFormat):
     """One layout for the linear layers of decoder layers, and exceptions.
 
     rules: the first whose pattern matches a module's name decides; None for not quantized.
-    ignored: words of names of modules that are not quantized; only: of those that are, empty for
-    all. has_head: whether the head is.
+    ignored: words or ends of names of modules that are not quantized; only: words of those that
+    are, empty for all. has_head: whether the head is.
     """
 
     name: str
@@ -42,14 +45,38 @@ class ModuleRules(CheckpointFormat):
 
     def stored_linear(self, module: str) -> StoredLinear | None:
         """See `CheckpointFormat`."""
+        if module == "lm_head" and not self.has_head:
+            return None
         for pattern, linear in self.rules:
-            if re.match(pattern, module):
+            if pattern.match(module):
                 return linear
-        is_listed = any(names_module(words, module) for words in self.ignored)
-        if is_listed or (module == "lm_head" and not self.has_head):
+        if any(module.endswith(words) or names_module(words, module) for words in self.ignored):
             return None
         is_chosen = not self.only or any(names_module(words, module) for words in self.only)
         return self.linear if is_chosen or module == "lm_head" else None
+
+
+def read_ignored(config: ConfigFile, *keys: str) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+    """Modules that are not quantized: rules for patterns of how names begin, and plain names.
+
+    As transformers reads such lists; each entry is a name as well. Raises CheckpointError.
+    """
+    rules, names = list[Rule](), list[str]()
+    for key in keys:
+        listed = config.texts(key)
+        patterns = [each for each in listed if set(each) & _SPECIAL and _compiles(each)]
+        check_patterns(config, key, patterns)
+        rules += [(re.compile(f"(?:{pattern}){_BOUNDARY}"), None) for pattern in patterns]
+        names += [name for name in listed if name]
+    return tuple(rules), tuple(names)
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def check_patterns(config: ConfigFile, key: str, patterns: Iterable[str]) -> None:

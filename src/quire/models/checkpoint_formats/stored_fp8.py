@@ -11,6 +11,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
     StoredLinear,
     StoredTensor,
+    scale_shapes,
 )
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ class Fp8Linear(StoredLinear):
     """Codes [N, K] with scales, by which they are multiplied.
 
     scale: its tensor's name. block: rows and columns that share a scale; None for one scale, or
-    one per output. Scales of activations are not needed: they follow from each token.
+    one per output. per: which of these, see `scale_shapes`. Scales of activations are not needed:
+    they follow from each token.
     """
 
     scale: str
     block: tuple[int, int] | None = None
+    per: str = ""
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`: any size will do."""
@@ -40,7 +43,7 @@ class Fp8Linear(StoredLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (n,), (n, 1))
+        shapes = scale_shapes(n, self.per)
         if self.block is not None:
             rows, columns = self.block
             shapes = ((-(-n // rows), -(-k // columns)),)

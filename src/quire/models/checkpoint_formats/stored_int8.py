@@ -11,6 +11,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
     StoredLinear,
     StoredTensor,
+    scale_shapes,
 )
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 class Int8Linear(StoredLinear):
     """Signed codes [N, K], symmetric, and a scale, or one per output.
 
-    rounds: whether activations are in eight bits, too. Their scales follow from each token.
+    rounds: whether activations are in eight bits, too. Their scales follow from each token. per:
+    what has a scale, see `scale_shapes`.
     """
 
     rounds: bool
+    per: str
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`: any size will do."""
@@ -41,7 +44,7 @@ class Int8Linear(StoredLinear):
         of_activations = StoredTensor(((), (1,)), (*SCALE_DTYPES, "I8", "I32"), needed=False)
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
-            "weight_scale": StoredTensor(((), (1,), (1, 1), (n,), (n, 1)), SCALE_DTYPES),
+            "weight_scale": StoredTensor(scale_shapes(n, self.per), SCALE_DTYPES),
             **dict.fromkeys(("input_scale", "input_zero_point"), of_activations),
         }
 

@@ -59,11 +59,22 @@ class QuantizedSource:
         """The weight from its tensors by their full names. Raises CheckpointError."""
         own = {name.removeprefix(f"{self.module}."): tensor for name, tensor in tensors.items()}
         try:
+            self._check_finite(own)
             if self.keeps_codes:
                 return self.stored.rows(own)
             return self.stored.numbers(own, dtype_name(dtype))
         except ValueError as error:
             raise CheckpointError(f"{self.module}: {error}") from error
+
+    def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for scales that are not finite, by which all logits would be NaN."""
+        layout = self._layout()
+        for name, tensor in tensors.items():
+            is_scale = layout[name].needed and tensor.is_floating_point() and tensor.itemsize > 1
+            if is_scale and not bool(tensor.isfinite().all()):
+                raise ValueError(
+                    f"its {name} has a number that is not finite; download the file again"
+                )
 
     def check(self, entry: TensorEntry) -> None:
         """Raise CheckpointError for a tensor of another shape or data type."""
