@@ -29,14 +29,14 @@ def parquet_lines(path: Path, most: int) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    reader = _pyarrow(path)
+    pyarrow = _pyarrow(path)
     try:
-        with reader.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path) as file:
             columns = _known(path, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for row in batch.to_pylist():
                     yield from _line(row)
-    except (OSError, ValueError, NotImplementedError) as error:  # those of pyarrow are such
+    except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(
             f"calibration: {path} cannot be read as parquet ({error}); download it again"
         ) from error
@@ -44,13 +44,14 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _pyarrow(path: Path) -> ModuleType:
     try:
-        from pyarrow import parquet
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(
             f"calibration: {path.name} is parquet, which needs pyarrow; pip install pyarrow, or "
             "name a file of JSON lines or text"
         ) from error
-    module: ModuleType = parquet
+    module: ModuleType = pyarrow
     return module
 
 
