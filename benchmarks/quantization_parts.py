@@ -113,11 +113,13 @@ def measure_rows(
     measured = {**measured, "tokens": sum(map(len, samples.verification)), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "gptq")
-        Quantization(base, out, Recipe(method="fp8+gptq"), samples, device).run(lambda *_: None)
         for what, roles in ROWS.items():
             if time.monotonic() > end or (only is not None and what not in only):
                 print(f"{what}: left out")
                 continue
+            if not out.exists() and any(each.weight == "gptq" for each in roles.values()):
+                recipe = Recipe(method="fp8+gptq")
+                Quantization(base, out, recipe, samples, device).run(lambda *_: None)
             parts = PartlyRounded(base, out, device, roles)
             report = compare_models(
                 ModelParts(base, device), parts, samples.verification, [], lambda *_: None
@@ -135,7 +137,7 @@ class PartlyRounded(ModelParts):
         self, base: Path, coded: Path, device: torch.device, roles: Mapping[str, Rounded]
     ) -> None:
         super().__init__(base, device)
-        self._coded = ModelParts(coded, device)
+        self._coded = ModelParts(coded, device) if coded.exists() else None
         self._roles = {ROLES[role]: rounded for role, rounded in roles.items()}
 
     def layer(self, index: int) -> LlamaDecoderLayer:
