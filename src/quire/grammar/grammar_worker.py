@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.grammar.grammar_compiler import GrammarCompiler, compile_problem
 from quire.grammar.grammar_subprocess import LENGTH_BYTES, VocabularyMessage, read_frame
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+from quire.grammar.vocabulary import GreedyVocabulary
 
 MEMORY_BYTES = 1 << 30  # for grammars, besides what the process has at its start
 
@@ -45,32 +42,13 @@ def main() -> None:
         _write(out, answer.encode())
 
 
-class SubprocessVocabulary:
-    """The vocabulary as llguidance reads it, split greedily: checks do not depend on the split."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
+class SubprocessVocabulary(GreedyVocabulary):
+    """The vocabulary of the parent process; checks do not depend on how text is split."""
 
     def __init__(self, known: VocabularyMessage) -> None:
         self.tokens = known.tokens
         self.special_token_ids = known.special_token_ids
         self.eos_token_ids = known.eos_token_ids
-        self.eos_token_id = known.eos_token_ids[0]
-        self._greedy: LLTokenizer | None = None
-
-    def __call__(self, text: str) -> list[int]:
-        """The token ids of a text, longest tokens first."""
-        assert self._greedy is not None
-        return self._greedy.greedy_tokenize(text)
-
-    def build(self) -> LLTokenizer:
-        """llguidance's tokenizer object."""
-        from llguidance import LLTokenizer
-
-        # the type stubs ask for a class that llguidance does not need
-        made = LLTokenizer(self, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
-        self._greedy = made
-        return made
 
 
 def _bound_memory() -> None:

@@ -15,16 +15,44 @@ if TYPE_CHECKING:
     from quire.tokenizer.tokenizer import Tokenizer
 
 
-class Vocabulary:
-    """The bytes of each token id, and which tokens are special.
+class GreedyVocabulary:
+    """What llguidance reads of a vocabulary; text is split into the longest tokens first.
 
-    vocab_size: the model's. eos_token_ids: allowed wherever the answer is complete; if there are
-    none, one is added that no model draws. llguidance reads `tokens`, `special_token_ids`,
-    `eos_token_id` and `bos_token_id`, and calls the object to split text that the grammar forces.
+    llguidance calls the object to split text that the grammar forces.
     """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_ids: list[int]
+    _greedy: LLTokenizer
+
+    @property
+    def eos_token_id(self) -> int:
+        """One of the tokens that end an answer."""
+        return self.eos_token_ids[0]
+
+    def __call__(self, text: str) -> list[int]:
+        """The token ids of a text that follows other text."""
+        return self._greedy.greedy_tokenize(text)
+
+    def build(self) -> LLTokenizer:
+        """llguidance's tokenizer object. Takes about 3 microseconds per token."""
+        from llguidance import LLTokenizer
+
+        # the type stubs ask for a class that llguidance does not need
+        self._greedy = LLTokenizer(self, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
+        return self._greedy
+
+
+class Vocabulary(GreedyVocabulary):
+    """The bytes of each token id, and which tokens are special.
+
+    vocab_size: the model's. eos_token_ids: allowed wherever the answer is complete; if there are
+    none, one is added that no model draws. Text is split as the tokenizer does it, where that
+    leaves the text as it is.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
         if not tokenizer.has_text:
@@ -37,10 +65,8 @@ class Vocabulary:
         if not self.eos_token_ids:
             self.eos_token_ids = [self.size]
             self.tokens.append(b"")
-        self.eos_token_id = self.eos_token_ids[0]
         special = {i for i in range(self.size) if tokenizer.is_special(i)}
         self.special_token_ids = sorted(special | set(self.eos_token_ids))
-        self._greedy: LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
         """The token ids of a text that follows other text."""
@@ -49,14 +75,4 @@ class Vocabulary:
             spelled = b"".join(map(self._tokenizer.token_bytes, token_ids))
             if spelled == text.encode():
                 return token_ids
-        assert self._greedy is not None  # the tokenizer changes the text, or knows more tokens
-        return self._greedy.greedy_tokenize(text)
-
-    def build(self) -> LLTokenizer:
-        """llguidance's tokenizer object. Takes about 3 microseconds per token."""
-        from llguidance import LLTokenizer
-
-        # the type stubs ask for a class that llguidance does not need
-        made = LLTokenizer(self, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
-        self._greedy = made
-        return made
+        return super().__call__(text)  # the tokenizer changes the text, or knows more tokens

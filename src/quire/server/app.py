@@ -16,7 +16,7 @@ from quire.server.api.anthropic import anthropic_messages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
 from quire.server.api.llama_cpp import apply_template, native_completion
-from quire.server.api.llama_cpp.props import PropsRoute
+from quire.server.api.llama_cpp.props import props_route
 from quire.server.api.openai import (
     batch_chat,
     chat,
@@ -31,7 +31,7 @@ from quire.server.api.openai.invocations import Invocations
 from quire.server.api.openai.models_route import ModelsRoutes
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.stored_responses import StoredResponsesRoutes
-from quire.server.api.openai.tokenizer_info import TokenizerInfoRoute
+from quire.server.api.openai.tokenizer_info import tokenizer_info_route
 from quire.server.http.application import Application
 from quire.server.http.cors import with_cors
 from quire.server.http.envelope import OPEN_PATHS, Envelope
@@ -106,8 +106,8 @@ def build_server(
             *Health(models, drain, settings.engine_hang_timeout).routes,
             LiveView(models, observer.metrics).route,
             ServerLoad(models).route,
-            TokenizerInfoRoute(models).route,
-            PropsRoute(models).route,
+            tokenizer_info_route(models),
+            props_route(models),
             MetricsPage(observer.metrics, models, settings.gpu_hour_cost).route,
             *page.routes,
             ApiPage(page.assets).route,

@@ -23,14 +23,14 @@ from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import ask_rows, ask_weight, multiply_tiles
 from quire.kernels.triton.launch.gemm_config import RingConfig, tile_rows
+from quire.kernels.triton.launch.gemm_operands import GemmOperands
 from quire.kernels.triton.launch.gluon_compat import barrier, store_box
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns of an MMA
 _RING_BYTES = 225 * 1024  # bytes of shared memory for rings, for each multiprocessor
-COLUMNS = (
-    512  # after which sums are added in float32: tensor cores accumulate FP8 with some 14 bits
-)
+# after which sums are added in float32: tensor cores accumulate FP8 with some 14 bits
+COLUMNS = 512
 
 
 def multiply_rows(
@@ -41,24 +41,16 @@ def multiply_rows(
     out = torch.empty(len(x.codes), len(codes), dtype=torch.bfloat16, device=codes.device)
     # with more rows there are no registers for second sums
     every = COLUMNS // (128 * config.tiles) if len(out) <= 128 and not exact else 0
-    _launch(x.codes, x.scale, codes, scale, bias, out, config, every, tile_rows(len(out)))
+    operands = GemmOperands(x.codes, x.scale, codes, scale, bias, out)
+    _launch(operands, config, every, tile_rows(len(out)))
     return out
 
 
-def multiply_few(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
-    """out [T <= 256, N] = x [T, K] · weight [N, K]ᵀ, each sum in the order of k.
-
-    x_scale [T, 1], scale [N]: for operands in eight bits, else None.
-    """
+def multiply_few(operands: GemmOperands) -> None:
+    """Compute the result of at most 256 rows, each sum in the order of k."""
+    x, weight = operands.x, operands.weight
     config = _in_order(len(x), weight, workspace(x.device).num_sms)
-    _launch(x, x_scale, weight, scale, bias, out, config, every=0, box=_box(len(x), len(weight)))
+    _launch(operands, config, every=0, box=_box(len(x), len(weight)))
 
 
 def _in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
@@ -85,18 +77,9 @@ def _box(rows: int, n: int) -> int:
     return block_m // 4 if in_three else block_m
 
 
-def _launch(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-    config: RingConfig,
-    every: int,
-    box: int,
-) -> None:
+def _launch(operands: GemmOperands, config: RingConfig, every: int, box: int) -> None:
     """Launch the kernel. N and K: multiples of 16 bytes, as TMA requires."""
+    x, x_scale, weight, scale, bias, out = operands
     (m, k), n = x.shape, len(weight)
     block_m, tiles = tile_rows(m), triton.cdiv(n, config.block_n)
     space = workspace(weight.device)

@@ -8,7 +8,6 @@ two warpgroups multiply 64 rows of x each. Every program processes several outpu
 from __future__ import annotations
 
 import triton
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout, sums_type
+from quire.kernels.triton.launch.gemm_operands import GemmOperands
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, store_box
 from quire.kernels.triton.launch.workspace import workspace
 
@@ -31,18 +31,9 @@ ROWS = 128  # of a tile of x
 _IN_LINE = 8  # tiles of rows that share W's columns in the L2 cache
 
 
-def multiply_many(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
-    """out [T, N] = x [T, K] by weight [N, K], times x_scale [T, 1] and scale [N] of codes.
-
-    N and K: multiples of 16 bytes, as TMA requires.
-    """
+def multiply_many(operands: GemmOperands) -> None:
+    """Compute the operands' result. N and K: multiples of 16 bytes, as TMA requires."""
+    x, x_scale, weight, scale, bias, out = operands
     (m, k), n = x.shape, len(weight)
     num_sms = workspace(x.device).num_sms
     block_n = _width(m, n, num_sms)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.launch.gemm_operands import GemmOperands
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
@@ -56,10 +57,11 @@ def invariant_gemm(
     assert x.stride(1) == weight.stride(1) == 1
     if len(x) == 0:
         return out
+    operands = GemmOperands(x, x_scale, weight, scale, bias, out)
     if _hopper_serves(x, weight, out):
-        _by_hopper(x, x_scale, weight, scale, bias, out)
+        _by_hopper(operands)
     else:
-        _by_tiles(x, x_scale, weight, scale, bias, out)
+        _by_tiles(operands)
     return out
 
 
@@ -70,37 +72,25 @@ def _hopper_serves(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     return same and steps and weight.data_ptr() % 16 == 0 and has_hopper_gpu(x.device)
 
 
-def _by_hopper(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
+def _by_hopper(operands: GemmOperands) -> None:
     from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_few
     from quire.kernels.triton.hopper.hopper_ordered_gemm import multiply_many
 
+    x = operands.x
     if (x.stride(0) * x.itemsize | x.data_ptr()) % 16:  # TMA needs 16-byte alignment
-        x = x.clone(memory_format=torch.contiguous_format)
+        operands = operands._replace(x=x.clone(memory_format=torch.contiguous_format))
     multiply = multiply_few if len(x) <= _FEW else multiply_many
-    multiply(x, x_scale, weight, scale, bias, out)
+    multiply(operands)
 
 
-def _by_tiles(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
+def _by_tiles(operands: GemmOperands) -> None:
+    x, x_scale, weight, scale, bias, out = operands
     (num_rows, k), n = x.shape, len(weight)
     tile = _tile(x)
     block_k = max(64, _STEP // x.itemsize)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
     tile_gemm_kernel[(tiles,)](
-        x, x_scale, weight, scale, bias, out, num_rows, n, k,
+        *operands, num_rows, n, k,
         x.stride(0), weight.stride(0), out.stride(0),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=block_k, IN_LINE=_TILES_IN_LINE,
         EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.api.common.model_info_route import model_info_route
+from quire.server.http.openapi_entry import ApiRoute
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.version import __version__
 
@@ -38,28 +36,10 @@ class Props(msgspec.Struct, kw_only=True):
     modalities: dict[str, bool]
 
 
-class PropsRoute:
-    """The endpoint /props."""
-
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
-
-    @property
-    def route(self) -> ApiRoute:
-        """The route of /props."""
-        entry = OpenApiEntry(
-            path="/props",
-            summary="A model's context, slots and chat template, in llama.cpp's format.",
-            reply=Props,
-            errors=(404, 503),
-            names_model=True,
-        )
-        return ApiRoute(self.answer, entry)
-
-    async def answer(self, request: Request) -> Response:
-        """The properties of the model that the query names, or of the first, as JSON."""
-        props = _props(self._models.find(request.query_params.get("model")))
-        return JsonResponse(props)
+def props_route(models: ModelRegistry) -> ApiRoute:
+    """The route of /props."""
+    summary = "A model's context, slots and chat template, in llama.cpp's format."
+    return model_info_route(models, "/props", summary, Props, _props)
 
 
 def _props(model: RegisteredModel) -> Props:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from quire.server.http.json_response import JsonResponse
-from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.api.common.model_info_route import model_info_route
+from quire.server.http.openapi_entry import ApiRoute
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 
@@ -28,28 +26,10 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     chat_template: str | None
 
 
-class TokenizerInfoRoute:
-    """The endpoint /tokenizer_info."""
-
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
-
-    @property
-    def route(self) -> ApiRoute:
-        """The route of /tokenizer_info."""
-        entry = OpenApiEntry(
-            path="/tokenizer_info",
-            summary="A model's tokenizer: special tokens, chat template, sizes.",
-            reply=TokenizerInfo,
-            errors=(404, 503),
-            names_model=True,
-        )
-        return ApiRoute(self.answer, entry)
-
-    async def answer(self, request: Request) -> Response:
-        """The tokenizer of the model that the query names, or of the first, as JSON."""
-        info = _info(self._models.find(request.query_params.get("model")))
-        return JsonResponse(info)
+def tokenizer_info_route(models: ModelRegistry) -> ApiRoute:
+    """The route of /tokenizer_info."""
+    summary = "A model's tokenizer: special tokens, chat template, sizes."
+    return model_info_route(models, "/tokenizer_info", summary, TokenizerInfo, _info)
 
 
 def _info(model: RegisteredModel) -> TokenizerInfo:
