@@ -68,10 +68,22 @@ def invalid_value(field: str, problem: str, *, where: str | None = None) -> Inva
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt and answer together can never fit the model's context or the KV cache."""
+    """Prompt and answer together can never fit the model's context or the KV cache.
 
-    def __init__(self, message: str, *, param: str | None = "prompt") -> None:
+    num_prompt_tokens: of the prompt, or of as much as was counted. limit: of prompt and answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = "prompt",
+        num_prompt_tokens: int,
+        limit: int,
+    ) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+        self.num_prompt_tokens = num_prompt_tokens
+        self.limit = limit
 
 
 class ModelNotFoundError(InvalidRequestError):

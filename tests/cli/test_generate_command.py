@@ -16,7 +16,9 @@ from quire.core.request_output import CompletionOutput, RequestOutput, RequestTi
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError
 
-TOO_LONG = ContextLengthError("prompt: 9 tokens, but the limit here is 8; lower max_tokens")
+TOO_LONG = ContextLengthError(
+    "prompt: 9 tokens, but the limit here is 8; lower max_tokens", num_prompt_tokens=9, limit=8
+)
 ERROR = "9 tokens, but the limit here is 8; lower --max-tokens"
 
 

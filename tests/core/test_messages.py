@@ -130,6 +130,7 @@ def test_joining_loses_no_field() -> None:
         "error_kind": ErrorKind.REQUEST,
         "timing": RequestTiming(queued=1.0),
         "embedding": b"abcd",
+        "prompt_progress": [16],
     }
     assert set(values) == set(RequestDelta.__struct_fields__)
     joined = RequestDelta(request_id="a")

@@ -31,7 +31,8 @@ class Reply:
         (name,) = found = self.json()
         assert name == "error"
         error: dict[str, Any] = found["error"]
-        assert set(error) == {"message", "type", "param", "code"}
+        more = {"n_prompt_tokens", "n_ctx"} if error["code"] == "context_length_exceeded" else set()
+        assert set(error) == {"message", "type", "param", "code"} | more
         return error
 
     @property

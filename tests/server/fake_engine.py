@@ -16,6 +16,7 @@ from quire.core.request_output import (
     CompletionOutput,
     Logprob,
     PositionLogprobs,
+    PromptProgress,
     RequestOutput,
     RequestTimes,
 )
@@ -191,6 +192,7 @@ class FakeEngine:
         stream: bool = True,  # noqa: ARG002
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
+        report_progress: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         limits, reserved = self.info.limits, sampling.max_tokens or 1
         ids = token_ids_of(prompt, self.tokenizer, limits, encoding, reserved=reserved)
@@ -211,6 +213,11 @@ class FakeEngine:
         text = text[: sampling.max_tokens]
         finished = False
         is_over = stop_when() if stop_when else None
+        reports = [PromptProgress(1, done, done / 8) for done in range(1, len(ids) + 1)]
+        if report_progress and reports[:-1]:  # those before the last together
+            early = self._item(prompt, ids, sampling, text[0], False)
+            early.outputs, early.progress = [CompletionOutput(0)], tuple(reports[:-1])
+            yield early
         try:
             for index, char in enumerate(text):
                 await asyncio.sleep(self.delay)
@@ -225,6 +232,8 @@ class FakeEngine:
                 if item.prompt_logprobs is not None and index + 1 < self.prompt_steps:
                     num_scored = len(ids) * (index + 1) // self.prompt_steps
                     item.prompt_logprobs = item.prompt_logprobs[:num_scored]
+                if report_progress and index == 0:
+                    item.progress = tuple(reports[-1:])
                 if self.hold:
                     for output in item.outputs:
                         output.text = self.tokenizer.decode(self.tokenizer.encode(text)) * finished

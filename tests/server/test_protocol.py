@@ -112,6 +112,8 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "json_schema": ([{}, "{}", None], [[], 1, True]),
     "grammar": (['root ::= "a"', None], ["", "a" * 65537, 1]),
     "return_tokens_as_token_ids": ([True, False, None], [1]),
+    "return_progress": ([True, False, None], [1]),
+    "timings_per_token": ([True, False, None], [1]),
     "truncate_prompt_tokens": ([1, 5, -1, None], [0, -2, 1025, 0.5, "a"]),
     "truncation_side": (["left", "right", None], ["both", 1]),
     "add_special_tokens": ([True, False, None], [1]),

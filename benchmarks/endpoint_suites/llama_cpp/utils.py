@@ -106,6 +106,7 @@ class ServerProcess(upstream_utils.ServerProcess):
             "--served-model-name": ",".join([self.model_alias or "quire", *OTHER_NAMES]),
             "--max-model-len": self.n_ctx and self.n_ctx // (slots or 1),
             "--max-num-seqs": self.n_slots,
+            "--max-num-batched-tokens": self.n_batch,
             "--api-key": self.api_key,
             "--chat-template": self.chat_template_file or self._template(),
             "--allowed-origins": self.cors_origins,

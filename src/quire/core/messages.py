@@ -23,7 +23,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
     a request; lengths, seeds and penalties count as if it had never moved. stream: whether to send
     a delta after each step, or the output at the end. queue_timeout: seconds that it may wait
     before it starts to run; None: no limit. pooling: compute an embedding in this way instead of
-    tokens; sampling is then ignored.
+    tokens; sampling is then ignored. report_progress: also send deltas without tokens while the
+    prompt is computed.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
     stream: bool = True
     queue_timeout: float | None = None
     pooling: PoolingParams | None = None
+    report_progress: bool = False
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -98,7 +100,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     last delta. error: message for the caller; error_kind: its kind. prompt_logprobs: scores of the
     next prompt tokens; the first prompt token has none. grammar_terminated: the request ended
     because its grammar let no token follow, so its last token is text and not an end token.
-    embedding: little-endian float32 numbers.
+    embedding: little-endian float32 numbers. prompt_progress: how many prompt tokens were computed
+    after each step that did not complete the prompt, if the request reports that.
     """
 
     request_id: str
@@ -113,6 +116,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     error_kind: ErrorKind = ErrorKind.ENGINE
     timing: RequestTiming | None = None
     embedding: bytes | None = None
+    prompt_progress: list[int] = []
 
     def join(self, later: RequestDelta) -> None:
         """Append a later delta of the same request; usually one more token."""
@@ -121,6 +125,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
         if later.logprobs or later.prompt_logprobs:
             self.logprobs += later.logprobs
             self.prompt_logprobs += later.prompt_logprobs
+        if later.prompt_progress:
+            self.prompt_progress += later.prompt_progress
         if later.timing is not None:
             self.timing = later.timing
         if later.finish_reason is not None:

@@ -62,6 +62,7 @@ class Request:
         "pooling",
         "priority",
         "queued",
+        "reports_progress",
         "request_id",
         "sampling",
         "status",
@@ -96,6 +97,7 @@ class Request:
         if not sampling.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
         self.defers_deltas = not message.stream  # its caller waits for the end
+        self.reports_progress = message.report_progress  # of its prompt
         # the delta that collects all tokens after the first, if deferred; None before the first
         self.pending_delta: RequestDelta | None = None
         self.num_cached_tokens = 0  # those of the computed ones that came from the prefix cache

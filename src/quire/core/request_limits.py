@@ -47,16 +47,19 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         return "this model's maximum context length"
 
     def beyond_length(
-        self, what: str, other_fix: str = "", *, param: str = "prompt"
+        self, what: str, num_prompt_tokens: int, other_fix: str = "", *, param: str = "prompt"
     ) -> ContextLengthError:
         """The error for a prompt above max_model_len, in the words that clients look for.
 
-        what: the field and its size. other_fix: what helps besides a shorter prompt.
+        what: the field and its size. num_prompt_tokens: as far as they were counted. other_fix:
+        what helps besides a shorter prompt.
         """
         return ContextLengthError(
             f"{what}, but {self.length_name} is {self.max_model_len} tokens. Please reduce the "
             f"length of the input prompt{other_fix}",
             param=param,
+            num_prompt_tokens=num_prompt_tokens,
+            limit=self.max_model_len,
         )
 
     def check(self, message: AddRequest) -> None:
@@ -119,13 +122,15 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             lower = "" if answer == 1 else f" or lower {'min' if wanted is None else 'max'}_tokens"
             unit = "token" if prompt == 1 else "tokens"
             size = f"{prompt} {unit} and {answer} for the answer are {prompt + answer}"
-            raise self.beyond_length(f"prompt: {size}", lower)
+            raise self.beyond_length(f"prompt: {size}", prompt, lower)
         longest = self.max_model_len if wanted is None else prompt + wanted
         if longest - 1 > self.max_kv_tokens:
             raise ContextLengthError(
                 f"prompt: {prompt} tokens and up to {longest - prompt} for the answer need "
                 f"{longest - 1} slots, but the whole KV cache has {self.max_kv_tokens}; shorten "
-                "the prompt, lower max_tokens, or start the server with a larger KV cache"
+                "the prompt, lower max_tokens, or start the server with a larger KV cache",
+                num_prompt_tokens=prompt,
+                limit=self.max_kv_tokens,
             )
 
     def check_embedding(self, prompt_token_ids: list[int], pooling: PoolingParams) -> None:
@@ -133,11 +138,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         self._check_prompt(prompt_token_ids)
         num_tokens = len(prompt_token_ids)
         if num_tokens > self.max_model_len:
-            raise self.beyond_length(f"prompt: too large: {num_tokens} tokens")
+            raise self.beyond_length(f"prompt: too large: {num_tokens} tokens", num_tokens)
         if num_tokens > self.max_kv_tokens:
             raise ContextLengthError(
                 f"prompt: too large: {num_tokens} tokens, but the whole KV cache has "
-                f"{self.max_kv_tokens} slots; shorten it"
+                f"{self.max_kv_tokens} slots; shorten it",
+                num_prompt_tokens=num_tokens,
+                limit=self.max_kv_tokens,
             )
         if pooling.dimensions is not None and pooling.dimensions > self.hidden_size:
             raise invalid_value(
@@ -149,7 +156,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def check_chars(self, num_chars: int, param: str = "prompt") -> None:
         """Refuse text that is far too long before it is encoded. Raises ContextLengthError."""
         if num_chars > MAX_CHARS_PER_TOKEN * self.max_model_len:
-            raise self.beyond_length(f"{param}: too large: {num_chars} characters", param=param)
+            what = f"{param}: too large: {num_chars} characters"
+            raise self.beyond_length(what, num_chars // MAX_CHARS_PER_TOKEN, param=param)
 
     def _check_continuation(self, message: AddRequest) -> None:
         """Refuse output tokens so far that no engine can have drawn for this request."""

@@ -102,12 +102,25 @@ class RequestTimes(msgspec.Struct):
         return self.ttft
 
 
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far the computation of a prompt has come.
+
+    num_cached: tokens that the prefix cache had; num_computed: those included. seconds: since its
+    first step was scheduled.
+    """
+
+    num_cached: int
+    num_computed: int
+    seconds: float
+
+
 class RequestOutput(msgspec.Struct):
     """All answers to one prompt; in a stream, their new parts.
 
     prompt_logprobs: as far as computed; complete with the first token. times: shared by all parts
     of a stream. embedding: little-endian float32 numbers of an embedding request, whose one answer
-    has no tokens. error: why the request failed, for callers that do not want it raised.
+    has no tokens. error: why the request failed, for callers that do not want it raised. progress:
+    new reports on the prompt, oldest first, if the request asks for them.
     """
 
     request_id: str
@@ -120,6 +133,7 @@ class RequestOutput(msgspec.Struct):
     embedding: bytes | None = None
     finished: bool = False  # whether every answer has ended
     error: QuireError | None = None
+    progress: tuple[PromptProgress, ...] = ()
 
     @property
     def metrics(self) -> RequestTimes:
@@ -140,6 +154,7 @@ class RequestOutput(msgspec.Struct):
         self.num_cached_tokens = delta.num_cached_tokens
         self.embedding = delta.embedding
         self.finished = delta.finished
+        self.progress += delta.progress
 
 
 class EmbeddingOutput(msgspec.Struct):

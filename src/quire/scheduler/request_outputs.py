@@ -38,6 +38,15 @@ def make_final_delta(
     return _join_pending(request, delta)
 
 
+def make_progress_delta(request: Request, num_computed: int) -> RequestDelta:
+    """The delta that reports how many tokens of a request's prompt are computed."""
+    return RequestDelta(
+        request_id=request.request_id,
+        num_cached_tokens=request.num_cached_tokens,
+        prompt_progress=[min(num_computed, request.num_prompt_tokens)],
+    )
+
+
 def make_delta(
     request: Request, entry: ScheduledRequest, result: SampleResult
 ) -> RequestDelta | None:
@@ -62,6 +71,8 @@ def make_delta(
         num_sent = max(0, request.num_prompt_logprobs - entry.start)
         delta.prompt_logprobs = result.prompt_logprobs[num_sent:]
         request.num_prompt_logprobs += len(delta.prompt_logprobs)
+        if request.reports_progress:
+            delta.prompt_progress = [entry.start + entry.num_tokens]
     if token_id is not None:
         _set_token(request, token_id, reason, result, delta)
     delta = _join_pending(request, delta)

@@ -26,6 +26,7 @@ from quire.scheduler.request_outputs import (
     QUEUE_TIMEOUT,
     make_delta,
     make_final_delta,
+    make_progress_delta,
 )
 from quire.scheduler.scheduler_batch import Batch
 from quire.scheduler.step_plan import PlannedRequest
@@ -125,6 +126,15 @@ class Scheduler:
         self._num_steps += 1
         return plan
 
+    def progress_at_start(self, plan: SchedulerOutput) -> list[RequestDelta]:
+        """The progress of the prompts that start with a step: what the prefix cache has of them."""
+        requests = [self._batch.requests[new.request_id] for new in plan.new_requests]
+        return [
+            make_progress_delta(request, request.num_cached_tokens)
+            for request in requests
+            if request.reports_progress
+        ]
+
     def update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestDelta]:
         """Process the result of the oldest step in flight; returns the deltas of its requests.
 
@@ -153,6 +163,8 @@ class Scheduler:
                 deltas.append(delta)
                 if delta.finish_reason is not None:
                     self._batch.finish(request)
+            elif request.reports_progress:
+                deltas.append(make_progress_delta(request, num_computed))
         return deltas
 
     def _end_without_token(self, request: Request, result: SampleResult) -> RequestDelta:

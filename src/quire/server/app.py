@@ -63,7 +63,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     tokenize.TOKENIZE_ROUTE,
     tokenize.DETOKENIZE_ROUTE,
     *native_completion.ROUTES,
-    input_tokens.ROUTE,
+    input_tokens.CHAT_ROUTE,
     apply_template.ROUTE,
 )
 
@@ -100,6 +100,7 @@ def build_server(
         [
             *connected,
             responses.route(store).connect(loader, gate, settings),
+            input_tokens.responses_route(store).connect(loader, gate, settings),
             *StoredResponsesRoutes(store, gate).routes,
             Invocations(apps, gate, settings.max_body_bytes).route,
             *ModelsRoutes(models).routes,

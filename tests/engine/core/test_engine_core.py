@@ -89,6 +89,7 @@ def add(
     request_id: str,
     prompt_len: int = 5,
     queue_timeout: float | None = None,
+    report_progress: bool = False,
     **sampling: object,
 ) -> None:
     core.handle(
@@ -98,6 +99,7 @@ def add(
             sampling=SamplingParams(**({"max_tokens": 6} | sampling)),
             eos_token_ids=[999],
             queue_timeout=queue_timeout,
+            report_progress=report_progress,
         )
     )
 
@@ -236,6 +238,33 @@ class TestLoop:
                 core.handle(ResetPrefixCache())
             add(core, request_id, prompt_len=9)
             assert run_until_idle(core)[request_id][-1].num_cached_tokens == num_cached
+
+
+@pytest.mark.parametrize("executor_type", [UniprocExecutor, LateExecutor])
+def test_progress_is_reported_at_a_prompts_start_and_after_each_of_its_steps(
+    executor_type: type,
+) -> None:
+    core, _ = make_core(executor_type)  # 32 tokens a step, blocks of 4
+    for name in ("first", "again"):
+        add(core, name, prompt_len=50, max_tokens=2, report_progress=True)
+        core.handle(GetEngineView())
+        at_start = core.step()
+        assert not at_start.view.steps or name == "again", "it is sent before the step has ended"
+        (start,) = at_start.deltas
+        rest = run_until_idle(core)[name]
+        reports = [start, *rest]
+        counts = [count for delta in reports for count in delta.prompt_progress]
+        if name == "first":
+            assert counts[0] == 0
+            assert len(counts) >= 2, "after each step that does not complete the prompt"
+        else:
+            assert counts == [48], "the blocks that the first has left"
+        assert counts == sorted({*counts})
+        assert counts[-1] < 50, "its first token says that it is complete"
+        assert start.num_cached_tokens == start.prompt_progress[0]
+        assert tokens(reports) == [50, 51]
+    add(core, "unasked", prompt_len=50, max_tokens=2)
+    assert not any(delta.prompt_progress for delta in run_until_idle(core)["unasked"])
 
 
 def test_a_view_comes_once_for_each_watch_whether_there_is_work_or_not() -> None:

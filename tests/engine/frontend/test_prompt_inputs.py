@@ -122,7 +122,9 @@ def test_errors_name_the_argument_and_the_entry(
     field: str, position: int, count: int, message: str
 ) -> None:
     with pytest.raises(ContextLengthError) as caught, errors_name_field(field, position, count):
-        raise ContextLengthError("prompt: 9 tokens; shorten the prompt")
+        raise ContextLengthError(
+            "prompt: 9 tokens; shorten the prompt", num_prompt_tokens=9, limit=8
+        )
     assert (str(caught.value), caught.value.param) == (message, field)
 
 

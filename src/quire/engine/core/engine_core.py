@@ -125,12 +125,16 @@ class EngineCore:
                 self._view_requested = True
 
     def step(self) -> StepOutput:
-        """Schedule and start a step, if any; wait for the oldest when enough are in flight."""
+        """Schedule and start a step, if any; wait for the oldest when enough are in flight.
+
+        If the step starts prompts whose progress is reported, the reports are sent before any wait.
+        """
         self._expire_and_admit()
-        started = self._start_next()
-        if self._in_flight and (
-            not started or len(self._in_flight) >= self._executor.max_in_flight
-        ):
+        most = self._executor.max_in_flight
+        started = len(self._in_flight) < most and self._start_next()
+        if started and self._starts_report():
+            return self._take_output()
+        if self._in_flight and (not started or len(self._in_flight) >= most):
             self._add_deltas(self._finish_step(*self._in_flight.popleft()))
             if self._has_failed:
                 self._restart_batch()
@@ -165,6 +169,13 @@ class EngineCore:
         self._in_flight.append((plan, self._executor.execute(plan)))
         self._window.record_start(time.monotonic() - begin)
         return True
+
+    def _starts_report(self) -> bool:
+        """Whether the latest step starts prompts whose progress is reported; adds the reports."""
+        plan, _ = self._in_flight[-1]
+        reports = self._scheduler.progress_at_start(plan) if plan.new_requests else []
+        self._deltas += reports
+        return bool(reports)
 
     def _take_output(self) -> StepOutput:
         deltas, self._deltas = self._deltas, []

@@ -53,13 +53,15 @@ class GenerateOptions(Options, total=False):
     """How a prompt is continued. cut_to_context: lower max_tokens to what the context has left.
 
     caller: whom the compilation of a grammar is counted for. stop_when: ends answers by their text.
-    prompt_field: the caller's field that errors about the prompt name.
+    prompt_field: the caller's field that errors about the prompt name. report_progress: also yield
+    outputs without tokens, with `progress`, while the prompt is computed.
     """
 
     cut_to_context: bool
     caller: str
     stop_when: StopWhen | None
     prompt_field: str
+    report_progress: bool
 
 
 class PrepareOptions(GenerateOptions, total=False):
@@ -138,6 +140,7 @@ class InputProcessor:
         stream: bool = True,
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
+        report_progress: bool = False,
     ) -> PreparedRequest:
         """The engine's messages for a prompt, one for each answer.
 
@@ -166,6 +169,8 @@ class InputProcessor:
                 queue_timeout=queue_timeout,
                 # only the front finds the ends that depend on text
                 stream=stream or bool(sampling.stop) or stop_when is not None,
+                # the other answers find what the first has computed
+                report_progress=report_progress and index == 0,
             )
             for index, answer in enumerate(self._answers(sampling))
         ]

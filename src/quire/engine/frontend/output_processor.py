@@ -22,6 +22,7 @@ from quire.core.request_output import (
     RequestTimes,
 )
 from quire.engine.frontend.input_processor import PreparedRequest
+from quire.engine.frontend.progress_reports import ProgressReports
 from quire.engine.frontend.request_metrics import AnswerTimes, RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 from quire.tokenizer.detokenizer import Detokenizer
@@ -76,6 +77,7 @@ class _RequestState(msgspec.Struct, eq=False):
     num_cached_tokens: int = 0
     embedding: bytes | None = None
     changed: dict[int, CompletionOutput] = {}
+    progress: ProgressReports | None = None
 
 
 class Processed(msgspec.Struct):
@@ -111,6 +113,8 @@ class OutputProcessor:
         request = _RequestState(prepared, RequestTimes(arrival), set(ids))
         if sampling.prompt_logprobs is not None:
             request.prompt_logprobs = [None]  # the first token has no score
+        if prepared.messages[0].report_progress:
+            request.progress = ProgressReports(len(prepared.prompt_token_ids))
         self._requests[prepared.request_id] = request
         stop_when = prepared.stop_when
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
@@ -209,6 +213,8 @@ class OutputProcessor:
         if answer.index == 0:  # the others find what the first has computed
             request.num_cached_tokens = delta.num_cached_tokens
             request.embedding = delta.embedding
+            if request.progress is not None:
+                request.progress.add(delta, now)
         if request.prompt_logprobs is not None:
             request.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
         part = self._completion(answer, delta)
@@ -268,6 +274,7 @@ class OutputProcessor:
             num_cached_tokens=request.num_cached_tokens,
             embedding=request.embedding,
             finished=not request.unfinished,
+            progress=() if request.progress is None else request.progress.take(),
         )
 
     def _position(self, scores: TokenLogprobs, *, is_ranked: bool = True) -> PositionLogprobs:

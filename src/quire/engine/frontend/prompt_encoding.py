@@ -132,7 +132,7 @@ def _check_pieces(
             found = (
                 f"its first {seen} of {len(text)} characters are about {num_tokens} tokens already"
             )
-            raise limits.beyond_length(f"{param}: too large: {found}", param=param)
+            raise limits.beyond_length(f"{param}: too large: {found}", num_tokens, param=param)
 
 
 def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:

@@ -16,8 +16,10 @@ from quire.server.http.unknown_path import UnknownPath
 
 # as llama.cpp's server has these paths, too
 UNVERSIONED = frozenset(
-    {"/chat/completions", "/chat/completions/input_tokens", "/responses", "/models"}
-)
+    f"/{path}{count}"
+    for path in ("chat/completions", "responses")
+    for count in ("", "/input_tokens")
+) | {"/models"}
 
 
 class Application(Starlette):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ANY = "*"
 LOCALHOST = "localhost"  # pages of this machine, whatever their port
-_LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
+_PATTERNS = {ANY: r".*", LOCALHOST: r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"}
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after")
 MAX_AGE_SECONDS = 600  # for which a browser need not ask again
@@ -33,8 +33,10 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
     return CORSMiddleware(
         app,
-        allow_origins=[origin for origin in origins if origin != LOCALHOST],
-        allow_origin_regex=_LOCAL_ORIGIN if LOCALHOST in origins else None,
+        allow_origins=[origin for origin in origins if origin not in _PATTERNS],
+        # an answer names its page's origin, as llama.cpp's does, also where any origin may call
+        allow_origin_regex="|".join(_PATTERNS[name] for name in origins if name in _PATTERNS)
+        or None,
         allow_methods=METHODS,
         allow_headers=(ANY,),
         expose_headers=EXPOSED_HEADERS,

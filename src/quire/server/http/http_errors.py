@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Scope, Send
 
 from quire.errors import (
+    ContextLengthError,
     DeadlineError,
     DrainingError,
     EngineError,
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 1000
 
 INVALID_REQUEST = "invalid_request_error"
+CONTEXT_EXCEEDED = "exceed_context_size_error"  # llama.cpp's; the code is OpenAI's
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
 _SHARED_PATHS = "/v1/models"
@@ -66,12 +69,14 @@ class HttpError(InvalidRequestError):
 
 
 class ErrorBody(msgspec.Struct):
-    """OpenAI's error object."""
+    """OpenAI's error object. n_prompt_tokens, n_ctx: llama.cpp's, of what exceeds the context."""
 
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_ctx: int | UnsetType = UNSET
 
 
 class ErrorReply(msgspec.Struct):
@@ -148,6 +153,10 @@ def _described(error: BaseException, request_id: str) -> ErrorReply:
     match error:
         case HttpError():
             return _reply(error.status, error.kind, error, headers=error.headers)
+        case ContextLengthError():
+            reply = _reply(error.status, CONTEXT_EXCEEDED, error)
+            reply.error.n_prompt_tokens, reply.error.n_ctx = error.num_prompt_tokens, error.limit
+            return reply
         case InvalidRequestError():
             return _reply(error.status, INVALID_REQUEST, error)
         case HTTPException():

@@ -22,7 +22,10 @@ FAILURES = [
     (EngineError("the step failed; send it again"), 500, "server_error", "engine_error"),
     (OverloadedError("the queue is full; wait", retry_after=2.5), 503, None, None),
     (InvalidRequestError("n: no; lower it", param="n"), 400, "invalid_request_error", None),
-    (ContextLengthError("prompt: too long; shorten it"), 400, None, "context_length_exceeded"),
+    (
+        ContextLengthError("prompt: too long; shorten it", num_prompt_tokens=9, limit=8),
+        *(400, "exceed_context_size_error", "context_length_exceeded"),
+    ),
     (RuntimeError("secret words"), 500, "server_error", "internal_error"),
     (KeyError("secret words"), 500, "server_error", "internal_error"),
 ]

@@ -68,6 +68,10 @@ def test_a_conversation_goes_on(app: Starlette, engine: FakeEngine) -> None:
     ask(app, input="so?", previous_response_id=second["id"])
     rendered = "<user>hi<assistant>Hello!<user>and?<assistant>Hello!<user>so?<assistant>"
     assert "".join(map(chr, engine.calls[-1]["ids"])) == rendered
+    body = {"input": "so?", "previous_response_id": second["id"]}
+    for prefix in ("/v1", ""):  # counted as it is answered
+        counted = call(app, f"{prefix}/responses/input_tokens", body).json()
+        assert counted == {"object": "response.input_tokens", "input_tokens": len(rendered)}
     error = call(app, PATH, {"input": "a", "previous_response_id": first["id"]}).error
     assert error["message"] == f"Previous response with id '{first['id']}' not found."
     assert (error["param"], error["code"]) == (

@@ -27,8 +27,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     log-probabilities are "token_id:5". stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
     end with the context where max_tokens would not. is_stored: the end of the answer is made in a
-    thread, as that also stores it. no_effect: a sentence for each field of the
-    request that has none.
+    thread, as that also stores it. has_timings, reports_progress: see timings.py.
+    no_effect: a sentence for each field of the request that has none.
     """
 
     reply_id: str
@@ -51,6 +51,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     cut_to_context: bool = False
     is_stored: bool = False
+    has_timings: bool = False
+    reports_progress: bool = False
     no_effect: Sequence[str] = ()
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
@@ -112,5 +114,7 @@ def make_job(
         prompt_alone=request.max_tokens == 0,
         prompt_field=prompt_field,
         cut_to_context=cut_to_context,
+        has_timings=bool(request.timings_per_token),
+        reports_progress=bool(request.return_progress and request.stream),
         no_effect=request.no_effect,
     )

@@ -48,6 +48,8 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     seconds after which the request is aborted.
     logprob_token_ids: report the log-probabilities of these tokens in place of the most probable.
     thinking_token_budget: tokens of reasoning after which its end is forced; -1: no limit.
+    return_progress: stream how much of the prompt is processed. timings_per_token: return timings,
+    in each chunk of a stream.
     """
 
     model: str | None = None
@@ -81,6 +83,8 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     timeout: field_bounds.Seconds | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
     def has_left_out(self, name: str) -> bool:
         """Whether the request gives no value for a field, under any name."""
@@ -102,6 +106,7 @@ ASKS_FOR_NOTHING: strict_json.NeutralValues = {
 STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, False, True)}
 
 
+NO_PROGRESS = "return_progress has no effect: it needs a stream"
 NO_PADDING = "include_obfuscation has no effect: streams are sent without padding"
 
 
@@ -123,6 +128,8 @@ def check_request_names(
             request.note_no_effect(NO_PADDING)
     if request.logprob_token_ids is not None and found.get(logprobs) in (None, False):
         raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
+    if request.return_progress and not request.stream:
+        request.note_no_effect(NO_PROGRESS)
     if request.stream and request.prompt_logprobs is not None:
         raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
 

@@ -69,6 +69,7 @@ def _options(admitted: AdmittedJob) -> GenerateOptions:
         "cut_to_context": job.cut_to_context,
         "stop_when": job.stop_when,
         "prompt_field": job.prompt_field,
+        "report_progress": job.reports_progress,
     }
 
 

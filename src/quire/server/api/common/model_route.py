@@ -24,7 +24,6 @@ from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.http.request_reader import read_body
 from quire.server.model_loading import ModelLoader
-from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 
 T = TypeVar("T")
@@ -58,10 +57,14 @@ class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
 
 
 class LightRoute(msgspec.Struct, frozen=True):
-    """A route that reads a body and a model's tokenizer, and runs no model."""
+    """A route that reads a body and a model's tokenizer, and runs no model.
+
+    reply: also gets the request's tenant if needs_tenant.
+    """
 
     entry: OpenApiEntry
-    reply: Callable[[bytes, ModelRegistry], msgspec.Struct]
+    reply: Callable[..., msgspec.Struct]
+    needs_tenant: bool = False
 
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
         """Make the starlette route that runs the handler."""
@@ -132,7 +135,8 @@ class _LightApp:
     def __init__(
         self, route: LightRoute, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
     ) -> None:
-        self._reply_to = route.reply
+        self._reply_to, self._needs_tenant = route.reply, route.needs_tenant
+        self._is_shared = settings.share_prefix_cache  # all callers are one tenant
         self._loader = loader
         self._gate = gate
         self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
@@ -140,6 +144,7 @@ class _LightApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         caller = caller_of(scope)
+        tenant: str = "" if self._is_shared else scope["state"]["tenant"]
         with self._gate.admit_light(scope) as (deadline, ticket, space):
             try:
                 body = await read_body(scope, receive, self._max_bytes, space.hold)
@@ -148,17 +153,17 @@ class _LightApp:
             ticket.charge(1, 0, at=self._gate.light_requests)
             async with deadline.enforced():
                 try:
-                    reply = await self._reply(body, caller)
+                    reply = await self._reply(body, caller, tenant)
                 except ModelNotLoadedError as error:
                     await self._loader.load(error.model, self._load_timeout)
-                    reply = await self._reply(body, caller)
+                    reply = await self._reply(body, caller, tenant)
             await send_complete(send, 200, reply)
 
-    async def _reply(self, body: bytes, caller: str) -> bytes:
-        models = self._loader.models
+    async def _reply(self, body: bytes, caller: str, tenant: str) -> bytes:
+        own = (tenant,) if self._needs_tenant else ()
 
         def reply() -> bytes:
-            return msgspec.json.encode(self._reply_to(body, models))
+            return msgspec.json.encode(self._reply_to(body, self._loader.models, *own))
 
         if not is_large(body):
             with suppress(TooLongError), hurry():

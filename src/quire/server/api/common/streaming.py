@@ -7,9 +7,8 @@ event, and the missing `[DONE]` shows that the answer is cut and not merely shor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -17,9 +16,11 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.api.common.generation_job import AdmittedJob, Job
+from quire.server.api.common.generation_job import AdmittedJob
 from quire.server.api.common.job_runner import gather, run
+from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.common.timed_formatter import timed
 from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.http.deadline import Deadline
 from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send_complete
@@ -35,30 +36,6 @@ _STREAM_HEADERS = [
 _encoder = msgspec.json.Encoder()
 
 
-class ReplyFormatter(Protocol):
-    """From one job's outputs to the structs that an API sends. One object for each request."""
-
-    job: Job
-
-    def reply(
-        self, results: Sequence[RequestOutput], usage: Usage
-    ) -> msgspec.Struct | Sequence[msgspec.Struct]:
-        """The complete answer of a request without streaming."""
-
-    def chunks(self, index: int, output: RequestOutput, /) -> Iterable[msgspec.Struct]:
-        """A stream's next chunks. index: of the prompt; output: what is new of its answers."""
-
-    def ending(self, usage: Usage) -> Iterable[msgspec.Struct]:
-        """The last chunks of a complete stream."""
-
-    def failure(self, reply: ErrorReply) -> msgspec.Struct:
-        """The last chunk of a stream that failed."""
-
-    @property
-    def end_marker(self) -> bytes:
-        """What follows the last chunk of a complete stream."""
-
-
 class OpenAIReplyFormatter:
     """How streams end in OpenAI's two older APIs."""
 
@@ -72,6 +49,7 @@ class OpenAIReplyFormatter:
 async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
+    formatter = timed(formatter)
     if formatter.job.stream:
         record = context.record
         stream = events(formatter, admitted, context.usage)

@@ -20,13 +20,13 @@ from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
+from quire.server.api.common.timings import Timings
 from quire.server.api.common.usage import Usage
 from quire.server.api.llama_cpp import completion_request
 from quire.server.api.llama_cpp.completion_reply import (
     NativePart,
     NativeReply,
     StopType,
-    Timings,
     TokenProbabilities,
     TokenProbability,
 )
@@ -110,7 +110,7 @@ class NativeFormatter(OpenAIReplyFormatter):
         """A stream's next chunks; the last one of an answer has no text."""
         for output in item.outputs:
             part = self._read(prompt_index, item, output)
-            if part.tokens or part.content:
+            if part.tokens or part.content or output.finish_reason is None:
                 yield part
             if output.finish_reason is not None:
                 yield self._end(self._empty(part), item, output)
@@ -140,8 +140,9 @@ class NativeFormatter(OpenAIReplyFormatter):
         num_tokens, most = part.tokens_predicted, _max_tokens(self.job)
         kind = _stop_type(output)
         fields = {name: getattr(part, name) for name in NativePart.__struct_fields__}
+        own = {"stop": True, "timings": Timings.of(item, num_tokens)}
         return NativeReply(
-            **fields | {"stop": True},
+            **fields | own,
             model=self.job.model,
             prompt=self._tokenizer.decode(item.prompt_token_ids, skip_special_tokens=False),
             generation_settings=_settings(self.job, self._never),
@@ -150,7 +151,6 @@ class NativeFormatter(OpenAIReplyFormatter):
             stop_type=kind,
             stopping_word=str(output.stop_reason) if kind == "word" else "",
             tokens_cached=item.num_cached_tokens,
-            timings=Timings.of(item, num_tokens),
         )
 
     def _probabilities(self, output: CompletionOutput) -> list[TokenProbabilities] | UnsetType:

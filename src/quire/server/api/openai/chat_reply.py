@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.server.api.common.logprob_formats import ChatLogprobs, PromptLogprob
+from quire.server.api.common.timings import WithProgress, WithTimings
 from quire.server.api.common.usage import Usage
 from quire.server.parsing.output_events import (
     Event,
@@ -56,7 +57,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None = None
 
 
-class ChatReply(msgspec.Struct, kw_only=True):
+class ChatReply(WithTimings, kw_only=True):
     """The reply without streaming."""
 
     id: str
@@ -92,7 +93,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True, gc=False):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, kw_only=True, gc=False):
+class ChatChunk(WithProgress, kw_only=True, gc=False):
     """One chunk of a stream. system_fingerprint: in the last one of each answer, as vLLM's."""
 
     id: str

@@ -25,6 +25,7 @@ from quire.server.api.common.logprob_formats import (
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
+from quire.server.api.common.timings import WithProgress
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_request
 from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
@@ -55,7 +56,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
         return self
 
 
-class CompletionReply(msgspec.Struct, kw_only=True):
+class CompletionReply(WithProgress, kw_only=True):
     """The reply without streaming, or one chunk of a stream."""
 
     id: str

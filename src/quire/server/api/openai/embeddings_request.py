@@ -22,7 +22,9 @@ MAX_DIMENSIONS = 1 << 20
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
-Inputs = Text | Annotated[list[TokenId | Text | TokenIds], msgspec.Meta(min_length=1)]
+# ids below 0 are found later, with those that are out of the model's vocabulary above
+_AnyIds = Annotated[list[Int32], msgspec.Meta(min_length=1)]
+Inputs = Text | Annotated[list[Int32 | Text | _AnyIds], msgspec.Meta(min_length=1)]
 _InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
 INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
     Text,

@@ -1,12 +1,19 @@
-"""/v1/chat/completions/input_tokens: llama.cpp's count of a conversation's tokens."""
+"""How many tokens the model reads of a chat, in llama.cpp's API, or of a response, in OpenAI's."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import msgspec
 
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
 from quire.server.api.common.model_route import LightRoute
+from quire.server.api.openai import responses_request
+from quire.server.api.openai.response_items import previous_items
+from quire.server.api.openai.response_store import ResponseStore
+from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
+from quire.server.api.openai.responses_to_chat import to_chat
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
@@ -18,14 +25,29 @@ class InputTokensReply(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-def count_tokens(data: bytes, models: ModelRegistry) -> InputTokensReply:
+def count_chat(data: bytes, models: ModelRegistry) -> InputTokensReply:
     """The reply to the body of a chat. Raises InvalidRequestError."""
-    request = chat_request.parse(data)
-    token_ids = conversation.encode(request, models.find(request.model))
+    return _counted(chat_request.parse(data), models)
+
+
+def count_response(
+    store: ResponseStore, data: bytes, models: ModelRegistry, tenant: str
+) -> InputTokensReply:
+    """The reply to the body of a response, the turns before it included.
+
+    Raises InvalidRequestError.
+    """
+    request = responses_request.parse(data)
+    previous = previous_items(store, request, tenant)
+    return _counted(to_chat(request, previous.items), models)
+
+
+def _counted(chat: ChatRequest, models: ModelRegistry) -> InputTokensReply:
+    token_ids = conversation.encode(chat, models.find(chat.model))
     return InputTokensReply(input_tokens=len(token_ids))
 
 
-ROUTE = LightRoute(
+CHAT_ROUTE = LightRoute(
     OpenApiEntry(
         method="post",
         path="/v1/chat/completions/input_tokens",
@@ -37,5 +59,26 @@ ROUTE = LightRoute(
         reply=InputTokensReply,
         errors=RUN_ERRORS,
     ),
-    count_tokens,
+    count_chat,
+)
+
+
+def responses_route(store: ResponseStore) -> LightRoute:
+    """The route that counts the tokens of a response's input. store: of earlier turns."""
+    return LightRoute(_RESPONSES_ENTRY, partial(count_response, store), needs_tenant=True)
+
+
+_RESPONSES_ENTRY = OpenApiEntry(
+    method="post",
+    path="/v1/responses/input_tokens",
+    summary="Count the tokens of a response's input.",
+    rules=(
+        *(route_rules.MODEL, *route_rules.CHAT),
+        "`previous_response_id` names a stored response of the same API key.",
+    ),
+    example={"input": "hello"},
+    body=ResponsesRequest,
+    struct_rules=RESPONSES_RULES,
+    reply=InputTokensReply,
+    errors=RUN_ERRORS,
 )

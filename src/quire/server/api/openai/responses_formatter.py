@@ -72,6 +72,8 @@ class ResponsesFormatter:
         if not self._number:
             yield self._numbered(replies.Created(response=self._response(None)))
             yield self._numbered(replies.InProgress(response=self._response(None)))
+        elif item.progress:
+            yield self._numbered(replies.InProgress(response=self._response(None)))
         for output in item.outputs:
             for event in self._read(output):
                 yield self._numbered(event)

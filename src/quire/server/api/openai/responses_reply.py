@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.server.api.common.logprob_formats import ChatLogprob
+from quire.server.api.common.timings import WithProgress, WithTimings
 from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.server.api.openai.responses_request import (
     Reasoning,
@@ -119,7 +120,7 @@ class RawMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="raw_messag
     tokens: list[int]
 
 
-class Response(msgspec.Struct, kw_only=True):
+class Response(WithTimings, kw_only=True):
     """An answer, complete or started, with the settings of its request.
 
     input_messages, output_messages: the whole prompt and answer, if the request asks for them.
@@ -153,7 +154,7 @@ class Response(msgspec.Struct, kw_only=True):
     output_messages: list[RawMessage] | UnsetType = UNSET
 
 
-class StreamEvent(msgspec.Struct, kw_only=True):
+class StreamEvent(WithProgress, msgspec.Struct, kw_only=True):
     """One event; sequence_number counts them from 0."""
 
     sequence_number: int = 0

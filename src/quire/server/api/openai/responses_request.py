@@ -188,6 +188,8 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: field_bounds.Int32 | None = None
     cache_salt: ShortText | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
 
 RESPONSES_REFUSED: strict_json.NeutralValues = {

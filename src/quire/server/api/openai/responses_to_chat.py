@@ -10,7 +10,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import response_format
 from quire.server.api.common.chat_messages import CalledFunction, Message, TextPart, ToolCall
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.generation_request import NO_PADDING
+from quire.server.api.common.generation_request import NO_PADDING, NO_PROGRESS
 from quire.server.api.common.tool_definitions import (
     Function,
     FunctionChoice,
@@ -70,6 +70,8 @@ def _without_effect(request: ResponsesRequest) -> Iterator[str]:
             yield f"include: {name!r} has no effect: there is nothing of the kind"
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         yield NO_PADDING
+    if request.return_progress and not request.stream:
+        yield NO_PROGRESS
 
 
 def _messages(request: ResponsesRequest, previous: Sequence[msgspec.Raw]) -> Iterator[Message]:

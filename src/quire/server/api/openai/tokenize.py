@@ -67,10 +67,13 @@ class DetokenizeRequest(RequestBody, kw_only=True, dict=True):
 
 
 class DetokenizeReply(msgspec.Struct):
-    """The text of the ids, control tokens included, under vLLM's and llama.cpp's names."""
+    """The text of the ids, control tokens included.
+
+    content: the same under llama.cpp's name, for requests without `model`, which its API lacks.
+    """
 
     prompt: str
-    content: str
+    content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 TOKENIZE_REFUSED: strict_json.NeutralValues = {"chat_template": (None,)}
@@ -135,7 +138,7 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
             problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
             raise invalid_value(f"tokens[{index}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
-    return DetokenizeReply(text, text)
+    return DetokenizeReply(text, text if request.model is None else msgspec.UNSET)
 
 
 def _read_content(request: TokenizeRequest) -> None:
