@@ -21,7 +21,7 @@ from quire.background import (
     lower_priority,
 )
 from quire.tokenizer.encoder import Encoder
-from quire.tokenizer.pattern_check import LONG_CHARS
+from quire.tokenizer.pattern_check import QUICK_CHARS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
 
@@ -52,7 +52,7 @@ def test_long_texts_are_encoded_at_a_low_priority_beside_an_event_loop() -> None
     """Python code keeps its priority: with the GIL and no core it would hold up the event loop."""
 
     class Backend:
-        normalizer = pre_tokenizer = decoder = None
+        normalizer = pre_tokenizer = decoder = to_str = None
 
         def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
             del texts, add_special_tokens
@@ -60,10 +60,10 @@ def test_long_texts_are_encoded_at_a_low_priority_beside_an_event_loop() -> None
 
     encoder, usual = Encoder(cast(Any, Backend()), ()), _niceness()
     threads = BackgroundThreads(1, "test")
-    short, long = threads.map(encoder.ids, ["a" * LONG_CHARS, "a" * (LONG_CHARS + 1)])
+    short, long = threads.map(encoder.ids, ["a" * QUICK_CHARS, "a" * (QUICK_CHARS + 1)])
     threads.shutdown()
     assert (short, long) == ([usual], [min(19, usual + NICENESS)])
-    assert encoder.ids("a" * (LONG_CHARS + 1)) == [usual], "elsewhere nothing runs beside it"
+    assert encoder.ids("a" * (QUICK_CHARS + 1)) == [usual], "elsewhere nothing runs beside it"
 
 
 def test_a_module_is_imported_behind_others_and_runs_beside_them(

@@ -22,8 +22,9 @@ from quire.grammar.grammar_checker import (
 )
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
-from quire.grammar.grammar_subprocess import NICENESS, TOO_MUCH, GrammarSubprocess
+from quire.grammar.grammar_subprocess import TOO_MUCH, GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
+from quire.killable_process import NICENESS
 from quire.tokenizer.tokenizer import Tokenizer
 
 
@@ -245,7 +246,7 @@ def test_no_process_stays_without_its_vocabulary(
         raise PermissionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("quire.grammar.grammar_subprocess.lower_priority", refuse)
+        patch.setattr("quire.killable_process.lower_priority", refuse)
         with pytest.raises(PermissionError):
             subprocess_validator.find_problem(StructuredOutputs(regex="a"))
     assert subprocess_validator.pid is None
@@ -268,7 +269,7 @@ def test_it_says_the_same_as_the_compiler_itself(
 
 def test_a_process_without_a_parent_ends(subprocess_validator: GrammarSubprocess) -> None:
     subprocess_validator.find_problem(StructuredOutputs(regex="a"))
-    child = subprocess_validator._child
+    child = subprocess_validator._process._child
     assert child is not None
     assert child.stdin is not None
     child.stdin.close()

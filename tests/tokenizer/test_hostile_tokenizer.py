@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from quire.background import TooLongError, hurry
 from quire.errors import CheckpointError, InvalidRequestError, OverloadedError, is_failure
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.tokenizer import encoding_guard, pattern_check
-from quire.tokenizer.pattern_check import LONG_CHARS
+from quire.tokenizer.encoding_subprocess import Question
+from quire.tokenizer.pattern_check import QUICK_CHARS, quick_chars
 from quire.tokenizer.pattern_cost import num_attempts
 from quire.tokenizer.pattern_literals import literal_characters, literal_runs
 from quire.tokenizer.tokenizer import Tokenizer
@@ -161,20 +163,17 @@ SLOW_TEXT = "\u0e01" * 700 + "!Q"
 
 
 @pytest.mark.parametrize("pattern", USUAL)
-def test_num_attempts_usual_patterns(pattern: str) -> None:
-    if ")+" in pattern:  # groups that are repeated are costly, whatever is in them
-        assert num_attempts([pattern], LONG_CHARS) == math.inf
-    else:
-        assert num_attempts([pattern], LONG_CHARS) < pattern_check.MAX_ATTEMPTS
+def test_usual_patterns_are_quick(tmp_path: Path, pattern: str) -> None:
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, splitting(pattern)))
+    is_repeated_group = ")+" in pattern  # costly, whatever is in it
+    assert quick_chars(tokenizer._backend) == (0 if is_repeated_group else QUICK_CHARS)
 
 
-def test_num_attempts_each_gguf_pattern() -> None:
+def test_each_gguf_pattern_is_quick() -> None:
     patterns = [kind.pattern for kind in PRE_TOKENIZERS.values() if kind.pattern]
     assert patterns
-    assert (
-        max(num_attempts([pattern], LONG_CHARS) for pattern in patterns)
-        < pattern_check.MAX_ATTEMPTS
-    )
+    most = max(num_attempts([pattern], QUICK_CHARS) for pattern in patterns)
+    assert most * QUICK_CHARS < pattern_check.MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -183,21 +182,53 @@ def test_num_attempts_each_gguf_pattern() -> None:
         ("abc", 1),
         ("a|b|c", 3),
         ("a*", 1 + 1),
-        ("a*b", LONG_CHARS + 1),
-        ("a*b*c", (LONG_CHARS + 1) ** 2),
+        ("a*b", QUICK_CHARS + 1),
+        ("a*b*c", (QUICK_CHARS + 1) ** 2),
         ("a+b?", 1 + 1),
         ("a?a?b", 4),
         ("a{1,3}b", 3),
         ("a{2}b", 1),
         ("(a|b)(a|b)c", 4),
-        ("(?=a*)a", LONG_CHARS + 1),
-        (r"[^\]\s]*?[[:alpha:]]", LONG_CHARS + 1),
+        ("(?=a*)a", QUICK_CHARS + 1),
+        (r"[^\]\s]*?[[:alpha:]]", QUICK_CHARS + 1),
         (r"\p{L}+(?i:'s|'t)?", 1 + 2),
         ("(a|b)?c", 3),
     ],
 )
 def test_attempts_count_what_may_be_tried_again(expression: str, attempts: float) -> None:
-    assert num_attempts([expression], LONG_CHARS) == attempts
+    assert num_attempts([expression], QUICK_CHARS) == attempts
+
+
+COVERED = [r"a*b|a+", r"a*b|a+(?!c)|a*", r"x?a*b|y?a+b?", r"a+(?!b)|a+", r"[ab]*?c+|[ab]+"]
+NOT_COVERED = [
+    *("a*b", "a*b|a|a+", "a*b|a+?", "a*b|a{2,}", "a*b|xa+", "a*b|a+c", "a*a*b|a+", "a*b|[ab]+"),
+    *("a*b|a+(?!b|c)|a+", "a*b|a+(?!c*)|a+", "a*(?:b+)?c|a+", "xxa*b|a+", "(?:a*b)|a+", "a+|a*b"),
+]
+
+
+@pytest.mark.parametrize("expression", COVERED)
+def test_what_is_tried_in_vain_and_matched_next_is_quick(expression: str) -> None:
+    assert num_attempts([expression], QUICK_CHARS) < 64
+    splitter = Split(Regex(expression), "isolated")
+    for text in ("a" * QUICK_CHARS, "ab" * (QUICK_CHARS // 2), "aab" * 2730, "xya" * 2730):
+        begin = time.thread_time()
+        splitter.pre_tokenize_str(text)
+        assert time.thread_time() - begin < 0.2  # else 0.5 s and more
+
+
+@pytest.mark.parametrize("expression", NOT_COVERED)
+def test_what_is_tried_in_vain_again_and_again_is_not_quick(expression: str) -> None:
+    assert num_attempts([expression], QUICK_CHARS) > QUICK_CHARS / 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "most"), [("a*b", 512), ("a*a*b", 64), (r"\p{Thai}*" * 3 + "Q", 0)]
+)
+def test_quick_texts_are_as_long_as_their_attempts_allow(
+    tmp_path: Path, expression: str, most: int
+) -> None:
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, splitting(expression)))
+    assert quick_chars(tokenizer._backend) == most
 
 
 @pytest.mark.parametrize(
@@ -209,85 +240,115 @@ def test_attempts_count_what_may_be_tried_again(expression: str, attempts: float
     ],
 )
 def test_what_is_not_understood_or_too_much_is_costly(expression: str) -> None:
-    assert num_attempts([expression], LONG_CHARS) > pattern_check.MAX_ATTEMPTS
+    assert num_attempts([expression], QUICK_CHARS) > pattern_check.MAX_ATTEMPTS / 32
 
 
-def test_a_text_that_takes_too_long_is_refused_and_others_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, splitting(HIDDEN)))
-    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.01)
+@pytest.fixture
+def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
+    """A tokenizer that takes long for some texts, which have 0.06 s."""
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.06)
     monkeypatch.setattr(encoding_guard, "MAX_SECONDS_PER_CHAR", 0.0)
-    with pytest.raises(InvalidRequestError, match="not finished this text after"):
-        tokenizer.encode(SLOW_TEXT)
-    assert tokenizer.encode("ab")
+    monkeypatch.setattr(encoding_guard, "WALL_SECONDS_PER_SECOND", 6000)
+    return Tokenizer.from_folder(folder_with(tmp_path, splitting(HIDDEN)))
+
+
+def test_texts_that_take_too_long_are_refused_and_all_others_are_read(hidden: Tokenizer) -> None:
+    texts = ["ab", "hello <|end|> \u00fc\u4e2d", "x" * 9000]
+    ids = [hidden.encode(text) for text in texts]
+    raw = hidden.encode_prompt(texts[1])
+    for _ in range(3):  # in a thread, then in child processes
+        with pytest.raises(InvalidRequestError, match="not finished this text after"):
+            hidden.encode(SLOW_TEXT)
+    guard = hidden._encoder._guard
+    assert len(guard._left_behind) <= 1
+    assert [hidden.encode(text) for text in texts] == ids
+    assert hidden.encode_prompt(texts[1]) == raw != ids[1]
+
+
+def test_those_that_came_together_are_all_that_are_left_behind(hidden: Tokenizer) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        errors = [pool.submit(hidden.encode, SLOW_TEXT).exception for _ in range(6)]
+        assert all(isinstance(error(), InvalidRequestError) for error in errors)
+    assert len(hidden._encoder._guard._left_behind) <= encoding_guard.MAX_THREADS
+    assert hidden.encode("ab")
+
+
+def test_a_process_fails_as_a_thread_does(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, {"pre_tokenizer": SPLIT_BY_NOTHING}))
+    tokenizer._encoder._guard._is_slow = True
+    with pytest.raises(InvalidRequestError, match="tokenizer fails on this text"):
+        tokenizer.encode("a" * (QUICK_CHARS + 1))
 
 
 def test_a_costly_pattern_never_runs_on_the_event_loop(tmp_path: Path) -> None:
     costly = Tokenizer.from_folder(folder_with(tmp_path, splitting(HIDDEN)))
     with hurry():
+        assert costly.encode("ab")
         with pytest.raises(TooLongError):
-            costly.encode("ab")
+            costly.encode("a" * 65)
         usual = Tokenizer.from_folder(folder_with(tmp_path, splitting(USUAL[0])))
-        assert usual.encode("a" * LONG_CHARS)
+        assert usual.encode("a" * QUICK_CHARS)
         with pytest.raises(TooLongError):
-            usual.encode("a" * (LONG_CHARS + 1))
+            usual.encode("a" * (QUICK_CHARS + 1))
 
 
-def test_only_so_many_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard, go, ended = encoding_guard.EncodingGuard(), threading.Event(), threading.Semaphore(0)
+def guard_of_nothing() -> encoding_guard.EncodingGuard:
+    """Its child processes never start."""
+    return encoding_guard.EncodingGuard(lambda: "")
+
+
+QUESTION = Question("a", is_broken=False, add_special_tokens=False)
+
+
+def test_an_interrupt_leaves_no_thread_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, go, ended = guard_of_nothing(), threading.Event(), threading.Event()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(encoding_guard, "wait", interrupted)
-        for _ in range(encoding_guard.MAX_LEFT_BEHIND):
-            with pytest.raises(KeyboardInterrupt):
-                guard.run(lambda: go.wait(30), 1)
-            for left in guard._left_behind:
-                left.add_done_callback(lambda _: ended.release())
-    with pytest.raises(OverloadedError, match="busy with 4 texts"):
-        guard.run(bool, 1)
+        with pytest.raises(KeyboardInterrupt):
+            guard.ids(lambda: [int(go.wait(30))], QUESTION)
+    (left,) = guard._left_behind
+    with monkeypatch.context() as patch:
+        patch.setattr(encoding_guard.EncodingSubprocess, "ids", lambda *_: [5])
+        assert guard.ids(lambda: [7], QUESTION) == [5]
+    left.add_done_callback(lambda _: ended.set())
     go.set()
-    assert ended.acquire(timeout=30)
-    assert guard.run(lambda: 7, 1) == 7
+    assert ended.wait(30)
+    assert guard.ids(lambda: [7], QUESTION) == [7]
 
 
-def test_those_that_run_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard, go = encoding_guard.EncodingGuard(), threading.Event()
-    started: list[int] = []
+def test_a_thread_without_processor_time_says_nothing_about_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard, go = guard_of_nothing(), threading.Event()
     monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.002)
     monkeypatch.setattr(encoding_guard, "_SHORTEST_WAIT", 0.002)
-
-    def encode() -> None:
-        started.append(1)
-        go.wait(30)
-
-    with ThreadPoolExecutor(10) as pool:
-        errors = [
-            call.exception() for call in [pool.submit(guard.run, encode, 1) for _ in "a" * 10]
-        ]
-    assert len(started) == len(guard._left_behind) == encoding_guard.MAX_LEFT_BEHIND
-    assert all(isinstance(error, OverloadedError) for error in errors)
-    assert sum("little processor time" in str(error) for error in errors) == len(started)
+    with pytest.raises(OverloadedError, match="little processor time"):
+        guard.ids(lambda: [int(go.wait(30))], QUESTION)
+    assert not guard._is_slow
     go.set()
 
 
 def test_those_that_run_are_waited_for() -> None:
-    guard, together = encoding_guard.EncodingGuard(), threading.Barrier(2)
+    guard, together = guard_of_nothing(), threading.Barrier(2)
     with ThreadPoolExecutor(10) as pool:
-        calls = [pool.submit(guard.run, partial(together.wait, 30), 1) for _ in range(10)]
-    assert sorted(call.result() for call in calls) == [0] * 5 + [1] * 5
-    assert not guard._running
+        calls = [pool.submit(guard.ids, lambda: [together.wait(30)], QUESTION) for _ in range(10)]
+    assert sorted(call.result() for call in calls) == [[0]] * 5 + [[1]] * 5
 
 
-def test_no_thread_is_a_reason_to_try_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
+def test_no_thread_or_process_is_a_reason_to_try_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    guard = encoding_guard.EncodingGuard()
+    guard = guard_of_nothing()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(OverloadedError, match="no thread could be started"):
-        guard.run(bool, 1)
-    assert not guard._running
+        guard.ids(lambda: [1], QUESTION)
+    guard._is_slow = True
+    with pytest.raises(OverloadedError, match="at the moment"):
+        guard.ids(lambda: [1], QUESTION)

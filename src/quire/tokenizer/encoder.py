@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from quire.background import TooLongError, is_hurried
 from quire.errors import InvalidRequestError, QuireError, invalid_value, is_failure
 from quire.tokenizer.conversation_input import BREAK
-from quire.tokenizer.encoding_guard import EncodingGuard
-from quire.tokenizer.pattern_check import LONG_CHARS, has_costly_pattern
+from quire.tokenizer.pattern_check import quick_chars
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from quire.tokenizer.encoding_guard import EncodingGuard
 
 MAX_REASON_CHARS = 200
 
@@ -26,27 +28,24 @@ class Encoder:
     def __init__(self, backend: tokenizers.Tokenizer, control_names: Iterable[str]) -> None:
         self._backend = backend
         self._control = _beginnings_of(control_names)
-        self._guard = EncodingGuard()
-        self._is_costly = has_costly_pattern(backend)
+        self._quick_chars = quick_chars(backend)
+        self._lock = Lock()
+        self._known_guard: EncodingGuard | None = None
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text. Names of control tokens are these tokens, unless they are broken.
 
         Raises InvalidRequestError (param "prompt") where the library fails: a tokenizer.json can
         ask for what it cannot do, and it may find out with some texts only. What may take long
-        runs in the guard: long texts, and all of a tokenizer whose patterns are costly; its errors
-        come besides, and TooLongError on an event loop.
+        runs in the guard, whose errors come besides; on an event loop TooLongError.
         """
         try:
-            backend = self._careful if BREAK in text else self._backend
+            is_broken = BREAK in text
+            backend = self._careful if is_broken else self._backend
             encode = backend.encode_batch_fast  # skips offsets, which makes it twice as fast
-            if self._is_costly or len(text) > LONG_CHARS:
-                if is_hurried():
-                    raise TooLongError
-                work = partial(encode, [text], add_special_tokens=add_special_tokens)
-                (encoding,) = self._guard.run(work, len(text))
-            else:
-                (encoding,) = encode([text], add_special_tokens=add_special_tokens)
+            if len(text) > self._quick_chars:
+                return self._guarded_ids(encode, text, is_broken, add_special_tokens)
+            (encoding,) = encode([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
         except (QuireError, TooLongError):
             raise
@@ -55,6 +54,24 @@ class Encoder:
                 raise
             raise _failure(error) from None
         return ids
+
+    def _guarded_ids(
+        self,
+        encode: Callable[..., list[tokenizers.Encoding]],
+        text: str,
+        is_broken: bool,
+        add_special_tokens: bool,
+    ) -> list[int]:
+        if is_hurried():
+            raise TooLongError
+        from quire.tokenizer.encoding_subprocess import Question
+
+        def ids() -> list[int]:
+            (encoding,) = encode([text], add_special_tokens=add_special_tokens)
+            found: list[int] = encoding.ids
+            return found
+
+        return self._guard.ids(ids, Question(text, is_broken, add_special_tokens))
 
     def escape_control_tokens(self, text: str) -> str:
         """The text with each control token's name broken behind its first character."""
@@ -74,20 +91,31 @@ class Encoder:
 
     @cached_property
     def _careful(self) -> tokenizers.Tokenizer:
-        """Drops the breaks after it has looked for control tokens: as ids, the text is whole.
+        """Made when the first text with a control token's name comes: others take another path."""
+        return drop_breaks(self._backend)
 
-        A copy, made when the first text with a control token's name comes, so that other texts
-        take exactly the library's path.
-        """
-        import tokenizers
+    @property
+    def _guard(self) -> EncodingGuard:
+        """Made when the first text that may take long comes."""
+        with self._lock:
+            if self._known_guard is None:
+                from quire.tokenizer.encoding_guard import EncodingGuard
 
-        spec = json.loads(self._backend.to_str())
-        drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
-        rest = [spec["normalizer"]] if spec["normalizer"] else []
-        spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
-        for token in spec["added_tokens"]:
-            token["normalized"] &= not token["special"]  # look for them before the break goes
-        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+                self._known_guard = EncodingGuard(self._backend.to_str)
+            return self._known_guard
+
+
+def drop_breaks(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A copy that drops the breaks when it has found control tokens: as ids, texts are whole."""
+    import tokenizers
+
+    spec = json.loads(backend.to_str())
+    drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
+    rest = [spec["normalizer"]] if spec["normalizer"] else []
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
+    for token in spec["added_tokens"]:
+        token["normalized"] &= not token["special"]  # look for them before the break goes
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
 def _failure(error: BaseException) -> InvalidRequestError:

@@ -1,13 +1,14 @@
-"""EncodingGuard: encodings that may take very long, each in a thread that can be given up.
+"""EncodingGuard: encodings that may take very long, where they can be given up.
 
-No thread can be interrupted inside the library. One whose text takes too long is left behind: its
-caller gets an error, other texts get threads of their own, and only so many threads may run at a
-time, with those left behind. These have a low priority, and end with the process.
+The first run in threads, which cost little. No thread can be interrupted inside the library: one
+whose text takes too long is left behind, with a low priority, until it or the process ends. From
+then on the tokenizer's texts are encoded in child processes, which are killed.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import sys
 import threading
 import time
@@ -15,12 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
 
 from quire.background import is_background, lower_priority
 from quire.errors import OverloadedError, invalid_value
-
-T = TypeVar("T")
+from quire.tokenizer.encoding_subprocess import EncodingSubprocess, Question
 
 logger = logging.getLogger(__name__)
 
@@ -29,68 +28,62 @@ logger = logging.getLogger(__name__)
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 WALL_SECONDS_PER_SECOND = 60  # for a thread that waits, or a machine that is very busy
-MAX_LEFT_BEHIND = 4  # threads of one tokenizer, those that callers wait for included
+MAX_THREADS = 4  # of one tokenizer, and so the most that are ever left behind for their texts
+MAX_CHILDREN = 2
 _SHORTEST_WAIT = 0.02
+
+Encode = Callable[[], list[int]]
 
 
 class EncodingGuard:
-    """Runs the encodings of one tokenizer. May be shared between threads."""
+    """Runs the encodings of one tokenizer. May be shared between threads.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running: set[Future[Any]] = set()  # with those left behind
-        self._left_behind: set[Future[Any]] = set()
+    spec: its tokenizer.json, for the child processes.
+    """
 
-    def run(self, encode: Callable[[], T], num_chars: int) -> T:
-        """The result of an encoding of so many characters.
+    def __init__(self, spec: Callable[[], str]) -> None:
+        self._threads = threading.Semaphore(MAX_THREADS)
+        self._left_behind: set[Future[list[int]]] = set()
+        self._is_slow = False  # a text has taken too long
+        self._children: queue.LifoQueue[EncodingSubprocess] = queue.LifoQueue()
+        for _ in range(MAX_CHILDREN):
+            self._children.put(EncodingSubprocess(spec))
 
-        Waits while as many run as may be left behind. Raises InvalidRequestError (param "prompt")
-        if it takes too much processor time, and OverloadedError while too many have been left
-        behind, if no thread can be started, or if it takes very long without processor time.
+    def ids(self, encode: Encode, question: Question) -> list[int]:
+        """The token ids of a text. encode: how this process gets them; question: the child.
+
+        Raises InvalidRequestError (param "prompt") if it takes too much processor time, and
+        OverloadedError if no thread or process can be started, or if it takes very long without
+        processor time.
         """
-        result: Future[T] = Future()
-        self._admit(result)
-        seconds = MAX_SECONDS + MAX_SECONDS_PER_CHAR * num_chars
+        seconds = MAX_SECONDS + MAX_SECONDS_PER_CHAR * len(question.text)
+        with self._threads:
+            if not self._is_slow and not self._left_behind:
+                return self._in_thread(encode, seconds)
+        return self._in_child(question, seconds)
+
+    def _in_child(self, question: Question, seconds: float) -> list[int]:
+        child = self._children.get()
         try:
-            return self._wait(result, _start(encode, result), seconds)
+            return child.ids(question, seconds, WALL_SECONDS_PER_SECOND * seconds)
+        except TimeoutError:
+            raise _too_long(seconds) from None
+        finally:
+            self._children.put(child)
+
+    def _in_thread(self, encode: Encode, seconds: float) -> list[int]:
+        result: Future[list[int]] = Future()
+        used = _start(encode, result)
+        try:
+            return self._wait(result, used, seconds)
         finally:
             if not result.done():  # too long, or its caller was interrupted
-                self._leave_behind(result)
-
-    def _admit(self, result: Future[Any]) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_stuck() or len(self._running) < MAX_LEFT_BEHIND)
-            if self._is_stuck():
-                raise OverloadedError(
-                    f"the model's tokenizer is busy with {len(self._left_behind)} texts that take "
-                    "it too long; send the request again later",
-                    retry_after=MAX_SECONDS,
-                )
-            self._running.add(result)
-        result.add_done_callback(self._end)
-
-    def _is_stuck(self) -> bool:
-        return len(self._left_behind) >= MAX_LEFT_BEHIND
-
-    def _end(self, result: Future[Any]) -> None:
-        with self._changed:
-            self._running.discard(result)
-            self._left_behind.discard(result)
-            self._changed.notify_all()
-
-    def _leave_behind(self, result: Future[Any]) -> None:
-        with self._changed:
-            if result in self._running:
                 self._left_behind.add(result)
-            self._changed.notify_all()
-            if self._is_stuck():
-                logger.warning(
-                    "the tokenizer still works on %d texts that take it too long: further texts "
-                    "are refused (503) until one of them ends, or the process is started again",
-                    len(self._left_behind),
-                )
+                result.add_done_callback(self._left_behind.discard)
 
-    def _wait(self, result: Future[T], used: Callable[[], float], seconds: float) -> T:
+    def _wait(
+        self, result: Future[list[int]], used: Callable[[], float], seconds: float
+    ) -> list[int]:
         deadline = time.monotonic() + WALL_SECONDS_PER_SECOND * seconds
         while (left := seconds - used()) > 0 and not result.done():
             if time.monotonic() > deadline:
@@ -102,14 +95,24 @@ class EncodingGuard:
             wait([result], max(left, _SHORTEST_WAIT))
         if result.done():
             return result.result()
-        raise invalid_value(
-            "prompt",
-            f"the model's tokenizer has not finished this text after {seconds:.1f} s of processor "
-            "time; send another text, or serve the model with another tokenizer.json",
-        )
+        if not self._is_slow:
+            self._is_slow = True
+            logger.warning(
+                "the tokenizer takes too long for some text: from now on those that may take long "
+                "are encoded in child processes"
+            )
+        raise _too_long(seconds)
 
 
-def _start(encode: Callable[[], T], result: Future[T]) -> Callable[[], float]:
+def _too_long(seconds: float) -> Exception:
+    return invalid_value(
+        "prompt",
+        f"the model's tokenizer has not finished this text after {seconds:.1f} s of processor "
+        "time; send another text, or serve the model with another tokenizer.json",
+    )
+
+
+def _start(encode: Encode, result: Future[list[int]]) -> Callable[[], float]:
     """Encode in a new thread; returns a function of the processor seconds that it has used."""
     clocks: list[Callable[[], float]] = []
     run = partial(_encode, encode, result, clocks, low_priority=is_background())
@@ -125,8 +128,8 @@ def _start(encode: Callable[[], T], result: Future[T]) -> Callable[[], float]:
 
 
 def _encode(
-    encode: Callable[[], T],
-    result: Future[T],
+    encode: Encode,
+    result: Future[list[int]],
     clocks: list[Callable[[], float]],
     *,
     low_priority: bool,

@@ -1,7 +1,7 @@
 """Finds tokenizers whose regular expressions take very long.
 
-Those that do on short texts are refused. Those that may, on some text, have a costly pattern: what
-they encode runs in an EncodingGuard.
+Those that do on short texts are refused. `quick_chars` tells which texts none of the others takes
+long for; longer ones are encoded in an EncodingGuard.
 
 The library's regular expressions backtrack: `(a+)+$` tries n letters in 2^n attempts. One match
 is given up after ten million steps (a third of a second), but a text of 4,096 characters has places
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 MAX_SECONDS = 0.05  # for one text; usual expressions take less than a thousandth
 MAX_TOTAL = 0.5  # for all texts of one unit
 MAX_PAIRS = 0.2  # for the texts of two units, which are as many as fit
-LONG_CHARS = 8192  # longer texts are encoded in an EncodingGuard
-MAX_ATTEMPTS = 8 * LONG_CHARS  # at a place of a text; usual tokenizers have up to half of it
+QUICK_CHARS = 8192  # of usual tokenizers: some milliseconds
+MAX_ATTEMPTS = 64 * QUICK_CHARS  # in a text, 20 ms; usual tokenizers have up to half of it
+MIN_DECODED_CHARS = 256  # that a decoder's patterns must be quick for: no guard is there
+_SHORTEST = 32  # characters
 _USUAL_SECONDS = 0.001  # for one text: pairs that take longer are slow, not many
 _REPEATS = (12, 16, 20, 24, 30, 64)  # from one to the next an expression may take 250 times as long
 _KINDS = "aA1 \n.é中"
@@ -43,24 +45,30 @@ def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
         expressions = _expressions(part)
         if not expressions:
             continue
-        if _is_slow(run, expressions) or (name == "decoder" and _are_costly(expressions)):
+        if _is_slow(run, expressions) or (
+            name == "decoder" and _quick_chars(expressions) < MIN_DECODED_CHARS
+        ):
             shown = " ".join(json.dumps(text, ensure_ascii=False)[1:-1] for text in expressions)
             return f"{name} {shown[:200]}"
     return None
 
 
-def has_costly_pattern(backend: tokenizers.Tokenizer) -> bool:
-    """Whether some short text may take an encoding very long."""
+def quick_chars(backend: tokenizers.Tokenizer) -> int:
+    """How many characters a text may have that is encoded soon, whatever they are."""
     parts = (part for name, part, _ in _parts(backend) if name != "decoder")
-    return _are_costly([text for part in parts for text in _expressions(part)])
+    return _quick_chars([text for part in parts for text in _expressions(part)])
 
 
-def _are_costly(expressions: list[str]) -> bool:
-    if not expressions:  # as in many tokenizers
-        return False
-    from quire.tokenizer.pattern_cost import num_attempts
+def _quick_chars(expressions: list[str]) -> int:
+    num_chars = QUICK_CHARS
+    if expressions:  # many tokenizers have none
+        from quire.tokenizer.pattern_cost import num_attempts
 
-    return num_attempts(expressions, LONG_CHARS) > MAX_ATTEMPTS
+        while num_chars * num_attempts(expressions, num_chars) > MAX_ATTEMPTS:
+            num_chars //= 2
+            if num_chars < _SHORTEST:
+                return 0
+    return num_chars
 
 
 def _expressions(part: Any) -> list[str]:

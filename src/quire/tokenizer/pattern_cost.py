@@ -1,157 +1,132 @@
-"""An upper bound for the attempts to match a regular expression at one place of a text.
+"""An upper bound for the attempts to match a regular expression in a text.
 
 The library's expressions backtrack: where the rest of a match fails, each other choice is tried.
-`a*b` takes as many attempts as there are a's, `a*a*b` their square, `(a*)*b` two to their number.
-Only a repetition with nothing behind it that may fail takes one.
+At one place of a text `a*b` takes as many attempts as there are a's, `a*a*b` their square,
+`(a*)*b` two to their number. Only a repetition with nothing behind it that may fail takes one.
+
+Over the complete text, `a*b|a+` takes a few for each a: what the first alternative has tried in
+vain, the next one matches, so that no other place tries it again. Usual tokenizers are like that.
 
 The bound is loose, and anything that is not understood counts as unbounded.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from math import inf
 
-_OPENING = re.compile(r"\((?:\?(<[=!]|<\w+>|[:>=!]|[im-]*:))?")
-_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
-_ESCAPE = re.compile(
-    r"\\(?:[pP]\{[^}]*\}|x\{[0-9a-fA-F]+\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.S
-)
-_CLASS = re.compile(r"\[\^?(?:\[:\^?\w+:\]|&&|\\[pP]\{[^}]*\}|\\.|[^\]\[\\])+\]", re.S)
-_KNOWN_ESCAPES = frozenset("pPxudDsSwWhHnrtfvaebBAzZG")
-_LOOKAROUND = frozenset({"=", "!", "<=", "<!"})
-_MAX_DEPTH = 32
+from quire.tokenizer.pattern_parser import Piece, UnknownPatternError, parse
+
+_FEW, _MANY = 64, 4096  # characters: what takes more attempts with more of them grows
+_MAX_SCANS = 4  # of a run of characters whose search is covered: twice from the places before it
 
 
 def num_attempts(expressions: Iterable[str], num_chars: int) -> float:
-    """Attempts of all expressions together in a text of so many characters; inf: unknown."""
+    """Attempts for one character, on average in any text of so many; inf: unknown."""
     try:
-        return sum(_Parser(expression).attempts(num_chars) for expression in expressions)
-    except _UnknownError:
+        return sum(_mean_attempts(parse(expression), num_chars) for expression in expressions)
+    except UnknownPatternError:
         return inf
 
 
-class _UnknownError(Exception):
-    """The expression has something that this file does not understand."""
+def _mean_attempts(alternatives: list[list[Piece]], num_chars: int) -> float:
+    total = 0.0
+    for number, pieces in enumerate(alternatives):
+        attempts = _sequence_attempts(pieces, num_chars, may_fail=False)
+        is_covered = attempts < inf and _is_covered(pieces, alternatives[number + 1 :])
+        total += attempts * _MAX_SCANS / num_chars if is_covered else attempts
+    return total
 
 
-class _Parser:
-    """Reads one expression from left to right into nested lists, and adds up from the right."""
+def _is_covered(pieces: list[Piece], following: list[list[Piece]]) -> bool:
+    """Whether a following alternative matches the run of characters that one has tried in vain.
 
-    def __init__(self, expression: str) -> None:
-        self._text, self._at = expression, 0
-
-    def attempts(self, num_chars: int) -> float:
-        """Attempts of the complete expression. Raises _UnknownError."""
-        alternatives = self._alternatives(0)
-        if self._at != len(self._text):
-            raise _UnknownError
-        return _attempts(alternatives, num_chars, may_fail=False)
-
-    def _alternatives(self, depth: int) -> list[list[_Piece]]:
-        if depth > _MAX_DEPTH:
-            raise _UnknownError
-        found: list[list[_Piece]] = [[]]
-        while self._at < len(self._text) and self._text[self._at] != ")":
-            if self._text[self._at] == "|":
-                self._at += 1
-                found.append([])
-            else:
-                found[-1].append(self._piece(depth))
-        return found
-
-    def _piece(self, depth: int) -> _Piece:
-        piece = _Piece()
-        if (opening := self._take(_OPENING)) is not None:
-            if self._text[self._at : self._at + 1] == "?":
-                raise _UnknownError
-            piece.looks = opening[1] in _LOOKAROUND
-            piece.inner = self._alternatives(depth + 1)
-            if self._text[self._at : self._at + 1] != ")":
-                raise _UnknownError
-            self._at += 1
-        elif self._text[self._at] == "[":
-            self._must_take(_CLASS)
-        elif self._text[self._at] == "\\":
-            self._check_escape(self._must_take(_ESCAPE)[0][1])
-        elif self._text[self._at] in "*+?{}]":
-            raise _UnknownError
-        else:
-            self._at += 1
-        piece.least, piece.most = self._repetition()
-        return piece
-
-    def _repetition(self) -> tuple[int, float]:
-        sign = self._text[self._at : self._at + 1]
-        counts: tuple[int, float] = (1, 1)
-        if sign in ("*", "+", "?") and sign:
-            self._at += 1
-            counts = (int(sign == "+"), 1 if sign == "?" else inf)
-        elif sign == "{":
-            counts = self._counts(*self._must_take(_COUNT).groups())
-        if counts != (1, 1) and self._text[self._at : self._at + 1] == "?":
-            self._at += 1  # as few as possible: the same choices in another order
-        if self._text[self._at : self._at + 1] in ("*", "+", "?", "{") and counts != (1, 1):
-            raise _UnknownError
-        return counts
-
-    def _counts(self, low: str, comma: str, high: str) -> tuple[int, float]:
-        if not comma and self._text[self._at : self._at + 1] == "?":
-            raise _UnknownError  # the library reads x{n}? as (?:x{n})?, others as x{n}
-        if not low + high or (high and int(high) < int(low or 0)):
-            raise _UnknownError  # plain text, or counts in the other order
-        least = int(low or 0)
-        return least, (int(high) if high else inf) if comma else least
-
-    @staticmethod
-    def _check_escape(char: str) -> None:
-        if char.isalnum() and char not in _KNOWN_ESCAPES:
-            raise _UnknownError  # such as a reference to a group
-
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        match = pattern.match(self._text, self._at)
-        if match is not None:
-            self._at = match.end()
-        return match
-
-    def _must_take(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        match = self._take(pattern)
-        if match is None:
-            raise _UnknownError
-        return match
+    `a*b` fails after it has tried all a's of a run. Where `a+` follows, the match takes the run.
+    Between them may be `a+(?!c)`: the a's that it gives back are not what it matches next.
+    """
+    run = _tried_run(pieces)
+    if run is None:
+        return False
+    for other in following:
+        before, same, after = _split(other, run.text)
+        if same is None or same.is_lazy or same.least > 1 or not _is_short(before, optional=True):
+            return False
+        if all(piece.least == 0 and not piece.looks for piece in after):
+            return True
+        if not (len(after) == 1 and _looks_at_one(after[0])):
+            return False
+    return False
 
 
-class _Piece:
-    """A character, or a group if it has `inner`; looks: a lookaround; least, most: repetitions."""
-
-    def __init__(self) -> None:
-        self.inner: list[list[_Piece]] | None = None
-        self.looks = False
-        self.least, self.most = 1, 1.0
-
-    def attempts(self, num_chars: int, *, may_fail: bool) -> float:
-        """may_fail: something behind it may."""
-        if self.inner is None:
-            few, many = min(self.least, num_chars), min(self.most, num_chars)
-            return many - few + 1 if may_fail else 1
-        if self.most > 1:
-            return inf
-        own = _attempts(self.inner, num_chars, may_fail=may_fail or self.looks)
-        return own + (self.least == 0 and may_fail)
-
-
-def _attempts(alternatives: list[list[_Piece]], num_chars: int, *, may_fail: bool) -> float:
-    return sum(_sequence_attempts(pieces, num_chars, may_fail) for pieces in alternatives)
+def _tried_run(pieces: list[Piece]) -> Piece | None:
+    """The only repetition without a limit that an alternative may try in vain; None: not so."""
+    may_fail = False
+    found: list[int] = []
+    for number in reversed(range(len(pieces))):
+        piece = pieces[number]
+        if piece.inner is None:
+            if piece.most == inf and may_fail:
+                found.append(number)
+        elif _attempts(piece.inner, 4096, may_fail=True) > _attempts(
+            piece.inner, 64, may_fail=True
+        ):
+            return None
+        may_fail = may_fail or piece.least > 0
+    if len(found) != 1 or not _is_short(pieces[: found[0]], optional=False):
+        return None
+    return pieces[found[0]]
 
 
-def _sequence_attempts(pieces: list[_Piece], num_chars: int, may_fail: bool) -> float:
+def _grows(alternatives: list[list[Piece]]) -> bool:
+    few = _attempts(alternatives, _FEW, may_fail=True)
+    return _attempts(alternatives, _MANY, may_fail=True) > few
+
+
+def _split(pieces: list[Piece], text: str) -> tuple[list[Piece], Piece | None, list[Piece]]:
+    """What is before, and after, the first repetition without a limit of this source."""
+    for number, piece in enumerate(pieces):
+        if piece.inner is None and piece.most == inf and piece.text == text:
+            return pieces[:number], piece, pieces[number + 1 :]
+    return pieces, None, []
+
+
+def _is_short(pieces: list[Piece], *, optional: bool) -> bool:
+    """At most one character, which may have to be there unless optional is given."""
+    return sum(piece.most for piece in pieces) <= 1 and all(
+        piece.inner is None and not (optional and piece.least) for piece in pieces
+    )
+
+
+def _looks_at_one(piece: Piece) -> bool:
+    """Whether it is a lookaround at one character."""
+    if not piece.looks or piece.inner is None or (piece.least, piece.most) != (1, 1):
+        return False
+    only = piece.inner[0]
+    return len(piece.inner) == len(only) == 1 and only[0].inner is None and only[0].most == 1
+
+
+def _attempts(alternatives: list[list[Piece]], num_chars: int, *, may_fail: bool) -> float:
+    return sum(_sequence_attempts(pieces, num_chars, may_fail=may_fail) for pieces in alternatives)
+
+
+def _sequence_attempts(pieces: list[Piece], num_chars: int, *, may_fail: bool) -> float:
     before_end, at_end = 1.0, 0.0
     for piece in reversed(pieces):
-        own = piece.attempts(num_chars, may_fail=may_fail)
+        own = _piece_attempts(piece, num_chars, may_fail=may_fail)
         if piece.least or may_fail:
             before_end *= own
         else:  # it is tried once, whatever came before
             at_end += own
         may_fail = may_fail or piece.least > 0
     return before_end + at_end
+
+
+def _piece_attempts(piece: Piece, num_chars: int, *, may_fail: bool) -> float:
+    """may_fail: something behind it may."""
+    if piece.inner is None:
+        few, many = min(piece.least, num_chars), min(piece.most, num_chars)
+        return many - few + 1 if may_fail else 1
+    if piece.most > 1:
+        return inf
+    own = _attempts(piece.inner, num_chars, may_fail=may_fail or piece.looks)
+    return own + (piece.least == 0 and may_fail)

@@ -1,0 +1,46 @@
+"""The main function of a process that encodes texts, which encoding_subprocess.py starts."""
+
+from __future__ import annotations
+
+import msgspec
+import tokenizers
+
+from quire.errors import is_failure
+from quire.killable_process import Answer, end_self_after, serve_frames
+from quire.tokenizer.encoder import drop_breaks
+from quire.tokenizer.encoding_subprocess import Failure, Question
+
+MEMORY_BYTES = 4 << 30  # for a text, besides what the process has at its start
+
+
+def main() -> None:
+    """Encode the texts that arrive on stdin, until it ends."""
+    serve_frames(_begin, MEMORY_BYTES)
+
+
+def _begin(spec: bytes) -> Answer:
+    backend = tokenizers.Tokenizer.from_str(spec.decode())
+    broken = drop_breaks(backend)
+
+    def answer(frame: bytes) -> bytes:
+        seconds, question = msgspec.msgpack.decode(frame, type=tuple[float, Question])
+        end_self_after(2 * seconds)
+        return msgspec.msgpack.encode(_ids(broken if question.is_broken else backend, question))
+
+    return answer
+
+
+def _ids(backend: tokenizers.Tokenizer, question: Question) -> list[int] | Failure:
+    encode, add = backend.encode_batch_fast, question.add_special_tokens
+    try:
+        (encoding,) = encode([question.text], add_special_tokens=add)
+        ids: list[int] = encoding.ids
+    except BaseException as error:  # a panic of the library, too
+        if not is_failure(error):
+            raise
+        return Failure(str(error))
+    return ids
+
+
+if __name__ == "__main__":
+    main()
