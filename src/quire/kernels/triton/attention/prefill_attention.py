@@ -42,15 +42,7 @@ def prefill_attention_kernel(
         k_ptr.dtype.element_ty == tl.float8e4nv, GROUP, HEAD_DIM, ROWS, BLOCK_D,
     )  # fmt: skip
     lowest = seq_len - num_queries + first_query
-    highest = tl.minimum(lowest + ROWS // GROUP, seq_len)  # one beyond the last query's position
-    oldest = 0
-    if WINDOW > 0:
-        oldest = tl.maximum(lowest + 1 - WINDOW, 0)
-    # key tiles that all queries of this tile see completely need no mask
-    full_end = (lowest + 1) // TILE
-    full_begin = oldest // TILE
-    if WINDOW > 0:
-        full_begin = tl.minimum(tl.cdiv(tl.maximum(highest - WINDOW, 0), TILE), full_end)
+    begin, full_begin, full_end, end = key_tiles(lowest, ROWS // GROUP, seq_len, TILE, WINDOW)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     m = tl.full([ROWS], -1e30, tl.float32)
     s = tl.zeros([ROWS], tl.float32)
@@ -59,24 +51,11 @@ def prefill_attention_kernel(
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
     scales = (k_scale_ptr, v_scale_ptr, head)
-    if WINDOW > 0:
-        acc, m, s = attend_tiles(
-            acc, m, s, q, position, k_base, v_base, scales, table, oldest // TILE, full_begin,
-            seq_len, row_scale, stride_block, stride_slot,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
-        PRECISION,
-        )  # fmt: skip
-    acc, m, s = attend_tiles(
-        acc, m, s, q, position, k_base, v_base, scales, table, full_begin, full_end, seq_len,
-        row_scale, stride_block, stride_slot,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False,
-        PRECISION,
-    )  # fmt: skip
-    acc, m, s = attend_tiles(
-        acc, m, s, q, position, k_base, v_base, scales, table, full_end, tl.cdiv(highest, TILE),
+    acc, m, s = attend_ranges(
+        acc, m, s, q, position, k_base, v_base, scales, table,
+        (begin, full_begin, full_end), (full_begin, full_end, end),
         seq_len, row_scale, stride_block, stride_slot,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
-        PRECISION,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, PRECISION,
     )  # fmt: skip
     s = tl.maximum(s, 1e-30)  # rows without a query may have seen no key
     out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
@@ -127,6 +106,42 @@ def rows_of_tile(
     exists = (query < tl.load(record_ptr + 2)) & (row < ROWS // GROUP * GROUP)
     token, q_head = tl.load(record_ptr + 1) + query, head * GROUP + row % GROUP
     return token, q_head, exists[:, None] & (d < HEAD_DIM)
+
+
+@triton.jit
+def key_tiles(lowest, num_rows, seq_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Key tiles [begin, end) of queries from position `lowest` on, and [full_begin, full_end).
+
+    All queries see the keys of the latter, so these need no mask.
+    Returns begin, full_begin, full_end, end.
+    """
+    highest = tl.minimum(lowest + num_rows, seq_len)  # one beyond the last query's position
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(lowest + 1 - WINDOW, 0) // TILE
+    full_begin, full_end = begin, (lowest + 1) // TILE
+    if WINDOW > 0:
+        full_begin = tl.minimum(tl.cdiv(tl.maximum(highest - WINDOW, 0), TILE), full_end)
+    return begin, full_begin, full_end, tl.cdiv(highest, TILE)
+
+
+@triton.jit
+def attend_ranges(
+    acc, m, s, q, position, k_ptr, v_ptr, scales, table_ptr, begins, ends, seq_len,
+    scale, stride_block, stride_slot,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`attend_tiles` over three ranges of tiles, with a mask for the first and the last one."""
+    for i in tl.static_range(3):
+        if WINDOW > 0 or i > 0:
+            acc, m, s = attend_tiles(
+                acc, m, s, q, position, k_ptr, v_ptr, scales, table_ptr, begins[i], ends[i],
+                seq_len, scale, stride_block, stride_slot, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, i != 1, PRECISION,
+            )  # fmt: skip
+    return acc, m, s
 
 
 @triton.jit

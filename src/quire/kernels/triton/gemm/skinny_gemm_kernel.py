@@ -63,14 +63,10 @@ def skinny_gemm_kernel(
         if EARLY:
             operands = _load_epilogue_operands(
                 tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
-                M, N, stride_out, BLOCK_M, BLOCK_N,
-                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT,
+                cos_ptr, sin_ptr, slots_ptr, M, N, stride_out, stride_angles, BLOCK_M, BLOCK_N,
+                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT, HEAD_DIM,
+                KV_HEADS,
             )  # fmt: skip
-            if HEAD_DIM > 0:
-                angles = load_angles(
-                    tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
-                    BLOCK_M, BLOCK_N, HEAD_DIM, KV_HEADS,
-                )  # fmt: skip
         acc = _multiply(
             x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
             tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
@@ -96,22 +92,17 @@ def skinny_gemm_kernel(
             if not EARLY:
                 operands = _load_epilogue_operands(
                     tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
-                    M, N, stride_out, BLOCK_M, BLOCK_N,
-                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT,
+                    cos_ptr, sin_ptr, slots_ptr, M, N, stride_out, stride_angles, BLOCK_M, BLOCK_N,
+                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT, HEAD_DIM,
+                    KV_HEADS,
                 )  # fmt: skip
-                if HEAD_DIM > 0:
-                    angles = load_angles(
-                        tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
-                        BLOCK_M, BLOCK_N, HEAD_DIM, KV_HEADS,
-                    )  # fmt: skip
             if HAS_SQUARES:
-                acc *= _row_scale(operands[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)[
-                    None, :
-                ]
+                by_row = _row_scale(operands[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)
+                acc *= by_row[None, :]
             acc = _scaled(acc, operands, HAS_BIAS, WEIGHT_FORMAT)
             if HEAD_DIM > 0:
                 store_rope_heads(
-                    tl.trans(acc), tile, angles, out_ptr, query_norm_ptr, key_norm_ptr,
+                    tl.trans(acc), tile, operands[5], out_ptr, query_norm_ptr, key_norm_ptr,
                     k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, M, N, head_eps,
                     stride_out, stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS,
                     CACHE_BLOCK,
@@ -211,11 +202,13 @@ def _row_scale(first, squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr
 @triton.jit
 def _load_epilogue_operands(
     tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
-    M, N, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
+    cos_ptr, sin_ptr, slots_ptr, M, N, stride_out, stride_angles,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    SILU: tl.constexpr, WEIGHT_FORMAT: tl.constexpr,
+    SILU: tl.constexpr, WEIGHT_FORMAT: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Operands of a tile's epilogue: W's scales and bias, residual, norm's weight, x's squares."""
+    """Operands of a tile's epilogue: W's scales and bias, residual, norm's weight, x's squares, and
+    what `load_angles` returns."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     by = tl.zeros([BLOCK_N], tl.float32)
     bias = by
@@ -225,14 +218,19 @@ def _load_epilogue_operands(
         bias = tl.load(bias_ptr + rows, mask=rows < N, other=0.0)
     columns, offsets, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
     residual = tl.zeros([1, 1], tl.float32)
-    weight, squares = residual, residual
+    weight, squares, angles = residual, residual, residual
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + offsets, mask=inside, other=0.0)
     if HAS_NORM:
         weight = tl.load(norm_ptr + columns, mask=columns < N, other=0.0)[None, :]
     if HAS_SQUARES:
         squares = _load_squares(squares_ptr, 0, num_squares, M, BLOCK_M)
-    return by, bias, residual, weight, squares
+    if HEAD_DIM > 0:
+        angles = load_angles(
+            tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles, BLOCK_M, BLOCK_N, HEAD_DIM,
+            KV_HEADS,
+        )  # fmt: skip
+    return by, bias, residual, weight, squares, angles
 
 
 @triton.jit
@@ -250,7 +248,7 @@ def _outputs(
 @triton.jit
 def _scaled(acc, operands, HAS_BIAS: tl.constexpr, WEIGHT_FORMAT: tl.constexpr):
     """A tile's sums times the scales of W's rows, plus bias."""
-    by, bias, _, _, _ = operands
+    by, bias, _, _, _, _ = operands
     if WEIGHT_FORMAT != "plain":
         acc = acc * (by * 256.0 if WEIGHT_FORMAT == "bytes" else by)[:, None]
     if HAS_BIAS:
@@ -265,7 +263,7 @@ def _finish(
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Epilogue of a tile, acc [BLOCK_N, BLOCK_M]: SiLU, residual, norm; stores the results."""
-    _, _, residual, weight, _ = operands
+    _, _, residual, weight, _, _ = operands
     out = tl.trans(acc)  # [BLOCK_M, BLOCK_N]
     if SILU:
         gate, up = tl.split(tl.reshape(out, [BLOCK_M, BLOCK_N // 2, 2]))

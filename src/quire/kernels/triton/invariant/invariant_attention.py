@@ -16,7 +16,8 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
 from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.attention.prefill_attention import (
-    attend_tiles,
+    attend_ranges,
+    key_tiles,
     load_queries,
     rows_of_tile,
 )
@@ -129,15 +130,7 @@ def invariant_attention_kernel(
         k_ptr.dtype.element_ty == tl.float8e4nv, GROUP, HEAD_DIM, ROWS, BLOCK_D,
     )  # fmt: skip
     lowest = seq_len - num_queries + first_query
-    highest = tl.minimum(lowest + ROWS // GROUP, seq_len)  # one beyond the last query's position
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(lowest + 1 - WINDOW, 0) // TILE
-    end = tl.cdiv(highest, TILE)
-    # key tiles that all queries of this tile see completely need no mask
-    full_begin, full_end = begin, (lowest + 1) // TILE
-    if WINDOW > 0:
-        full_begin = tl.minimum(tl.cdiv(tl.maximum(highest - WINDOW, 0), TILE), full_end)
+    begin, full_begin, full_end, end = key_tiles(lowest, ROWS // GROUP, seq_len, TILE, WINDOW)
     first_split, end_split = begin // TILES, tl.cdiv(end, TILES)
     num_splits = end_split - first_split
     sharers, before = 1, 0
@@ -166,27 +159,13 @@ def invariant_attention_kernel(
         acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
         m = tl.full([ROWS], -1e30, tl.float32)
         s = tl.zeros([ROWS], tl.float32)
-        if WINDOW > 0:
-            acc, m, s = attend_tiles(
-                acc, m, s, q, position, k_base, v_base, scales, table,
-                tl.maximum(first, begin), tl.minimum(first + TILES, full_begin), seq_len,
-                row_scale, stride_block, stride_slot,
-                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
-                PRECISION,
-            )  # fmt: skip
-        acc, m, s = attend_tiles(
+        last = first + TILES
+        acc, m, s = attend_ranges(
             acc, m, s, q, position, k_base, v_base, scales, table,
-            tl.maximum(first, full_begin), tl.minimum(first + TILES, full_end), seq_len,
-            row_scale, stride_block, stride_slot,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False,
-            PRECISION,
-        )  # fmt: skip
-        acc, m, s = attend_tiles(
-            acc, m, s, q, position, k_base, v_base, scales, table,
-            tl.maximum(first, full_end), tl.minimum(first + TILES, end), seq_len,
-            row_scale, stride_block, stride_slot,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True,
-            PRECISION,
+            (tl.maximum(first, begin), tl.maximum(first, full_begin), tl.maximum(first, full_end)),
+            (tl.minimum(last, full_begin), tl.minimum(last, full_end), tl.minimum(last, end)),
+            seq_len, row_scale, stride_block, stride_slot,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, PRECISION,
         )  # fmt: skip
         if sharers > 1:
             row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
