@@ -110,6 +110,44 @@ def test_a_report_of_weights_of_the_same_size_is_refused(
         start(folder, "report")
 
 
+def test_a_report_of_another_quantization_config_is_refused(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By which the same codes are other numbers."""
+    check(folders, LOOSE)
+    folder = shutil.copytree(folders[1], tmp_path / "out")
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"rope_theta": 5.0}))
+    assert start(folder, "report") is not None
+    values["quantization_config"]["ignore"].append("x")
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="whose files or quantization_config are others"):
+        start(folder, "report")
+
+
+def test_weights_that_a_setting_rounds_again_have_no_report(folders: tuple[Path, Path]) -> None:
+    check(folders, LOOSE)
+    found = {}
+    for setting in ("none", "dequantized", "int8"):
+        config = EngineConfig.from_options(model=str(folders[1]), quantization=setting)
+        found[setting] = resolve(config, "cpu").quality is not None
+    assert found == {"none": True, "dequantized": True, "int8": False}
+    options = {"model": str(folders[1]), "quantization": "int8", "quality_gate": "require"}
+    with pytest.raises(CheckpointError, match=r"'int8' rounds the weights of .* again"):
+        resolve(EngineConfig.from_options(**options), "cpu")
+
+
+def test_weights_are_not_measured_against_themselves(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Which would pass any gate."""
+    copy = shutil.copytree(folders[1], tmp_path / "copy")
+    for base in (folders[1], copy):
+        with pytest.raises(ConfigError, match=r"have the same weights .* name the 16-bit model"):
+            check((base, folders[1]), LOOSE)
+
+
 def test_a_limit_that_is_named_needs_its_figure() -> None:
     limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
     assert limits.failures({}) == ["the report has no perplexity"]

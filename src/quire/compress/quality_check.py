@@ -14,8 +14,10 @@ from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
 from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import Notify, compare_models
+from quire.errors import ConfigError
 from quire.hub import BUNDLED
 from quire.models.config.quality_report import QualityLimits, write_report
+from quire.models.config.weight_files import weight_files
 from quire.tokenizer.tokenizer import Tokenizer
 
 PLOT_FILE = "quire_quality.svg"
@@ -36,6 +38,7 @@ def check_quality(
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
+    check_apart(base, quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
@@ -55,6 +58,15 @@ def check_quality(
     cosines = [layer["mean"] for layer in figures["layers"]]
     write_svg(quantized / PLOT_FILE, f"{quantized.name}: 1 - cosine after each layer", cosines)
     return report
+
+
+def check_apart(base: Path, quantized: Path) -> None:
+    """Raise ConfigError for a model and itself, which would pass any gate."""
+    if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
+        raise ConfigError(
+            f"base and quantized have the same weights ({quantized}), so that nothing is measured; "
+            "name the 16-bit model as base"
+        )
 
 
 def tasks_for(tokenizer: Tokenizer, base: Path, path: Path | None) -> list[Task]:

@@ -81,8 +81,10 @@ def _quality(config: EngineConfig, folder: Path, model_config: ModelConfig) -> Q
     """Figures of the weights' quality report. Raises CheckpointError if the gate refuses them."""
     if config.model.load_format != "auto":
         return None
-    is_quantized = model_config.checkpoint_format is not None
-    return pass_gate(folder, config.model.quality_gate, is_quantized=is_quantized)
+    is_quantized, model = model_config.checkpoint_format is not None, config.model
+    return pass_gate(
+        folder, model.quality_gate, is_quantized=is_quantized, setting=model.quantization
+    )
 
 
 def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:

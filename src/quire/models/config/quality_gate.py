@@ -13,26 +13,27 @@ from quire.models.config.quality_report import QualityLimits, figures_of, read_r
 Quality = dict[str, bool | float | str]
 
 REPORT, REQUIRE, OFF = _WORDS = "report", "require", "off"
+_AS_STORED = ("none", "dequantized")  # settings that keep the numbers of a checkpoint
 _MOST_CHARS = 200  # of a name, which is shown
 
 
-def pass_gate(folder: Path, gate: str, *, is_quantized: bool) -> Quality | None:
-    """The figures of a folder's report; None where it has none.
+def pass_gate(
+    folder: Path, gate: str, *, is_quantized: bool, setting: str = "none"
+) -> Quality | None:
+    """The figures of a folder's report; None where it has none, or of other weights than served.
 
-    gate: "report" refuses weights whose report says that they failed, "require" also quantized
-    ones without a report, "off" none; or limits such as "cosine=0.99", which then decide. Raises
-    CheckpointError for weights that it refuses, ConfigError for another gate.
+    is_quantized: whether the folder's weights are. setting: `quantization`, which may round them
+    again. gate: "report" refuses weights whose report says that they failed, "require" also
+    quantized ones without a report, "off" none; or limits such as "cosine=0.99", which then
+    decide. Raises CheckpointError for weights that it refuses, ConfigError for another gate.
     """
     limits = None if gate in _WORDS else QualityLimits.parse(gate, "quality_gate", _WORDS)
     if gate == OFF:
         return None
-    report = read_report(folder)
+    report = read_report(folder) if setting in _AS_STORED else None
     if report is None:
         if is_quantized and gate != REPORT:
-            raise CheckpointError(
-                f"{folder} has no quality report, which quality_gate {gate!r} asks for; run "
-                "`quire verify BASE` with it, or use quality_gate='report'"
-            )
+            raise _no_report(folder, gate, setting)
         return None
     failures = report["failures"] if limits is None else limits.failures(report)
     if failures:
@@ -41,6 +42,19 @@ def pass_gate(folder: Path, gate: str, *, is_quantized: bool) -> Quality | None:
             "more bits, smaller groups or another method, or use quality_gate='off'"
         )
     return _summary(report)
+
+
+def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
+    if setting not in _AS_STORED:
+        return CheckpointError(
+            f"quantization {setting!r} rounds the weights of {folder} again, of which there is no "
+            f"quality report, and quality_gate {gate!r} asks for one; leave quantization out, or "
+            "use quality_gate='report'"
+        )
+    return CheckpointError(
+        f"{folder} has no quality report, which quality_gate {gate!r} asks for; run "
+        "`quire verify BASE` with it, or use quality_gate='report'"
+    )
 
 
 def _summary(report: Mapping[str, Any]) -> Quality:

@@ -5,6 +5,7 @@ No torch. `quire quantize` and `quire verify` write it; serving reads it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import CheckpointError, ConfigError
+from quire.models.checkpoint_formats.quantization_config import quantization_section
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.weight_files import weight_files
 
@@ -97,7 +99,7 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
 def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
     """Store a report beside the weights of a folder, with what its files are known by."""
     path = folder / QUALITY_FILE
-    values = {"version": VERSION, "files": weight_files(folder), **report}
+    values = {"version": VERSION, "files": _known_by(folder), **report}
     path.write_text(json.dumps(values, indent=1) + "\n")
     return path
 
@@ -113,15 +115,25 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         raise CheckpointError(
             f"{path} is not a report of this version of Quire; run quire verify again"
         )
-    if report.get("files") != weight_files(folder):
+    if report.get("files") != _known_by(folder):
         raise CheckpointError(
-            f"{path} is not of these weights, whose files have other sizes or contents; run "
+            f"{path} is not of these weights, whose files or quantization_config are others; run "
             "quire verify again, or remove it"
         )
     for part, key in FIGURES.values():
         _check_figure(report.section(part), key)
     report.text("base", "")
     return report.values
+
+
+def _known_by(folder: Path) -> dict[str, str]:
+    """The weight files' fingerprints, and that of the settings that they are read by."""
+    files, path = weight_files(folder), folder / "config.json"
+    section = quantization_section(ConfigFile.read(path)) if path.is_file() else None
+    if section is None:
+        return files
+    text = json.dumps(section.values, sort_keys=True)
+    return {**files, "quantization_config": f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"}
 
 
 def _check_figure(part: ConfigFile | None, key: str) -> None:
