@@ -115,12 +115,14 @@ def test_modules_are_found_by_structure(tmp_path: Path, family: str) -> None:
         assert stored[name].shape == plain[name].shape
 
 
-def test_a_run_taken_up_makes_equal_bytes(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["rtn", "gptq", "smoothquant", "awq+autoround"])
+def test_a_run_taken_up_makes_equal_bytes(base: Path, tmp_path: Path, method: str) -> None:
     def stop_at_1(_: str, done: int, __: int) -> None:
         if done == 1:
             raise KeyboardInterrupt
 
-    recipe = Recipe(method="rtn", group_size=32)
+    settings = {"steps": 2} if "autoround" in method else {}
+    recipe = Recipe(method=method, group_size=32, **settings)
     with pytest.raises(KeyboardInterrupt):
         quantize(base, tmp_path / "stopped", recipe, stop_at_1)
     assert len(list((tmp_path / "stopped").glob("*.safetensors"))) == 1
