@@ -114,9 +114,9 @@ def show_report(
     device: torch.device,
 ) -> int:
     """Measure, store and print the report. Returns 1 if the gate refuses the weights."""
-    from quire.compress.quality_check import check_apart, check_quality, tasks_for
+    from quire.compress.quality_check import check_different_weights, check_quality, tasks_for
 
-    check_apart(base, quantized)  # before speed is measured, too
+    check_different_weights(base, quantized)  # before speed is measured, too
     tasks_file = None if "tasks" not in args else Path(args.tasks).expanduser()
     tasks = tasks_for(tokenizer, base, tasks_file)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None

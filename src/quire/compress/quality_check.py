@@ -38,7 +38,7 @@ def check_quality(
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
-    check_apart(base, quantized)
+    check_different_weights(base, quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
@@ -60,7 +60,7 @@ def check_quality(
     return report
 
 
-def check_apart(base: Path, quantized: Path) -> None:
+def check_different_weights(base: Path, quantized: Path) -> None:
     """Raise ConfigError for a model and itself, which would pass any gate."""
     if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
         raise ConfigError(
