@@ -14,12 +14,12 @@ from typing import Any
 
 from quire.compat.call_names import METHODS
 from quire.compat.environment import VARIABLES, own_spelling
+from quire.compat.families import NOTHING
 from quire.compat.foreign_imports import NAMES as IMPORTS
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
 from quire.compat.names_table import NAMES, Scope
 from quire.compat.own_values import OWN_VALUES
-from quire.compat.vllm_families import NOTHING
 
 _MARKED = re.compile(r"(<!-- names:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SCOPES: dict[str, Scope] = {scope: scope for scope in NAMES}

@@ -19,6 +19,7 @@ SCOPES: tuple[Scope, ...] = ("engine", "server", "sampling", "cli")
 OWN_FLAGS = {
     "-m": "--model", "-p": "--prompt", "-t": "--threads", "-s": "--seed", "-sys": "--system",
     "--system-prompt": "--system", "-j": "--json-schema", "-dev": "--device",
+    "-l": "--logit-bias", "-q": "--quantization", "-asc": "--api-server-count",
 }  # fmt: skip
 _LEVEL = re.compile(r"(-[A-Z])(\d+)")  # a short flag with its number, as -O3
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
@@ -136,7 +137,7 @@ def _row_of(flag: str) -> tuple[ForeignName, bool] | None:
     """
     if not flag.startswith("-"):
         return None
-    if row := _rows().get(flag.partition(".")[0]):
+    if row := _rows().get(flag) or _rows().get(flag.partition(".")[0]):
         return row, False
     row = _rows().get("--" + flag.removeprefix("--no-"))
     if flag.startswith("--no-") and row is not None and row.arity == "switch":

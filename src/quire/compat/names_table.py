@@ -30,6 +30,7 @@ import msgspec
 from quire.compat.call_names import CALL_NAMES
 from quire.compat.cli_names import CLI_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
+from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES, LLAMA_SERVER_FAMILIES
 from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
@@ -40,8 +41,8 @@ from quire.compat.vllm_names import VLLM_NAMES
 Scope = Literal["engine", "server", "sampling", "request", "cli", "call"]
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
-    "engine": VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES,
-    "server": SERVER_NAMES + SERVER_FAMILIES,
+    "engine": VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES,
+    "server": SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES,
     "sampling": SAMPLING_NAMES,
     "request": REQUEST_NAMES,
     "cli": CLI_NAMES,

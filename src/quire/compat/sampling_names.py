@@ -57,8 +57,11 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     no_effect("dry_penalty_last_n", _L, "there is no DRY penalty"),
     no_effect("dry_sequence_breaker", _L, "there is no DRY penalty"),
     only("dynatemp_range", _L, (0,), "the temperature is fixed", "use temperature"),
-    only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "use temperature"),
+    only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "use temperature",
+         "--dynatemp-exp"),
     only("min_keep", _L, (0, 1), "at least one token is kept", "leave it out"),
     only("samplers", _L, ([],), _ORDER, "leave it out"),
     only("adaptive_target", _L, (-1,), _ORDER, _CUTS),
+    no_effect("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
+    only("sampling_seq", _L, (), _ORDER, "leave it out", "--sampler-seq"),
 )  # fmt: skip

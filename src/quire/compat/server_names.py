@@ -11,6 +11,7 @@ _V, _L, _O, _S = "vLLM", "llama.cpp", "Ollama", "SGLang"
 _PROXY = "put a proxy in front, such as Caddy or nginx"
 _LEVELS = {"critical": "error", "fatal": "error", "trace": "debug"}
 _CORS = "a browser may send what the API needs"
+_EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _THINKS, _THINKS_NOT = (f'{{"enable_thinking": {word}}}' for word in ("true", "false"))
 _MARKS = tuple(
     make({"reasoning_start_str": begin, "reasoning_end_str": end})
@@ -61,6 +62,26 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     only("middleware", _V, ([],), "no code is loaded at run time", _PROXY),
     no_effect("allow_credentials", _V, "keys are sent in a header, not in cookies",
               arity="switch"),
+    no_effect("cors_credentials", _L, "keys are sent in a header, not in cookies",
+              arity="switch"),
+    alias("cors_origins", "allowed_origins", _L),
+    only("cors_methods", _L, ("*", "GET, POST, DELETE, OPTIONS"), _CORS, "leave it out"),
+    only("cors_headers", _L, ("*",), _CORS, "leave it out"),
+    alias("log_jsonl", "log_format", _L, values={True: "json", False: DEFAULT}, arity="switch"),
+    alias("reasoning_effort", "default_chat_template_kwargs", _L, others=False,
+          values={"default": DEFAULT, **{level: f'{{"reasoning_effort": "{level}"}}'
+                                         for level in _EFFORTS}},
+          text="a chat template knows few levels",
+          fix="use default_chat_template_kwargs with what it reads"),
+    only("embd_normalize", _L, (2,), "vectors are normalised as the model's files say",
+         "send normalize in requests"),
+    only("prefill_assistant", _L, (False,), "a last message of the assistant is another turn",
+         "send continue_final_message in requests", arity="switch"),
+    only("models_autoload", _L, (True,), "models are loaded as model_load says",
+         "use model_load", arity="switch"),
+    only("sse_ping_interval", _L, (-1, 0), "a stream has no lines but its events",
+         "raise the read timeout of the proxy in front"),
+    no_effect("no_agent", _L, "clients run the tools", "-no-ag", arity="switch"),
     only("allowed_methods", _V, ("*", '["*"]', ["*"]), _CORS, "leave it out"),
     only("allowed_headers", _V, ("*", '["*"]', ["*"]), _CORS, "leave it out"),
     no_effect("enable_request_id_headers", _V, "each response has x-request-id",
@@ -83,8 +104,9 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
               arity="switch"),
     no_effect("no_slots", _L, "there are no slots", arity="switch"),
     no_effect("props", _L, "the admin endpoints change settings", arity="switch"),
-    no_effect("webui", _L, "the page is at /", arity="switch"),
-    only("no_webui", _L, (False,), "the page at / is always there", _PROXY, arity="switch"),
+    no_effect("webui", _L, "the page is at /", "--ui", arity="switch"),
+    only("no_webui", _L, (False,), "the page at / is always there", _PROXY, "--no-ui",
+         arity="switch"),
     no_effect("embeddings", _L, "each model generates and embeds", "--embedding",
               arity="switch"),
     no_effect("reasoning_format", _L, "reasoning is a field of its own; see reasoning_parser"),
@@ -111,7 +133,9 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
          "use --model NAME=FOLDER for each, or config"),
     only("models_max", _L, (), "loaded models are bounded by their memory",
          "use model_memory_bytes"),
-    only("webui_config", _L, (), "the page comes with the server", "leave it out"),
+    only("webui_config", _L, (), "the page comes with the server", "leave it out", "--ui-config"),
+    only("webui_config_file", _L, (), "the page comes with the server", "leave it out",
+         "--ui-config-file"),
     only("media_path", _L, (), "models read text alone", "leave it out"),
     only("slot_save_path", _L, (), "KV blocks are not written to disk", "leave it out"),
     only("path", _L, (), "the page comes with the server", _PROXY),

@@ -1,28 +1,9 @@
-"""Families of vLLM's settings that belong to something that Quire does not have, or needs not set.
-
-A name that ends with `?` is a switch on a command line.
-"""
+"""Families of vLLM's settings that belong to something that Quire does not have or set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from quire.compat.foreign_name import ForeignName, no_effect, only
-
-NOTHING: tuple[object, ...] = (False, 0, "", "auto", "none", {}, [])  # values that ask for nothing
-
-
-def each(names: str, text: str, fix: str = "", *also: object) -> Iterator[ForeignName]:
-    """A row for each name. fix: Quire's way for values other than `also` and those of nothing;
-    without one no value has an effect."""
-    for name in names.split():
-        arity = "switch" if name.endswith("?") else "value"
-        own = name.removesuffix("?")
-        if fix:
-            yield only(own, "vLLM", (*NOTHING, *also), text, fix, arity=arity)
-        else:
-            yield no_effect(own, "vLLM", text, arity=arity)
-
+from quire.compat.families import each
+from quire.compat.foreign_name import ForeignName
 
 VLLM_FAMILIES: tuple[ForeignName, ...] = (
     *each("mm_processor_cache_gb mm_processor_cache_type mm_hasher_algorithm mm_encoder_only?"
@@ -34,13 +15,14 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " disable_chunked_mm_input? video_pruning_rate video_pruning_method"
           " allowed_local_media_path allowed_media_domains",
           "models read text alone"),
-    *each("prefill_context_parallel_size decode_context_parallel_size data_parallel_size_local"
-          " nnodes enable_eplb? enable_elastic_ep? enable_dbo?",
+    *each("prefill_context_parallel_size/-pcp decode_context_parallel_size/-dcp"
+          " data_parallel_size_local/-dpl nnodes enable_eplb? enable_elastic_ep? enable_dbo?",
           "a model runs on one device",
           "run one server for each GPU, or use quantization='fp8' to fit one", 1),
-    *each("data_parallel_rank data_parallel_start_rank data_parallel_address"
-          " data_parallel_rpc_port data_parallel_hybrid_lb? data_parallel_external_lb?"
-          " data_parallel_multi_port_external_lb? data_parallel_backend dcp_comm_backend"
+    *each("data_parallel_rank/-dpn data_parallel_start_rank/-dpr data_parallel_address/-dpa"
+          " data_parallel_rpc_port/-dpp data_parallel_hybrid_lb?/-dph"
+          " data_parallel_external_lb?/-dpe data_parallel_multi_port_external_lb?/-dpm"
+          " data_parallel_backend/-dpb dcp_comm_backend"
           " dcp_q_replicate? dcp_kv_cache_interleave_size cp_kv_cache_interleave_size"
           " master_addr master_port node_rank distributed_timeout_seconds"
           " cpu_distributed_timeout_seconds numa_bind? numa_bind_nodes numa_bind_cpus"
@@ -51,7 +33,7 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " enable_nccl_comm_suspend? ray_workers_use_nsight?",
           "a model runs on one device"),
     *each("moe_backend linear_backend sparse_indexer_topk_backend gdn_prefill_backend"
-          " kda_prefill_backend kda_decode_backend mamba_backend attention_config kernel_config"
+          " kda_prefill_backend kda_decode_backend mamba_backend attention_config/-ac kernel_config"
           " enable_flashinfer_autotune? monokernel? ir_op_priority kv_sharing_fast_prefill?"
           " swa_bounded_replay? use_fp64_gumbel?",
           "kernels are chosen by shape and device"),
@@ -95,7 +77,7 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " model_class_overrides aux_output_config",
           "there are no plug-ins", "leave it out"),
     *each("weight_transfer_config ec_transfer_config ec_manager_config watermark_config"
-          " diffusion_config enable_trace_replay? enable_return_routed_experts?"
+          " diffusion_config/-dc enable_trace_replay? enable_return_routed_experts?"
           " return_sampling_mask? tokens_only? quantization_config model_weights",
           "there is nothing of the kind here", "leave it out"),
     *each("profiler_config", "profiles are made by a command of their own",
@@ -125,7 +107,7 @@ SERVER_FAMILIES: tuple[ForeignName, ...] = (
           "put a proxy in front that refuses /docs"),
     *each("sse_keep_alive_interval", "a stream has no lines but its events",
           "raise the read timeout of the proxy in front"),
-    *each("grpc_port enable_scale_out?", "the server speaks HTTP alone", "leave it out"),
+    *each("grpc? grpc_port enable_scale_out?", "the server speaks HTTP alone", "leave it out"),
     *each("reasoning_effort_map anthropic_disabled_thinking_effort",
           "the chat template reads reasoning_effort as it is", "use default_chat_template_kwargs"),
     *each("tool_strict_level", "arguments are enforced for tools with strict", "set it in tools"),

@@ -16,6 +16,7 @@ _LLGUIDANCE = "llguidance constrains every structured output"
 _RECORDED = "CUDA graphs are recorded for steps of up to 8,192 tokens, padded to a few sizes"
 
 VLLM_NAMES: tuple[ForeignName, ...] = (
+    alias("device_memory_utilization", "gpu_memory_utilization", _V),
     alias("num_gpu_blocks_override", "num_blocks", _V),
     no_effect("enable_sleep_mode", _V, "LLM.sleep needs no preparation", arity="switch"),
     no_effect("trust_remote_code", _VS, "no code of a model's folder is ever run", arity="switch"),
@@ -30,7 +31,8 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     only("pipeline_parallel_size", _V, (1,), _ONE_DEVICE, _MORE_DEVICES, "-pp"),
     only("data_parallel_size", _V, (1,), _ONE_DEVICE, _MORE_DEVICES, "-dp"),
     only("dp_size", _S, (1,), _ONE_DEVICE, _MORE_DEVICES, "--dp"),
-    only("enable_expert_parallel", _V, (False,), _ONE_DEVICE, _MORE_DEVICES, arity="switch"),
+    only("enable_expert_parallel", _V, (False,), _ONE_DEVICE, _MORE_DEVICES, "-ep",
+         arity="switch"),
     no_effect("distributed_executor_backend", _V, _ONE_DEVICE),
     no_effect("disable_custom_all_reduce", _VS, _ONE_DEVICE, arity="switch"),
     no_effect("max_parallel_loading_workers", _V, "weights are read by as many threads as help"),
@@ -120,7 +122,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     no_effect("limit_mm_per_prompt", _V, _TEXT_ONLY),
     no_effect("mm_processor_kwargs", _V, _TEXT_ONLY),
     no_effect("language_model_only", _V, _TEXT_ONLY, arity="switch"),
-    only("speculative_config", _V, ({},), _DRAFT, "leave it out"),
+    only("speculative_config", _V, ({},), _DRAFT, "leave it out", "-sc"),
     only("speculative_model", _V, (), _DRAFT, "leave it out"),
     only("num_speculative_tokens", _V, (0,), _DRAFT, "leave it out"),
     only("speculative_algorithm", _S, (), _DRAFT, "leave it out"),
