@@ -57,7 +57,7 @@ STAGES: list[tuple[Any, str]] = [
     (model_runner.ModelRunner, "run"),
     (Scheduler, "update"),
     (Scheduler, "observe"),
-    (EngineCore, "_report"),
+    (EngineCore, "_take_output"),
     (EngineCore, "step"),
 ]
 

@@ -304,8 +304,8 @@ class Damaged:
 
 def spoil(states: CompiledStates | TorchStates, token: int) -> None:
     """Make a token's row not finite, wherever that is noticed."""
-    if isinstance(states, CompiledStates) and states.attended is not None:
-        states.attended[token] = False
+    if isinstance(states, CompiledStates):
+        states.is_finite[token] = False
     elif isinstance(states, TorchStates) and states.heads is not None:
         states.heads[token] = np.nan
     else:

@@ -70,9 +70,10 @@ class RaggedBatch(msgspec.Struct, frozen=True):
         prompt_lens: Ints | None = None,
     ) -> RaggedBatch:
         """The batch of requests in their order, each with at least one token."""
-        num_decodes = np.count_nonzero(query_lens == 1)
-        assert (query_lens[:num_decodes] == 1).all(), "decodes come first in the batch"
         flat = FlatTokens.of(query_lens, seq_lens)
+        if len(flat.rows) > len(query_lens):
+            num_decodes = np.count_nonzero(query_lens == 1)
+            assert (query_lens[:num_decodes] == 1).all(), "decodes come first in the batch"
         blocks = block_table[flat.rows, flat.positions // block_size].astype(np.int64)
         slots = blocks * block_size + flat.positions % block_size
         return cls(flat, query_lens, seq_lens, block_table, slots, prompt_lens)

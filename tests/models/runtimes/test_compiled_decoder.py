@@ -19,7 +19,7 @@ from quire.array_types import Ints
 from quire.core.layer_spec import NormSpec, UnsupportedModelError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
-from quire.kernels.cpu.array_ops import embedding
+from quire.kernels.cpu.array_ops import address, embedding
 from quire.kernels.cpu.native_linear import pack_floats
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch
@@ -285,6 +285,32 @@ def test_a_head_of_an_odd_size_is_padded(quantization: str, checkpoint: Callable
     assert head is not None
     assert (model_config.vocab_size, head.outputs) == (509, 512)
     assert_same_bits((model, model_config), paces=FEW)
+
+
+def test_a_step_of_few_tokens_is_two_native_calls(
+    checkpoint: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers with all norms and the check of its states, and the head."""
+    calls, library = list[str](), native.compiled()
+
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(library, name)
+
+    paged = PagedDecoder(*load_folder(checkpoint("llama_d96")[0]))
+    monkeypatch.setattr(native, "compiled", Library)
+    logits(paged)
+    assert calls == ["quire_cpu_layers", "quire_cpu_linear"] * 3
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+@pytest.mark.parametrize("count", [0, 5])
+def test_the_address_of_an_array(count: int, is_writable: bool) -> None:
+    """Weights that are mapped from a file cannot be written."""
+    array = np.arange(9, dtype=np.int64)[2 : 2 + count]
+    array.flags.writeable = is_writable
+    assert address(array) == array.ctypes.data
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

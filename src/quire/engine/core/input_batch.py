@@ -86,11 +86,6 @@ class InputBatch:
         self._num_blocks[row] = 0
         return row
 
-    def append_token(self, row: int, token_id: int) -> None:
-        """Append a sampled token to a row."""
-        self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
-
     def append_tokens(self, rows: Ints, token_ids: Tokens) -> None:
         """Append a sampled token to each of these rows."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
@@ -100,7 +95,8 @@ class InputBatch:
         """The flat inputs of a plan, without padding."""
         scheduled = plan.scheduled
         counts = [entry.num_tokens for entry in scheduled]
-        if max(counts) > 1:
+        has_prompts = max(counts) > 1
+        if has_prompts:
             scheduled = sorted(scheduled, key=_is_prompt)
             counts = [entry.num_tokens for entry in scheduled]
         rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
@@ -108,7 +104,7 @@ class InputBatch:
         query_lens = np.array(counts, np.int64)
         seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
         table = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
-        prompt_lens = self.num_prompt_tokens[rows].astype(np.int64) if max(counts) > 1 else None
+        prompt_lens = self.num_prompt_tokens[rows].astype(np.int64) if has_prompts else None
         ragged = RaggedBatch.of(query_lens, seq_lens, table, self.block_size, prompt_lens)
         flat = ragged.flat
         return StepInputs(
@@ -133,7 +129,8 @@ class InputBatch:
                 indices += range(first, first + len(entry.new_block_ids))
                 block_ids += entry.new_block_ids
         changes = np.array([indices, block_ids], np.int32)
-        self.block_table.reshape(-1)[changes[0]] = changes[1]
+        if indices:
+            self.block_table.reshape(-1)[changes[0]] = changes[1]
         return changes.T
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.array_types import Ints
+from quire.array_types import Flags, Ints
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core.input_batch import StepInputs
 from quire.engine.core.running_requests import Results, RunningRequests, finite_requests
@@ -29,13 +29,13 @@ class ModelRunner:
         due = running.due(inputs.scheduled)
         needed = self._needed(inputs, due)
         hidden = self._model.forward(inputs.input_ids, inputs.ragged, running.heartbeat, needed)
+        sound = finite_requests(inputs, hidden.finite())
         results = {
-            entry.request_id: SampleResult(failed=not sound)
-            for entry, sound in zip(
-                inputs.scheduled, finite_requests(inputs, hidden.finite()), strict=True
-            )
+            entry.request_id: SampleResult(failed=not is_sound)
+            for entry, is_sound in zip(inputs.scheduled, sound.tolist(), strict=True)
         }
-        self._sample(inputs, hidden, due, results, all_states=needed is None)
+        only_due = needed is not None or len(due) == len(inputs.input_ids)
+        self._sample(inputs, hidden, due, sound, results, only_due=only_due)
         running.process_hidden_states(inputs, hidden, results)
         return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
 
@@ -55,19 +55,22 @@ class ModelRunner:
         inputs: StepInputs,
         hidden: HiddenStates,
         due: Ints,
+        sound: Flags,
         results: Results,
         *,
-        all_states: bool,
+        only_due: bool,
     ) -> None:
-        """Draw a token for each request that is due. all_states: whether `hidden` has all."""
-        states = _last_tokens(inputs, due) if all_states else np.arange(len(due))
-        num_states = len(inputs.input_ids) if all_states else len(due)
-        scheduled = inputs.scheduled
-        sound = np.array([not results[scheduled[i].request_id].failed for i in due], np.bool_)
-        due, states = due[sound], states[sound]
+        """Draw a token for each request that is due [D] and sound (flags [B]).
+
+        only_due: whether `hidden` has the states of their last tokens alone, in this order.
+        """
+        tokens: slice | Ints = slice(None)
+        if not (only_due and sound.all()):
+            states = np.arange(len(due)) if only_due else _last_tokens(inputs, due)
+            are_sound = sound[due]
+            due, tokens = due[are_sound], states[are_sound]
         if len(due):
-            tokens = slice(None) if len(states) == num_states else states
-            self._running.sample(inputs, due.tolist(), hidden.logits(tokens), results)
+            self._running.sample(inputs, due, hidden.logits(tokens), results)
 
 
 def _last_tokens(inputs: StepInputs, requests: Ints) -> Ints:

@@ -93,26 +93,34 @@ class RunningRequests:
     def due(self, scheduled: list[ScheduledRequest]) -> Ints:
         """Indices [D] of the scheduled requests for which this step draws a token."""
         if self.pooler:
-            return np.flatnonzero([self.is_due(entry) for entry in scheduled])
-        return np.flatnonzero([entry.samples for entry in scheduled])
+            are_due = [self.is_due(entry) for entry in scheduled]
+        else:
+            are_due = [entry.samples for entry in scheduled]
+        return np.arange(len(are_due)) if all(are_due) else np.flatnonzero(are_due)
 
-    def sample(self, order: StepOrder, due: list[int], logits: Logits, results: Results) -> None:
+    def sample(self, order: StepOrder, due: Ints, logits: Logits, results: Results) -> None:
         """Draw a token for the requests `due` [S] from logits [S, V] and append it to their rows.
 
         due: indices into order.scheduled. The logits are overwritten.
         """
-        batch, rows = self.batch, order.rows[due].tolist()
+        batch, rows = self.batch, order.rows[due]
         drawn = self._sampler.sample(
-            logits, rows, batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
+            logits, rows.tolist(), batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
         )
-        for sample, index in enumerate(due):
+        undrawn = list[int]()
+        for sample, index in enumerate(due.tolist()):
             result = results[order.scheduled[index].request_id]
-            result.failed, result.exhausted = drawn.failed[sample], drawn.exhausted[sample]
-            if not (result.failed or result.exhausted):
-                result.token_id = drawn.token_ids[sample]
-                result.logprobs = drawn.logprobs[sample]
-                result.grammar_terminated = drawn.grammar_terminated[sample]
-                batch.append_token(rows[sample], result.token_id)
+            if drawn.failed[sample] or drawn.exhausted[sample]:
+                result.failed, result.exhausted = drawn.failed[sample], drawn.exhausted[sample]
+                undrawn.append(sample)
+                continue
+            result.token_id = drawn.token_ids[sample]
+            result.logprobs = drawn.logprobs[sample]
+            result.grammar_terminated = drawn.grammar_terminated[sample]
+        tokens = np.array(drawn.token_ids, np.int32)
+        if undrawn:
+            rows, tokens = np.delete(rows, undrawn), np.delete(tokens, undrawn)
+        batch.append_tokens(rows, tokens)
 
     def advance_grammars(self, rows: Ints, drawn: Tokens) -> set[int]:
         """Accept the tokens drawn [N] in the rows' grammars; returns terminated rows."""
@@ -134,6 +142,8 @@ class RunningRequests:
         self, order: StepOrder, hidden: HiddenStates, results: Results
     ) -> None:
         """Compute embeddings and prompt logprobs of the requests that asked for them."""
+        if not self._prompt_logprobs and not self.pooler:
+            return
         self.pooler.pool(order, hidden, results)
         for index, entry in enumerate(order.scheduled):
             result = results[entry.request_id]
@@ -176,10 +186,9 @@ def _is_thinking(request: NewRequest) -> bool:
     return sampling.reasoning_marks.are_open_after(request.token_ids[: request.num_prompt_tokens])
 
 
-def finite_requests(order: StepOrder, finite: Flags) -> list[bool]:
+def finite_requests(order: StepOrder, finite: Flags) -> Flags:
     """For each request [B], whether all its hidden states are finite. finite: flags of tokens [T].
 
     Prompt chunks are checked as well, because their KV blocks are cached and shared.
     """
-    sound: list[bool] = np.logical_and.reduceat(finite, order.query_start[:-1]).tolist()
-    return sound
+    return np.logical_and.reduceat(finite, order.query_start[:-1])

@@ -47,7 +47,7 @@ _NAMES = {
     LayerOperation.OUTPUT: "linear_o",
     LayerOperation.GATE_UP: "linear_gate_up",
     LayerOperation.DOWN: "linear_down",
-    LayerOperation.POST_NORM: "rms_norm",
+    LayerOperation.NORM: "rms_norm",
 }
 
 
@@ -145,14 +145,6 @@ class TimedCalls:
         finally:
             vars(native)["compiled"] = library
 
-    def quire_cpu_rms_norm(self, args: Any) -> None:
-        """A norm outside of the layers."""
-        begin = time.perf_counter()
-        self._library.quire_cpu_rms_norm(args)
-        seconds = time.perf_counter() - begin
-        counted = _rms_norm(args._obj.rows, args._obj.size, args._obj.dtype)
-        self._add("rms_norm", *counted).seconds += seconds
-
     def quire_cpu_linear(self, args: bytes) -> None:
         """A matrix product outside of the layers: the head's."""
         begin = time.perf_counter()
@@ -169,12 +161,18 @@ class TimedCalls:
         a.nanoseconds = address(nanoseconds)
         self._library.quire_cpu_layers(args)
         a.nanoseconds = None
+        for operation, shape, num_bytes, flops in self._all_operations(a):
+            work = self._add(_NAMES[operation], shape, num_bytes, flops)
+            # the layers' time was added up: the first layer takes it, since shapes are the same
+            work.seconds += nanoseconds[operation] / 1e9
+            nanoseconds[operation] = 0
+
+    def _all_operations(self, a: LayersArgs) -> Iterator[tuple[LayerOperation, str, int, int]]:
+        """What a call's layers consist of; the norms before the first and after the last."""
         for own in (LayerArgs * a.count).from_address(a.layers):
-            for operation, shape, num_bytes, flops in self._operations(a, own):
-                work = self._add(_NAMES[operation], shape, num_bytes, flops)
-                # the layers' time was added up: the first layer takes it, since shapes are the same
-                work.seconds += nanoseconds[operation] / 1e9
-                nanoseconds[operation] = 0
+            yield from self._operations(a, own)
+        for _ in range(bool(a.is_start) + bool(a.final_norm)):
+            yield LayerOperation.NORM, *_rms_norm(a.tokens, a.hidden, a.dtype)
 
     def _operations(
         self, a: LayersArgs, own: LayerArgs
@@ -192,7 +190,7 @@ class TimedCalls:
         yield LayerOperation.ATTENTION, *self._attention(a, own, width)
         for norm in (own.post_attention_norm, own.post_mlp_norm):
             if norm is not None:
-                yield LayerOperation.POST_NORM, *_rms_norm(a.tokens, a.hidden, a.dtype)
+                yield LayerOperation.NORM, *_rms_norm(a.tokens, a.hidden, a.dtype)
 
     def _linear(
         self, rows: int, n: int, k: int, outputs: int, dtype: int, weight: int

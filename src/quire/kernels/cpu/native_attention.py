@@ -44,7 +44,7 @@ def rope_write_kv(
         heads.data_ptr(),
         None if norms is None else norms.query.data_ptr(),
         None if norms is None else norms.key.data_ptr(),
-        cos.data_ptr(), sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
+        cos.data_ptr(), sin.data_ptr(), None, k_cache.data_ptr(), v_cache.data_ptr(),
         slot_mapping.data_ptr(), query.data_ptr(), tokens, stride,
         num_heads, kv_heads, dim, cos.shape[1], 0.0 if norms is None else norms.eps,
         TENSOR_DTYPES[heads.dtype], KV_DTYPES[k_cache.dtype], native.num_threads(),

@@ -37,7 +37,7 @@ class LayerOperation(IntEnum):
     OUTPUT = 3
     GATE_UP = 4
     DOWN = 5
-    POST_NORM = 6
+    NORM = 6
 
 
 class RmsNormArgs(ctypes.Structure):
@@ -76,7 +76,7 @@ class RotaryArgs(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("heads", "query_norm", "key_norm", "cos", "sin")),
-        *((name, _POINTER) for name in ("k_cache", "v_cache", "slots", "query")),
+        *((name, _POINTER) for name in ("positions", "k_cache", "v_cache", "slots", "query")),
         *((name, _LONG) for name in ("tokens", "stride")),
         *((name, _INT) for name in ("num_heads", "kv_heads", "head_dim", "rotary_dim")),
         ("eps", _FLOAT),
@@ -125,12 +125,12 @@ class LayersArgs(ctypes.Structure):
     """Arguments of a step through decoder layers."""
 
     _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("rows", "residual", "workspace", "layers", "nanoseconds")),
-        *((name, _POINTER) for name in ("cos", "sin", "slots")),
+        *((name, _POINTER) for name in ("residual", "workspace", "layers", "nanoseconds")),
+        *((name, _POINTER) for name in ("cos", "sin", "positions", "slots")),
         *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
-        *((name, _POINTER) for name in ("needed", "finite")),
+        *((name, _POINTER) for name in ("needed", "final_norm", "states", "finite")),
         *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
         ("num_needed", _LONG),
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim", "rotary_dim")),
-        *((name, _INT) for name in ("dtype", "cache_dtype", "threads")),
+        *((name, _INT) for name in ("is_start", "dtype", "cache_dtype", "threads")),
     ]

@@ -25,12 +25,11 @@ from quire.kernels.cpu.array_ops import (
     address,
     embedding,
     linear,
-    rms_norm,
     scale,
     soft_capped,
 )
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
-from quire.kernels.cpu.row_ops import finite_rows, in_float32
+from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kernels.rope_table import RopeTable
 from quire.kvcache.host_kv_cache import HostCache
@@ -48,16 +47,16 @@ _TOGETHER = 8  # layers of one call in steps of few tokens
 class CompiledDecoder:
     """Token ids to hidden states and logits. Raises UnsupportedModelError, see `find_weights`."""
 
-    cache: HostCache  # of a decoder from `with_cache`
+    cache: HostCache  # these two of a decoder from `with_cache`
+    _layers: ctypes.Array[LayerArgs]
 
     def __init__(self, spec: ModelSpec, stored: StoredArrays, block_size: int) -> None:
         self._weights = weights = find_weights(spec, stored, block_size)
-        self._first, self._final_norm = spec.layers[0], spec.final_norm
+        self._first = spec.layers[0]
         self._vocab_size, self._logit_soft_cap = spec.vocab_size, spec.logit_soft_cap
         self._embedding_scale = spec.embedding.scale
         self._dtype = weights.norms[0].dtype
         self._workspace = np.empty(0, np.uint8)  # of steps of few tokens
-        self._layers = (LayerArgs * len(weights.layers))(*weights.layers)
         self._rotary = RopeTable(
             weights.inv_freq,
             attention_factor(spec.ropes[0]),
@@ -68,6 +67,10 @@ class CompiledDecoder:
         """A decoder of the same weights that has a KV cache."""
         found = copy(self)
         found.cache = cache
+        layers = self._weights.layers[: len(cache.layers)]
+        found._layers = (LayerArgs * len(layers))(*layers)
+        for own, (keys, values) in zip(found._layers, cache.layers, strict=True):
+            own.k_cache, own.v_cache = keys, values
         return found
 
     def forward(
@@ -78,44 +81,42 @@ class CompiledDecoder:
         needed: Ints | None = None,
     ) -> CompiledStates:
         """See `HostModel`. It goes through as many layers as have a cache."""
-        cache = self.cache
-        residual = scale(embedding(input_ids, self._weights.embedding), self._embedding_scale)
-        rows = rms_norm(residual, self._weights.norms[0], self._first.pre_attention_norm.eps)
-        positions = batch.flat.positions
-        cos, sin = (
-            table[positions] for table in self._rotary.up_to(int(positions.max(initial=0)) + 1)
-        )
+        cache, weights, attention = self.cache, self._weights, self._first.attention
+        residual = scale(embedding(input_ids, weights.embedding), self._embedding_scale)
+        num_tokens, hidden = residual.shape
+        cos, sin = self._rotary.up_to(int(batch.seq_lens.max()))
         requests = batch.as_decoded()
         starts, lens = requests.query_start.astype(np.int32), requests.seq_lens.astype(np.int32)
         table = np.ascontiguousarray(requests.block_table)
-        for own, (keys, values) in zip(self._layers, cache.layers, strict=False):
-            own.k_cache, own.v_cache = keys, values
-        attention, workspace = self._first.attention, self._workspace_for(len(rows))
+        workspace = self._workspace_for(num_tokens)
+        num_states = num_tokens if needed is None else len(needed)
+        states = np.empty((num_states, hidden), self._dtype)
+        finite = np.empty(num_tokens, np.bool_)
         args = LayersArgs(
-            address(rows), address(residual), -(-address(workspace) // _LINE) * _LINE, 0, None,
-            address(cos), address(sin), address(batch.slots),
-            address(starts), address(lens), address(table), None, None,
-            0, *residual.shape, len(lens), table.shape[1], 0,
+            address(residual), -(-address(workspace) // _LINE) * _LINE, 0, None,
+            address(cos), address(sin), address(batch.flat.positions), address(batch.slots),
+            address(starts), address(lens), address(table),
+            None if needed is None else address(needed), None, address(states), address(finite),
+            0, num_tokens, hidden, len(lens), table.shape[1], num_states,
             cache.block_size, attention.num_heads, attention.num_kv_heads,
             attention.key_dim, cos.shape[1],
-            ARRAY_DTYPES[self._dtype], cache.dtype, native.num_threads(),
+            0, ARRAY_DTYPES[self._dtype], cache.dtype, native.num_threads(),
         )  # fmt: skip
-        together = _TOGETHER if len(rows) <= FEW_TOKENS else 1
-        for begin in range(0, len(cache.layers), together):
+        self._run_layers(args, heartbeat)
+        return CompiledStates(states, finite, self)
+
+    def _run_layers(self, args: LayersArgs, heartbeat: Heartbeat) -> None:
+        """Run all layers, several in one call if there are few tokens, with the model's norms."""
+        num_layers = len(self._layers)
+        together = _TOGETHER if args.tokens <= FEW_TOKENS else 1
+        for begin in range(0, num_layers, together):
             heartbeat()
+            args.is_start = begin == 0
             args.layers = ctypes.addressof(self._layers[begin])
-            args.count = min(together, len(cache.layers) - begin)
-            if needed is not None and begin + args.count == len(cache.layers):
-                finite = np.empty(len(residual), np.bool_)
-                args.needed, args.finite = address(needed), address(finite)
-                args.num_needed = len(needed)
+            args.count = min(together, num_layers - begin)
+            if begin + args.count == num_layers:
+                args.final_norm = address(self._weights.norms[num_layers])
             native.compiled().quire_cpu_layers(ctypes.byref(args))
-            args.rows = None  # later layers normalise the residual themselves
-        norm = self._weights.norms[len(cache.layers)]
-        if needed is None:
-            return CompiledStates(rms_norm(residual, norm, self._final_norm.eps), self)
-        states = rms_norm(residual[: len(needed)], norm, self._final_norm.eps)
-        return CompiledStates(states, self, finite)
 
     def _workspace_for(self, num_tokens: int) -> Array:
         """Memory for what lies between a layer's linear layers; that of few tokens is reused."""
@@ -144,12 +145,12 @@ class CompiledStates(msgspec.Struct, frozen=True):
     """States [T, H] in float32, or bits of bfloat16; see `HiddenStates`."""
 
     states: Array
+    is_finite: Flags  # of all tokens, also if these are some
     decoder: CompiledDecoder
-    attended: Flags | None = None  # of all tokens, if these are some
 
     def finite(self) -> Flags:
         """See `HiddenStates`."""
-        return finite_rows(self.states) if self.attended is None else self.attended
+        return self.is_finite
 
     def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
         """See `HiddenStates`."""

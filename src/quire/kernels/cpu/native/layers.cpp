@@ -93,7 +93,7 @@ struct Layer {
     void rope(const Workspace& space) const {
         kernels.rotary_write_kv(
             {.heads = space.heads, .query_norm = own.query_norm, .key_norm = own.key_norm,
-             .cos = a.cos, .sin = a.sin, .k_cache = own.k_cache, .v_cache = own.v_cache,
+             .cos = a.cos, .sin = a.sin, .positions = a.positions, .k_cache = own.k_cache, .v_cache = own.v_cache,
              .slots = a.slots, .query = space.query, .tokens = tokens,
              .stride = own.qkv.outputs, .num_heads = a.heads, .kv_heads = a.kv_heads,
              .head_dim = a.head_dim, .rotary_dim = a.rotary_dim, .eps = own.head_eps,
@@ -117,16 +117,26 @@ struct Layer {
              const void* norm, uint8_t* out) const {
         if (!norm) return linear(operation, by, x, k, nullptr, 0.0f, Epilogue::add, a.residual);
         linear(operation, by, x, k, nullptr, 0.0f, Epilogue::store, out);
-        const RmsNormArgs args{.x = out, .weight = norm, .out = a.residual, .rows = tokens,
-                               .size = a.hidden, .eps = own.eps, .dtype = a.dtype,
-                               .threads = a.threads, .adds = 1};
-        timed(POST_NORM, [&] { kernels.rms_norm(args); });
+        rms_norm(out, norm, a.residual, 1);
     }
 
-    // rows: normalised by the first norm, or null if that is still to be done
-    void attend_all(const Workspace& space, const void* rows) const {
-        linear(QKV, own.qkv, rows ? rows : a.residual, a.hidden, rows ? nullptr : own.norm, own.eps,
-               Epilogue::store, space.heads);
+    void rms_norm(const void* x, const void* weight, void* out, int32_t adds) const {
+        const RmsNormArgs args{.x = x, .weight = weight, .out = out, .rows = tokens,
+                               .size = a.hidden, .eps = own.eps, .dtype = a.dtype,
+                               .threads = a.threads, .adds = adds};
+        timed(NORM, [&] { kernels.rms_norm(args); });
+    }
+
+    void find_finite(const void* x, int64_t size) const {
+        kernels.finite_rows({.x = x, .out = a.finite, .rows = tokens, .size = size,
+                             .dtype = a.dtype, .threads = a.threads});
+    }
+
+    // The model's first norm rounds its rows, as it does in modules; the others are part of a GEMM.
+    void attend_all(const Workspace& space, bool is_first) const {
+        if (is_first) rms_norm(a.residual, own.norm, space.out, 0);
+        linear(QKV, own.qkv, is_first ? space.out : a.residual, a.hidden,
+               is_first ? nullptr : own.norm, own.eps, Epilogue::store, space.heads);
         timed(ROPE, [&] { rope(space); });
         timed(ATTENTION, [&] { attend(space); });
     }
@@ -148,14 +158,25 @@ void gather(const LayersArgs& a, const void* from, void* to, int64_t row_bytes) 
                      static_cast<const uint8_t*>(from) + a.needed[i] * row_bytes, row_bytes);
 }
 
+// The model's last layer and its states, for the needed tokens alone.
 void finish_needed(const Layer& layer, const Workspace& space, int64_t itemsize) {
     const LayersArgs& a = layer.a;
     const int64_t width = a.heads * a.head_dim;
-    layer.kernels.finite_rows({.x = space.attended, .out = a.finite, .rows = a.tokens,
-                               .size = width, .dtype = a.dtype, .threads = a.threads});
+    layer.find_finite(space.attended, width);
+    if (!a.num_needed) return;
     gather(a, a.residual, a.residual, a.hidden * itemsize);
     gather(a, space.attended, space.heads, width * itemsize);  // the heads were read
-    if (a.num_needed) Layer{layer.kernels, a, layer.own, a.num_needed}.finish(space, space.heads);
+    const Layer needed{layer.kernels, a, layer.own, a.num_needed};
+    needed.finish(space, space.heads);
+    needed.rms_norm(a.residual, a.final_norm, a.states, 0);
+}
+
+// The same for all tokens.
+void finish_all(const Layer& layer, const Workspace& space) {
+    const LayersArgs& a = layer.a;
+    layer.finish(space, space.attended);
+    layer.rms_norm(a.residual, a.final_norm, a.states, 0);
+    layer.find_finite(a.states, a.hidden);
 }
 
 }  // namespace
@@ -170,8 +191,10 @@ void run_layers(const Kernels& kernels, const LayersArgs& a) {
         const Workspace space{at, at + heads, at + heads + width, at + heads + 2 * width,
                               at + heads + 2 * width + inner};
         const Layer layer{kernels, a, own, a.tokens};
-        layer.attend_all(space, i ? nullptr : a.rows);
-        if (a.finite && i + 1 == a.count) finish_needed(layer, space, itemsize);
-        else layer.finish(space, space.attended);
+        layer.attend_all(space, a.is_start && i == 0);
+        const bool is_last = a.final_norm && i + 1 == a.count;
+        if (!is_last) layer.finish(space, space.attended);
+        else if (a.needed) finish_needed(layer, space, itemsize);
+        else finish_all(layer, space);
     }
 }

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 11;
+constexpr int32_t INTERFACE = 12;
 
 struct bf16 {
     uint16_t bits;
@@ -123,7 +123,8 @@ void pack_weight(const PackArgs& args);
 struct RotaryArgs {
     const void* heads;     // [tokens, num_heads + 2 kv_heads, head_dim]
     const void *query_norm, *key_norm;  // [head_dim], or null
-    const void *cos, *sin; // [tokens, rotary_dim]
+    const void *cos, *sin; // [positions, rotary_dim]
+    const int64_t* positions;  // [tokens], rows of cos and sin; null: a row for each token
     void *k_cache, *v_cache;
     const int64_t* slots;  // [tokens], negative for nowhere
     void* query;           // [tokens, num_heads, head_dim], out
@@ -166,23 +167,24 @@ struct LayerArgs {
     int32_t window;
     Epilogue activation;                // silu or gelu
 };
-enum LayerOperation { QKV, ROPE, ATTENTION, OUTPUT, GATE_UP, DOWN, POST_NORM, LAYER_OPERATIONS };
+enum LayerOperation { QKV, ROPE, ATTENTION, OUTPUT, GATE_UP, DOWN, NORM, LAYER_OPERATIONS };
 struct LayersArgs {
-    const void* rows;      // [tokens, hidden], normalised by the first layer's first norm, or null
     void* residual;        // [tokens, hidden], in and out
     void* workspace;       // for each token the outputs of qkv, twice those of heads, half of gate_up's,
-                           // and hidden where a norm follows
+                           // and hidden
     const LayerArgs* layers;  // [count]
     int64_t* nanoseconds;  // [LAYER_OPERATIONS], which each operation adds its time to, or null
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
-    const int64_t* slots;
+    const int64_t *positions, *slots;
     const int32_t *query_start, *seq_lens, *block_table;
-    const int64_t* needed; // [num_needed], ascending: the tokens for which the last of the layers is
-                           // finished, in the first rows of the residual
-    uint8_t* finite;       // [tokens], whether what that layer's attention found is; null: all are
-                           // needed
+    const int64_t* needed; // [num_needed], ascending: the tokens whose states are wanted; null: all
+    const void* final_norm;  // [hidden], of the model; null: these are not its last layers
+    void* states;          // [num_needed or tokens, hidden], out: the residual after the final norm
+    uint8_t* finite;       // [tokens], out: whether these are, or, where only some are needed, what
+                           // the last layer's attention found
     int64_t count, tokens, hidden, requests, table_stride, num_needed;
     int32_t block_size, heads, kv_heads, head_dim, rotary_dim;
+    int32_t is_start;      // whether these are the model's first layers
     Dtype dtype, cache_dtype;
     int32_t threads;
 };

@@ -67,10 +67,11 @@ void rotary_token(const RotaryArgs& a, int64_t token) {
     const T* heads = static_cast<const T*>(a.heads) + token * a.stride;
     T* query = static_cast<T*>(a.query) + token * a.num_heads * dim;
     const int64_t slot = a.slots[token] * a.kv_heads;
+    const int64_t angles = (a.positions ? a.positions[token] : token) * rotary_dim;
     float cos[MAX_DIM], sin[MAX_DIM], x[MAX_DIM];
     for (int64_t i = 0; i < rotary_dim; ++i) {
-        cos[i] = widen(static_cast<const T*>(a.cos)[token * rotary_dim + i]);
-        sin[i] = widen(static_cast<const T*>(a.sin)[token * rotary_dim + i]);
+        cos[i] = widen(static_cast<const T*>(a.cos)[angles + i]);
+        sin[i] = widen(static_cast<const T*>(a.sin)[angles + i]);
     }
     for (int64_t head = 0; head < a.num_heads; ++head) {
         load_head(heads + head * dim, static_cast<const T*>(a.query_norm), a.eps, dim, x);
