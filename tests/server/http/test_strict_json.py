@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
+import msgspec
 import pytest
 from asgi_client import JSON, call
 from fake_engine import FakeEngine
@@ -11,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
+from quire.errors import InvalidRequestError
 from quire.server.app import build_app
+from quire.server.http import strict_json
+from quire.server.http.request_reader import read_body
 from quire.server.settings import ServerSettings
 
 DEEP = 100_000
@@ -223,3 +229,36 @@ def test_an_error_lists_the_allowed_values(
         "error"
     ]["message"]
     assert fix in message.rpartition(": must be ")[2]
+
+
+def test_long_texts_are_not_encoded_to_find_keys_that_come_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    class Encoder:
+        def encode(self, value: object) -> bytes:
+            sizes.append(len(encoded := msgspec.json.encode(value)))
+            return encoded
+
+    monkeypatch.setattr(strict_json, "_encoder", Encoder())
+    text = "a: b, " * 100_000
+    body = json.dumps({"prompt": text, "user": "c:d", "n": 1}).encode()
+    assert strict_json.read_names(body) == json.loads(body)
+    assert sum(sizes) < 100
+    twice = body[:-1] + b', "prompt": "' + text.encode() + b'"}'
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        strict_json.read_names(twice)
+
+
+def test_a_body_is_copied_at_most_once() -> None:
+    part = b"x" * 100_000
+    scope: Any = {"headers": [(b"content-type", b"application/json")], "state": {}}
+    messages = [{"type": "http.request", "body": part, "more_body": more} for more in (True, False)]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    assert asyncio.run(read_body(scope, receive, 1 << 20)) == 2 * part
+    messages.append({"type": "http.request", "body": part})
+    assert asyncio.run(read_body(scope, receive, 1 << 20)) is part

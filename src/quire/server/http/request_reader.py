@@ -44,18 +44,19 @@ async def read_body(
             raise _too_large(limit)
         hold(len(complete))
         return complete
-    body = bytearray()
-    more = True
+    parts: list[bytes] = []  # joined once: a bytearray that grows is copied again and again
+    num_bytes, more = 0, True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limit:
+        parts.append(message.get("body", b""))
+        num_bytes += len(parts[-1])
+        if num_bytes > limit:
             raise _too_large(limit)
-        hold(len(body))
+        hold(num_bytes)
         more = message.get("more_body", False)
-    return bytes(body)
+    return b"".join(parts)
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:

@@ -28,6 +28,7 @@ _ESCAPE = re.compile(
     r"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|u)"
 )
 
+_LONG_CHARS = 4096
 _ESCAPED_COLON = b"\\u003"  # and a few others
 _encoder = msgspec.json.Encoder()
 
@@ -100,8 +101,19 @@ def _read_unique(body: bytes) -> dict[str, Any] | None:
         found = msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return None
-    is_complete = isinstance(found, dict) and _encoder.encode(found).count(b":") == body.count(b":")
+    is_complete = isinstance(found, dict) and _num_colons(found) == body.count(b":")
     return found if is_complete else None
+
+
+def _num_colons(found: dict[str, Any]) -> int:
+    """Colons of the values as JSON. Long texts are not encoded for that: it would take long."""
+    texts = {n: v for n, v in found.items() if type(v) is str and len(v) > _LONG_CHARS}
+    rest = {**found, **dict.fromkeys(texts, "")} if texts else found
+    return _encoder.encode(rest).count(b":") + sum(
+        text.count(":")
+        for text in texts.values()
+        if ":" in text  # to find none is quicker
+    )
 
 
 def _audited(body: bytes) -> dict[str, Any]:
