@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from quire.compress import text_samples
+from quire.compress import parquet_text, text_samples
 from quire.compress.hub_text import text_file
 from quire.compress.task_answers import read_tasks
 from quire.compress.text_samples import read_samples
@@ -100,6 +100,11 @@ def test_a_data_set_of_the_hub_gives_its_first_text(
     here = f"{tmp_path.name}/chats.txt"  # looks like a name of the hub, but is a file
     assert text_file(here) == Path(here)
     listed[1:3] = []
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"owner/chats:data/train-0\.parquet is parquet, which"):
+        text_file("owner/chats")
+    assert len(asked) == 2  # nothing is downloaded
+    monkeypatch.setattr(parquet_text, "pyarrow_for", lambda _: None)
     text_file("owner/chats")
     assert asked[-1] == ("owner/chats", "data/train-0.parquet")
     listed[1:] = []

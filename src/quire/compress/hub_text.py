@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from quire.compress import parquet_text
 from quire.errors import ConfigError
 
 _NAME = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<file>.+))?")
 _ENDS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".txt", ".txt.gz")
-_PARQUET = ".parquet"  # where there is none of these: it takes a library that is optional
 
 
 def text_file(name: str) -> Path:
@@ -40,6 +40,8 @@ def _downloaded(repository: str, file: str | None) -> Path:
     where = f"calibration: {repository}"
     try:
         chosen = file or _first_text(repository)
+        if chosen.endswith(parquet_text.ENDING):
+            parquet_text.pyarrow_for(f"{repository}:{chosen}")  # before it is downloaded
         return Path(hf_hub_download(repository, chosen, repo_type="dataset"))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise ConfigError(
@@ -66,10 +68,12 @@ def _first_text(repository: str) -> str:
 
     files = sorted(HfApi().list_repo_files(repository, repo_type="dataset"))
     texts = [file for file in files if file.endswith(_ENDS)]
-    texts = texts or [file for file in files if file.endswith(_PARQUET)]
+    # parquet last: it takes a library that is optional
+    texts = texts or [file for file in files if file.endswith(parquet_text.ENDING)]
     if not texts:
         raise ConfigError(
             f"calibration: {repository} has no file of JSON lines, text or parquet "
-            f"({', '.join((*_ENDS, _PARQUET))}); take another data set, or convert a file of it"
+            f"({', '.join((*_ENDS, parquet_text.ENDING))}); take another data set, or convert a "
+            "file of it"
         )
     return next((file for file in texts if "train" in file), texts[0])

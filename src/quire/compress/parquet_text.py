@@ -29,7 +29,7 @@ def parquet_lines(path: Path, most: int) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    pyarrow = _pyarrow(path)
+    pyarrow = pyarrow_for(path.name)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = _known(path, file.schema_arrow.names)
@@ -42,14 +42,15 @@ def _lines(path: Path) -> Iterator[str]:
         ) from error
 
 
-def _pyarrow(path: Path) -> ModuleType:
+def pyarrow_for(name: str) -> ModuleType:
+    """pyarrow, for a file of that name. Raises ConfigError where it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(
-            f"calibration: {path.name} is parquet, which needs pyarrow; pip install pyarrow, or "
-            "name a file of JSON lines or text"
+            f"calibration: {name} is parquet, which needs pyarrow; pip install pyarrow, or name a "
+            "file of JSON lines or text"
         ) from error
     module: ModuleType = pyarrow
     return module
