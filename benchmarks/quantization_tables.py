@@ -84,6 +84,29 @@ def quantization_parts(result: Result) -> str:
     return "\n".join(lines)
 
 
+def quantization_peers(result: Result) -> str:
+    """What other libraries' methods lose beside Quire's, with the same text."""
+    lines = [
+        f"{result['model']}, {result['tokens']:,} held-out tokens, calibrated on "
+        f"{result['calibration_tokens']:,}, groups of {result['group_size']}; learned rounding in "
+        f"{result['steps']} steps. Quire, the other:",
+        "",
+        "|  | perplexity | | mean KL | | same top-1 | | hidden cosine | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows: dict[str, list[Result]] = {}
+    for row in sorted(result["rows"], key=lambda row: row["by"] != "Quire"):
+        rows.setdefault(row["what"], []).append(row)
+    for what, pair in rows.items():
+        cells = [what, *(f"{row['perplexity']['change']:+.2%}" for row in pair)]
+        cells += [f"{row['kl_divergence']['mean']:.4f}" for row in pair]
+        cells += [f"{row['same_top_1']['share']:.1%}" for row in pair]
+        cells += [f"{row['hidden_cosine']['mean']:.4f}" for row in pair]
+        if len(pair) == 2:  # else the other one is not done yet
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def quantization_choice(serving: Result) -> str:
     """Quality, memory and speed of weights side by side. serving: an 8B's on a GPU, by label."""
     quality_file = next(

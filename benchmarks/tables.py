@@ -42,6 +42,7 @@ from quantization_tables import (
     quantization_choice,
     quantization_methods,
     quantization_parts,
+    quantization_peers,
     quantization_quality,
 )
 from serving_table import saturated, serving, step_profile, varied
@@ -281,6 +282,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "quantization_trained": quantization_methods,
     "quantization_choice": quantization_choice,
     "quantization_parts": quantization_parts,
+    "quantization_peers": quantization_peers,
     "gguf_quality": gguf_quality,
     "overload": overload,
     "soak": soak,
