@@ -184,7 +184,7 @@ def main() -> None:
         for who in ("Quire", library):
             try:
                 row = _row(name, who, settings, theirs, task, samples)
-            except Exception as error:  # noqa: BLE001  # of a library that changes quickly
+            except Exception as error:  # of a library that changes quickly
                 print(f"{name} by {who}: {error!r}", flush=True)
             else:
                 _save(measured, row, args.results)
