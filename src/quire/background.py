@@ -60,7 +60,7 @@ def is_background() -> bool:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """What the calling thread does inside delays an event loop, and may raise TooLongError."""
+    """A context for work that delays an event loop; it may raise TooLongError."""
     before, _here.is_hurried = is_hurried(), True
     try:
         yield

@@ -32,7 +32,7 @@ _MILLISECONDS = (0.001, 3_600_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
-    """Which model, and how its weights are read."""
+    """The model, and how its weights are read."""
 
     model: str = setting(BUNDLED_MODEL, "folder, hub name, or the bundled model's name")
     tokenizer: str | None = setting(None, "folder or hub name of the tokenizer, if elsewhere")
@@ -348,7 +348,7 @@ class EngineConfig:
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    """What is wrong with the name of a setting that there is not."""
+    """The error message for an unknown name of a setting."""
     from quire.compat.name_homes import python_home  # usually not needed
 
     near = nearest_name(name, known)

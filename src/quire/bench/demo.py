@@ -55,7 +55,7 @@ class DemoResult:
 
     @property
     def problems(self) -> list[str]:
-        """Why the demonstration failed, in words; empty if it succeeded."""
+        """The reasons why the demonstration failed; empty if it succeeded."""
         found = []
         if self.summary.num_failed:
             failures = Counter(e.error for e in self.results if e.error is not None)
@@ -170,7 +170,7 @@ def _is_exact(example: Example, result: RequestResult) -> bool:
 
 
 def _count_exact(pairs: Iterable[tuple[Example, RequestResult]]) -> tuple[int, int]:
-    """How many answers are exactly as expected, and how many examples expect one."""
+    """The number of answers that are exactly as expected, and of examples that expect one."""
     known = [_is_exact(*pair) for pair in pairs if pair[0].expected is not None]
     return sum(known), len(known)
 

@@ -21,7 +21,7 @@ MAX_ID_CHARS = 512
 
 
 class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One request of a batch file. custom_id: identifies its answer. body: for the url."""
+    """One request of a batch file. custom_id: identifies its answer. body: the body for `url`."""
 
     custom_id: str
     method: str = "POST"

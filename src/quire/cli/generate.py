@@ -136,7 +136,7 @@ def read_prompts(args: Namespace) -> list[Given]:
 def lines(
     prompts: Sequence[str], results: Sequence[RequestOutput], *, as_json: bool
 ) -> Iterable[str]:
-    """What is printed: JSON lines, or texts for people with the prompt above if there are many."""
+    """The lines to print: JSON, or texts for people, each below its prompt if there are many."""
     for prompt, result in zip(prompts, results, strict=True):
         if as_json:
             yield json.dumps(_record(prompt, result), ensure_ascii=False)

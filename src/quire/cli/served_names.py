@@ -25,7 +25,7 @@ def with_joined_names(words: Sequence[str], flags: Mapping[str, argparse.Action]
 def _split(
     words: Sequence[str], flags: Mapping[str, argparse.Action]
 ) -> tuple[Sequence[str], list[str], Sequence[str]]:
-    """What stands before the option, its names, and what follows them."""
+    """The arguments before the option, its names, and the arguments after them."""
     if FLAG not in flags or FLAG not in words:
         return words, [], []
     begin = words.index(FLAG) + 1

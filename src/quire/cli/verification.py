@@ -73,7 +73,7 @@ def folder_of(model: str) -> Path:
 
 
 def device_of(args: Namespace) -> torch.device:
-    """Where the layers run. Raises ConfigError for a GPU that is not there."""
+    """The device on which the layers run. Raises ConfigError for a GPU that is not there."""
     import torch
 
     wanted = vars(args).get("device", "auto")

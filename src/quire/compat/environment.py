@@ -19,7 +19,7 @@ VARIABLES: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
 
 
 def own_spelling(name: str) -> str:
-    """How a setting is given here: by its own variable, or as an option."""
+    """The way to give a setting here: by its own variable, or as an option."""
     return VARIABLES[name][0] or "--" + name.replace("_", "-")
 
 

@@ -65,7 +65,7 @@ NAMES = {
 
 
 def what_to_use(name: str) -> str:
-    """What to say to the use of one of NAMES."""
+    """The message for the use of one of NAMES."""
     return f"quire has no {name}; {NAMES[name]}"
 
 

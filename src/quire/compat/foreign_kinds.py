@@ -20,6 +20,6 @@ _REASONS = {kind: why for why, kinds in _WHY.items() for kind in kinds.split()}
 
 
 def why_not(kind: str) -> str:
-    """Why a kind is not taken, after "; "; empty for an unknown one. Dates in it do not matter."""
+    """The reason why a kind is refused, after "; "; empty for an unknown one. Dates are ignored."""
     why = _REASONS.get(kind.rstrip("0123456789_"))
     return f"; {why}" if why else ""

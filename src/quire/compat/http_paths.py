@@ -71,7 +71,7 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
 
 
 def foreign_path(path: str) -> str | None:
-    """What to use instead of a path of another API; None for one that is in no table."""
+    """The replacement for a path of another API; None for a path that is in no table."""
     whole = path.rstrip("/")
     while whole:
         if whole in FOREIGN_PATHS:

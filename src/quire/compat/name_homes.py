@@ -44,7 +44,7 @@ def own_name(name: str) -> str:
 
 
 def python_home(name: str) -> str | None:
-    """What to do with a name in Python that is none of the setting's or method's; None: unknown."""
+    """Advice on a name that a method in Python does not take; None for an unknown name."""
     own = own_name(name)
     if own in SAMPLING_PARAMS:
         return f"{name} is a sampling param; use SamplingParams({own}=...)"
@@ -54,7 +54,7 @@ def python_home(name: str) -> str | None:
 
 
 def command_home(flag: str, name: str, flags: Container[str], value: object = None) -> str | None:
-    """What to do with an option of another command; None: unknown.
+    """Advice on an option of another command; None for an unknown option.
 
     name: Quire's. flags: those of this command; one that takes a generation config has requests.
     """

@@ -52,14 +52,14 @@ _BY_NAME = {scope: {row.name: row for row in rows} for scope, rows in NAMES.item
 
 
 class Own(msgspec.Struct, frozen=True):
-    """It is Quire's `name` with this value; foreign_name.DEFAULT: that setting's default."""
+    """Quire's setting `name` with this value; foreign_name.DEFAULT: the setting's default."""
 
     name: str
     value: Any
 
 
 class NoEffect(msgspec.Struct, frozen=True):
-    """It is taken without effect; text: a sentence that says so and why.
+    """A name that is accepted without effect. text: a sentence that says so and why.
 
     is_neutral: the value asks for Quire's fixed behaviour, or for nothing, so no warning is needed.
     """
@@ -69,7 +69,7 @@ class NoEffect(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """It cannot be taken; text: a sentence that says so, why, and Quire's way."""
+    """A name that is refused. text: a sentence that says so and why, and what to use instead."""
 
     text: str
 

@@ -51,7 +51,7 @@ class CheckpointLayout:
 
     @property
     def stored_linear(self) -> StoredLinear:
-        """How the readers know a weight that is stored so."""
+        """The `StoredLinear` by which readers recognise a weight that is stored in this layout."""
         group, symmetric = self.group, self.symmetric
         if self.packing == "awq":
             return AwqLinear(self.packing, group)
@@ -69,7 +69,7 @@ class CheckpointLayout:
         return Fp8Linear(self.packing, "weight_scale", per="channel")
 
     def problem(self, n: int, k: int) -> str | None:
-        """Why a weight [n, k] cannot be stored so; None if it can."""
+        """The reason why a weight [n, k] cannot be stored in this layout; None if it can."""
         if self.packing == "nf4" and k % self.group:
             return f"{k} inputs are no multiple of {self.group}"
         return self.stored_linear.problem(n, k)

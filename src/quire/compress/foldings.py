@@ -21,7 +21,7 @@ from quire.models.families.llama import LlamaDecoderLayer
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """Where a linear layer's input comes from: a norm, or a part of another linear layer.
+    """The source of a linear layer's input: a norm, or a part of another linear layer.
 
     last: the last linear layer of its block. repeats: how many times each head of that part is read
     (grouped-query attention). head: its size.

@@ -79,7 +79,7 @@ class IntegerGrid:
         return self.code(self.groups(weight), scale, zero).flatten(1)
 
     def numbers(self, codes: Tensor, scales: GroupScales) -> Tensor:
-        """What codes [N, K] stand for."""
+        """The numbers that codes [N, K] stand for."""
         scale, zero = scales.scale[:, :, None], scales.zero[:, :, None]
         return self.number(self.groups(codes), scale, zero).flatten(1)
 
@@ -88,7 +88,7 @@ class IntegerGrid:
         return (value / scale).round_().add_(zero).clamp_(0, self.most)
 
     def number(self, code: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-        """What codes with such scales and zero points stand for."""
+        """The numbers that codes with these scales and zero points stand for."""
         return (code - zero) * scale
 
     def _storable(self, scale: Tensor) -> Tensor:
@@ -99,5 +99,5 @@ class IntegerGrid:
 
 
 def limits(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Of groups [N, G, g] the smallest number, at most 0, and the largest, at least 0: [N, G]."""
+    """The smallest number (at most 0) and the largest (at least 0) of groups [N, G, g]: [N, G]."""
     return groups.amin(2).clamp(max=0.0), groups.amax(2).clamp(min=0.0)

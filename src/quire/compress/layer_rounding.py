@@ -104,7 +104,7 @@ class LayerRounding:
     def _round_in_turn(
         self, inputs: list[Tensor], names: list[str], known: dict[str, GroupScales]
     ) -> Coded:
-        """One linear layer after the other, each for the inputs that it then gets."""
+        """Round linear layers one after the other, each for the inputs that it then gets."""
         layout, coded = self._layout, Coded()
         is_float = layout.packing == "float-quantized"
         grid = FloatGrid(layout.scale_dtype) if is_float else grid_of(layout)

@@ -37,7 +37,7 @@ class LearnedWeight:
 
     @classmethod
     def start(cls, grid: IntegerGrid, weight: Tensor, known: GroupScales | None) -> LearnedWeight:
-        """One that rounds to the nearest. known: scales with which to start."""
+        """A rounding to the nearest to start from. known: its scales, if there are some."""
         low, high = limits(grid.groups(weight)) if known is None else _limits_of(grid, known)
         learned = [torch.zeros_like(weight), torch.ones_like(low), torch.ones_like(low)]
         return cls(grid, weight, low, high, *(each.requires_grad_() for each in learned))
@@ -58,7 +58,7 @@ class LearnedWeight:
         return GroupScales(scale, _passing(-low / scale, found.zero))
 
     def numbers(self) -> Tensor:
-        """What its codes stand for, with gradients as if nothing was rounded."""
+        """The numbers of its codes, with gradients as if nothing was rounded."""
         codes, scales = self._codes()
         return self.grid.numbers(codes, scales)
 

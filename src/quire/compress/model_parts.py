@@ -86,7 +86,7 @@ class ModelParts:
         return layer
 
     def activation_rounding(self, module: str, linear: LinearSpec) -> Rounding | None:
-        """How a linear layer's activations are rounded; None for not at all."""
+        """The function that rounds a linear layer's activations; None if they are not rounded."""
         stored = self.config.checkpoint_format
         spec = None if stored is None else common_spec(parts_of(stored, module, linear), linear.k)
         return None if spec is None else _ROUNDINGS.get(spec.codes)
@@ -104,7 +104,7 @@ class ModelParts:
         return [F.embedding(each, table).float() * scale for each in ids]
 
     def head(self) -> Callable[[Tensor], Tensor] | None:
-        """From a final state [T, H] to logits [T, V]; None for a model without a head."""
+        """The function from states [T, H] to logits [T, V]; None for models without a head."""
         spec = self.spec
         if spec.head is None:
             return None

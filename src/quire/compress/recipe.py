@@ -139,7 +139,7 @@ class Recipe:
 
     @property
     def packing(self) -> Packing:
-        """How weights are stored."""
+        """The format in which weights are stored."""
         return METHODS[self.method].packing if self.format is None else FORMATS[self.format]
 
     def layout(self, dtype: str) -> CheckpointLayout:

@@ -102,7 +102,7 @@ def other_files(folder: Path) -> Iterable[Path]:
 
 
 def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, Any]:
-    """What a run is known by: its settings, the model's files, and the text for calibration.
+    """The identity of a run: its settings, the model's files, and the text for calibration.
 
     digest: of that text; None for methods that need none.
     """

@@ -52,7 +52,7 @@ def _task(tokenizer: Tokenizer, messages: list[Any], expected: str) -> Task:
 
 
 def count_right(tasks: list[Task], best: list[Tensor]) -> int:
-    """How many answers are exactly right. best: the most likely token after each, [T] per task."""
+    """The number of right answers. best: the most likely token after each token, [T] per task."""
     return sum(
         best[index][task.start - 1 : -1].tolist() == task.ids[task.start :]
         for index, task in enumerate(tasks)

@@ -86,7 +86,7 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer stores of each token in the KV cache.
+    """Keys and values that one layer stores of each token in the KV cache.
 
     window: how many of the last tokens are read; None for all. dtype: of its keys and values, by
     PyTorch's name, where it is not the cache's.

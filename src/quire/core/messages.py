@@ -60,7 +60,7 @@ EngineMessage = AddRequest | AbortRequests | ResetPrefixCache | GetEngineView
 
 
 class ErrorKind(enum.StrEnum):
-    """Who caused an error, which decides the HTTP status."""
+    """The cause of an error: the caller, the engine ...; it decides the HTTP status."""
 
     ENGINE = "engine"  # 500: the request may be sent again
     REQUEST = "request"  # 400: the request must be changed

@@ -41,7 +41,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def length_name(self) -> str:
-        """What max_model_len is, for messages."""
+        """A description of max_model_len, for messages."""
         if self.only_counts:
             return "the maximum length of a text that is counted"
         return "this model's maximum context length"

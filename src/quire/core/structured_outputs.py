@@ -76,7 +76,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def kind(self) -> str:
-        """Which field is set: one of KINDS."""
+        """The name of the field that is set: one of KINDS."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property

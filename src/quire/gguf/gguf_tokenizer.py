@@ -145,7 +145,7 @@ def _tokenizer(words: VocabularyList, model: Any, parts: dict[str, Any]) -> dict
 
 
 def _post_processor(metadata: Metadata, words: VocabularyList, adds_bos: bool) -> Any:
-    """What puts a token before or behind each text; None where there is none."""
+    """The post-processor that puts a token before or after each text; None where there is none."""
     adds = {
         "bos": metadata.boolean("tokenizer.ggml.add_bos_token", adds_bos),
         "eos": metadata.boolean("tokenizer.ggml.add_eos_token", False),

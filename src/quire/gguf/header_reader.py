@@ -24,7 +24,7 @@ _LENGTH = struct.Struct("<Q")  # of a text
 
 
 class DamagedHeaderError(ValueError):
-    """What a header claims cannot be so. at: the byte after which that was found."""
+    """Raised for a header that cannot be right. at: the byte after which that was found."""
 
     def __init__(self, problem: str, at: int) -> None:
         super().__init__(problem)
@@ -50,7 +50,7 @@ class HeaderReader:
         return found  # type: ignore[no-any-return]
 
     def count(self, least: int, most: int, what: str) -> int:
-        """How many entries follow, each of at least this many bytes."""
+        """The number of entries that follow, each of at least this many bytes."""
         found = int(self.number("Q"))
         if found > min(most, (self._limit - self.at) // least):
             raise self.damaged(f"it says that there are {found:,} {what}")

@@ -86,7 +86,7 @@ class Metadata:
         return found
 
     def alignment(self, most: int) -> int:
-        """What the offsets of tensors are multiples of, in bytes."""
+        """The alignment of tensors' offsets, in bytes."""
         found = self.integer(_ALIGNMENT, 32, high=most)
         if found % 8 or found & (found - 1):
             raise self.wrong(

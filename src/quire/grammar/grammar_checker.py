@@ -102,7 +102,7 @@ class GrammarChecker:
         _raise(structured_outputs, problem)
 
     async def _problem_in_turn(self, structured_outputs: StructuredOutputs, caller: str) -> str:
-        """Why they cannot be compiled, when it is their turn, and again when the quick are done."""
+        """`_problem` when it is their turn, and after the quick ones if they took too long."""
         run, wait = self._threads.run, self._wait_seconds
         expected = SECONDS_PER_BYTE * len(structured_outputs.text)
         trial = partial(self._try, structured_outputs)
@@ -119,7 +119,7 @@ class GrammarChecker:
             self._free.get().close()
 
     def _try(self, structured_outputs: StructuredOutputs) -> str | None:
-        """Why they cannot be compiled; None if others wait and it is not quick."""
+        """`_problem`; None if others wait and compiling takes long."""
         seconds = self._seconds
         if self._threads.is_awaited:
             seconds = min(TRIAL_SECONDS, seconds)

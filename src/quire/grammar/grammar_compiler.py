@@ -49,7 +49,7 @@ class Compiler(Protocol):
 
 
 def compile_problem(structured_outputs: StructuredOutputs, compiler: Compiler) -> str:
-    """Why structured outputs cannot be compiled, without the field's name; empty if they can."""
+    """The error of compiling structured outputs, without the field's name; empty if none."""
     try:
         compiler.matcher(structured_outputs)
     except InvalidRequestError as error:

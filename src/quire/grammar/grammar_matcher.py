@@ -56,5 +56,5 @@ class Matcher:
 
     @property
     def problem(self) -> str | None:
-        """Why no token is allowed any more; None if the grammar goes on."""
+        """The reason why no token is allowed any more; None if the grammar goes on."""
         return self._state.get_error() if self._state.is_error() else None

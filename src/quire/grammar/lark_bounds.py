@@ -39,7 +39,7 @@ class UnreadableGrammarError(ValueError):
 
 
 def num_written_out(grammar: str) -> int:
-    """How many characters and classes counts and references add to a grammar's terminals.
+    """The number of characters and classes that counts and references add to a grammar's terminals.
 
     Raises UnreadableGrammarError where a terminal is not defined, or by itself, and where a string
     or an expression is not closed.

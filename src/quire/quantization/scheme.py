@@ -22,7 +22,7 @@ from quire.kernels.formats.weight_format import WeightFormat
 
 
 class FormatChoice(Protocol):
-    """Which format each weight of a model has while it runs."""
+    """The choice of a run-time format for each weight of a model."""
 
     @property
     def name(self) -> str:

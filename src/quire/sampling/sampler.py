@@ -106,7 +106,7 @@ class Sampler:
             batch.refresh(changed)
 
     def _score(self, raw: Logits, rows: Ints, drawn: list[int]) -> list[TokenLogprobs]:
-        """What each row [N] asked to be reported of its raw logits [N, V]."""
+        """The log-probabilities that each row [N] asked for, of its raw logits [N, V]."""
         named = self._state.logprob_tokens
         found = token_logprobs(raw, drawn, self._state.num_logprobs[rows].tolist())
         if named:

@@ -20,7 +20,7 @@ MOST_PADDING = 0.05
 
 
 class PrefillChunks:
-    """What each prompt gets of a step, by the settings and the chunk policy.
+    """The share of each prompt in a step, by the settings and the chunk policy.
 
     step_sizes: numbers of tokens, ascending, to which steps with prompt chunks are padded.
     """

@@ -86,7 +86,7 @@ class Detokenizer:
         return "".join(parts)
 
     def finish(self) -> str:
-        """No more tokens come: returns what was held back. A stop string may end in it."""
+        """Return the text that was held back, after the last token. A stop string may end in it."""
         text = "" if self._utf8 is None else self._utf8.decode(b"", final=True)
         if self._stops is None:
             return text

@@ -40,7 +40,7 @@ _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 
 
 def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
-    """Which part of a tokenizer is too slow, with its expressions; None: none is."""
+    """The part of a tokenizer that is too slow, with its patterns; None if there is none."""
     for name, part, run in _parts(backend):
         expressions = _expressions(part)
         if not expressions:
@@ -54,7 +54,7 @@ def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
 
 
 def quick_chars(backend: tokenizers.Tokenizer) -> int:
-    """How many characters a text may have that is encoded soon, whatever they are."""
+    """The number of characters up to which any text is encoded quickly."""
     parts = (part for name, part, _ in _parts(backend) if name != "decoder")
     return _quick_chars([text for part in parts for text in _expressions(part)])
 

@@ -261,7 +261,7 @@ def _are_short(values: tuple[Any, ...], most: int) -> bool:
 
 
 def _price_of(name: str, copying: frozenset[str], linear: frozenset[str]) -> Callable[..., None]:
-    """What takes the price of an operation of this name, from the values that it is given."""
+    """The function that charges an operation of this name for the values that it is given."""
     if name in copying:
         return _take_copying
     return _take_linear if name in linear else _take_square

@@ -89,7 +89,7 @@ def _check_streamable(steps: list[dict[str, Any]], kinds: set[str]) -> None:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """As the library does it: a token with any character outside the alphabet is plain text."""
+    """The bytes of a byte-level token; with a character outside the alphabet it is plain text."""
     alphabet = _byte_alphabet()
     values = [alphabet.get(character, -1) for character in token]
     return token.encode() if -1 in values else bytes(values)

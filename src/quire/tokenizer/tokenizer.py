@@ -171,7 +171,7 @@ class Tokenizer:
     def _pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
         """What each token adds to a text that has started; nothing if it does not show.
 
-        kept: special tokens that are not skipped. `pieces` caches the result.
+        unskipped: special tokens that show all the same. `pieces` caches the result.
         """
 
         def piece_of(token_id: int) -> bytes:

@@ -16,7 +16,7 @@ from quire.sampling.host_logits import History
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """Which request each of a step's T flat tokens belongs to."""
+    """The assignment of a step's T flat tokens to requests."""
 
     scheduled: list[ScheduledRequest]  # in batch order
     rows: Ints  # [B] batch row of each scheduled request

@@ -118,7 +118,7 @@ def _as_keys(tables: Int32s) -> Array:
 
 
 def _common_blocks(tables: Int32s, num_full: Ints) -> Ints:
-    """How many blocks each row begins with as the next one does: [N - 1]."""
+    """The number of leading blocks that each row has in common with the next one: [N - 1]."""
     differs = tables[1:] != tables[:-1]
     first = np.where(differs.any(axis=1), differs.argmax(axis=1), tables.shape[1])
     common: Ints = np.minimum(first, np.minimum(num_full[1:], num_full[:-1]))

@@ -28,7 +28,7 @@ _SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a step's kernels are launched for; with the same size the same kernels serve any step.
+    """The size for which a step's kernels are launched; steps of one size have the same kernels.
 
     num_tokens: T; num_samples: S, rows of logits; has_prefills: False where each request has one
     token; has_shared: whether, of such a step, some requests begin with the same blocks;

@@ -136,7 +136,7 @@ def _check_pieces(
 
 
 def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:
-    """How many tokens are kept; of -1, as many as fit beside `reserved` others.
+    """The number of tokens to keep; for -1, as many as fit beside `reserved` others.
 
     Raises InvalidRequestError.
     """

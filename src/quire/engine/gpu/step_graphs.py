@@ -41,7 +41,7 @@ class TokenStates:
 
     @property
     def checked(self) -> Tensor:
-        """What is not finite where anything in a token's row before it was not."""
+        """The tensor whose rows show every non-finite number that a token's layers computed."""
         return self.states if self.heads is None else self.heads
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TokenStates:
@@ -75,7 +75,7 @@ class StepWork(Protocol):
         """
 
     def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
-        """From what the layers found to the outcome."""
+        """Compute the outcome from what the layers found."""
 
 
 class Recording(Protocol):

@@ -60,7 +60,7 @@ class ModelWork:
         self._num_warmed_up = num_warmed_up
 
     def forward(self, size: StepSize, *, is_warm_up: bool = False) -> TokenStates:
-        """From the packed step through the layers; in a warm-up through few of them.
+        """Run the packed step through the layers; in a warm-up through few of them.
 
         Beside prompts few tokens are sampled from, and the others end with their keys and values.
         """
@@ -73,7 +73,7 @@ class ModelWork:
         )
 
     def finish(self, tokens: TokenStates, num_samples: int) -> StepTensors:
-        """From what the layers found to the outcome that the host reads."""
+        """Compute the outcome that the host reads from what the layers found."""
         samples = self._batch.samples(num_samples)
         logits, drawn, failed = None, samples.rows, samples.rows
         if self._has_head and num_samples:
@@ -99,7 +99,7 @@ def run_layers(
     *,
     splits: bool,
 ) -> TokenStates:
-    """What a model's first layers find for tokens [T]; the context has the KV caches of all layers.
+    """Run tokens [T] through a model's first layers; the context has the KV caches of all layers.
 
     splits: the last layer follows up to its attention, and the rest of it is left to
     `hidden_states`. Not of a single layer, in whose warm-up no other would launch these kernels.

@@ -14,7 +14,7 @@ from quire.engine.processes.control_channel import ControlMessage, pack, read_co
 
 
 def describe(status: int) -> str:
-    """How a process ended, in words. status: see `Child.end`."""
+    """A description of how a process ended. status: see `Child.end`."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 

@@ -168,7 +168,7 @@ class TimedCalls:
             nanoseconds[operation] = 0
 
     def _all_operations(self, a: LayersArgs) -> Iterator[tuple[LayerOperation, str, int, int]]:
-        """What a call's layers consist of; the norms before the first and after the last."""
+        """The operations of a call's layers, and the norms before the first and after the last."""
         for own in (LayerArgs * a.count).from_address(a.layers):
             yield from self._operations(a, own)
         for _ in range(bool(a.is_start) + bool(a.final_norm)):
@@ -177,7 +177,7 @@ class TimedCalls:
     def _operations(
         self, a: LayersArgs, own: LayerArgs
     ) -> Iterator[tuple[LayerOperation, str, int, int]]:
-        """What a layer consists of, each with its shape, bytes and FLOPs."""
+        """The operations of a layer, each with its shape, bytes and FLOPs."""
         width, size = a.heads * a.head_dim, own.gate_up.outputs // 2
         for operation, by, k, outputs in (
             (LayerOperation.QKV, own.qkv, a.hidden, own.qkv.outputs),

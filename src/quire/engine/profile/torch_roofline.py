@@ -32,7 +32,7 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) 
 
 
 def _ones(count: int, device: torch.device) -> torch.Tensor:
-    """On a CPU in pages of 2 MB, as weights are mapped: NumPy asks the system for them."""
+    """`count` ones in float32; on a CPU in pages of 2 MB, for which NumPy asks the system."""
     if device.type == "cpu":
         return torch.from_numpy(np.ones(count, np.float32))
     return torch.ones(count, device=device)

@@ -82,7 +82,7 @@ def choose_kv_dtype(
 
 
 def torch_reason(config: EngineConfig) -> str | None:
-    """Why an engine of these settings needs PyTorch whatever files there are, or None."""
+    """The reason why these settings need PyTorch whatever files there are, or None."""
     if device_type(config) == "cuda":
         return "the model runs on a GPU"
     if config.device.batch_invariant:

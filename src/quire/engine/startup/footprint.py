@@ -49,7 +49,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footprint:
-    """What an engine of these settings takes. Reads files; downloads them if need be.
+    """The memory of an engine with these settings. Reads files; downloads them if necessary.
 
     memory_bytes: what all models together may take: a KV cache without a size of its own then gets
     its share of that, not of the free memory. Raises CheckpointError.
@@ -109,7 +109,7 @@ def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
 def blocks_within(
     config: EngineConfig, model_config: ModelConfig, default_bytes: int, block_bytes: int
 ) -> int:
-    """How many KV blocks there will be: as asked, or what the bytes give and requests can use.
+    """The number of KV blocks: as set, or as many as the bytes hold and requests can use.
 
     default_bytes: for the KV cache, unless the settings say how many.
     """

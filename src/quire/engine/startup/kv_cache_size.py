@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def choose_num_blocks(
     config: EngineConfig, model_config: ModelConfig, block_bytes: int, budget: Callable[[], int]
 ) -> int:
-    """As many as asked for, or as the memory holds and requests can use. Raises ConfigError.
+    """The number of KV blocks: as set, or as many as fit and requests can use. Raises ConfigError.
 
     block_bytes: of one block in all layers. budget: returns the bytes that the cache may take;
     called only where the settings leave that open.
@@ -45,7 +45,7 @@ def choose_max_model_len(config: EngineConfig, limit: int, num_slots: int) -> in
 def cache_problem(
     config: EngineConfig, num_bytes: int, block_bytes: int, num_blocks: int
 ) -> str | None:
-    """Why a KV cache of this many blocks is too small, and what to change; None if it is not.
+    """The error for a KV cache with too few blocks, and what to change; None if they suffice.
 
     num_bytes: what it may take, unless the number of blocks was asked for.
     """
@@ -64,7 +64,7 @@ def cache_problem(
 
 
 def _larger_cache(config: EngineConfig) -> str:
-    """What to change for a larger KV cache: the setting that decides its size."""
+    """The advice for a larger KV cache: which setting decides its size."""
     for name in ("num_blocks", "kv_cache_memory_bytes"):
         if getattr(config.cache, name) is not None:
             return f"raise {name}"

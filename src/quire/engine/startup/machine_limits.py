@@ -33,7 +33,7 @@ def usable_cores() -> int:
 
 
 def physical_cores(cpus: Iterable[int], folder: Path) -> int:
-    """How many cores these CPUs are, by the kernel's files in a folder. One each, without files."""
+    """The number of cores of these CPUs, by the kernel's files; without files, one each."""
     cores = set()
     for cpu in cpus:
         siblings = folder / f"cpu{cpu}" / "topology" / "thread_siblings_list"

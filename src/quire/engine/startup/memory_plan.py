@@ -231,7 +231,7 @@ def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> i
 def _problem(
     config: EngineConfig, left: int, num_bytes: int, block_bytes: int, num_blocks: int
 ) -> str | None:
-    """What does not fit and which setting to change, or None.
+    """The error for what does not fit, with the setting to change; None if all fits.
 
     left: beside all but the KV cache; negative if that alone does not fit.
 

@@ -91,7 +91,7 @@ def start_engine(
 
 
 def _weights_name(config: EngineConfig, model_config: ModelConfig) -> str:
-    """How weights are quantized: by the setting, or else as the checkpoint is; or "none"."""
+    """The quantization of weights: the setting's, or else the checkpoint's; or "none"."""
     setting, stored = config.model.quantization, model_config.checkpoint_format
     return stored.name if setting == "none" and stored is not None else setting
 

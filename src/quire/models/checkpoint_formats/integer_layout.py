@@ -17,7 +17,7 @@ def group_problem(group: int, k: int) -> str | None:
 def integer_spec(
     bits: int, group: int, k: int, *, zeros: bool, permuted: bool = False, rounds: bool = False
 ) -> QuantSpec | None:
-    """How canonical rows of such codes are quantized; None where no run-time format holds them.
+    """The spec of canonical rows of such codes; None where no run-time format holds them.
 
     rounds: whether activations are rounded to bytes as well, as with INT8 while the model runs.
     """

@@ -13,7 +13,7 @@ _MODELOPT_FILE = "hf_quant_config.json"  # beside config.json, in older checkpoi
 
 
 def quantization_section(config: ConfigFile) -> ConfigFile | None:
-    """What a checkpoint's config files say of quantization. Raises CheckpointError."""
+    """The section on quantization of a checkpoint's config files. Raises CheckpointError."""
     section = config.section("quantization_config") or config.section("compression_config")
     if section is not None:
         return section

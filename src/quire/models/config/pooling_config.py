@@ -25,7 +25,7 @@ _INSTEAD = "set pooling to one of " + " or ".join(POOLINGS) + " to have another"
 def read_pooling(
     path: Path, wanted: Literal["auto", "mean", "last"], hidden_size: int
 ) -> PoolingParams:
-    """How embeddings are made unless a request says otherwise.
+    """The default pooling of embeddings.
 
     wanted: the setting; "auto" is as the files of the folder say. Raises CheckpointError for files
     that ask for what is not supported.

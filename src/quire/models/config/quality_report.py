@@ -31,7 +31,7 @@ _MOST = 1e30  # of a figure, or less its negative
 
 
 class QualityLimits(msgspec.Struct, frozen=True):
-    """What a quantized model may lose.
+    """The largest losses that a quantized model may have.
 
     perplexity: the most that it may rise, as a share. cosine: the least mean cosine of the last
     hidden states. same_top_1: the least share of tokens with the same most likely successor. named:
@@ -65,7 +65,7 @@ class QualityLimits(msgspec.Struct, frozen=True):
         return cls(**values, named=tuple(values))
 
     def failures(self, report: Mapping[str, Any]) -> list[str]:
-        """In which figures of a report the model loses more, and which it lacks of those named."""
+        """The figures of a report that exceed the limits or are missing."""
         known = figures_of(report)
         change, cosine = known.get("perplexity_change"), known.get("hidden_cosine")
         same = known.get("same_top_1")

@@ -10,7 +10,7 @@ from quire.models.families.family import Family, NormNames, Windows, listed_wind
 
 
 def _windows(config: ConfigFile, num_layers: int) -> Windows:
-    """By `layer_types`; files without it mean a window in the first layer and every second one."""
+    """Windows by `layer_types`; without it, in the first layer and every second one."""
     window = config.integer("sliding_window", 4096)
     listed = listed_windows(config, window, num_layers)
     if listed is not None:

@@ -65,7 +65,7 @@ class LlamaAttention(nn.Module):
         self.k_norm = None if spec.key_norm is None else RMSNorm(spec.key_norm, options)
 
     def attend(self, residual: ResidualState, rope: Rope, ctx: ForwardContext) -> Tensor:
-        """What the heads found [T, Hq · D], before the output projection; writes the KV cache."""
+        """The heads' outputs [T, Hq · D], before the output projection; writes the KV cache."""
         query = self.qkv_proj.rope_write_kv(
             residual, self.attn.rope_write_kv(self.head_norms(), rope, ctx)
         )
@@ -119,7 +119,7 @@ class LlamaDecoderLayer(nn.Module):
         return self.finish(heads, residual, following)
 
     def finish(self, heads: Tensor, residual: ResidualState, following: RMSNorm) -> ResidualState:
-        """As `forward`, from what the heads found on; no token depends on another here."""
+        """The rest of `forward` after the heads' outputs; no token depends on another here."""
         norms = self.pre_mlp_norm, self.post_attention_norm
         residual = self.self_attn.o_proj.add(heads, residual, *norms)
         return self.mlp.forward(residual, (following, self.post_mlp_norm))

@@ -97,7 +97,7 @@ class CheckpointSource:
             yield name, weight if own is None else scale_rows(weight, own), num_bytes
 
     def _folding_factors(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """By what weights are multiplied for the scales of an FP8 KV cache."""
+        """The factors of weights that stand for the scales of an FP8 KV cache."""
         scales = read_kv_scales(self._checkpoint, self._prefix)
         sources = self._quantized.values()
         specs = ((source, source.stored.spec(source.k)) for source in sources)

@@ -64,7 +64,7 @@ def _power_of_two(entry: TensorEntry, tensor: Tensor) -> float:
 def folding_factors(
     spec: ModelSpec, scales: Mapping[str, LayerScales], narrow: set[str]
 ) -> dict[str, Tensor]:
-    """By what each weight is to be multiplied: factors of its rows [N], or of all of it [1].
+    """The factors of each weight: for its rows [N], or for all of it [1].
 
     narrow: layers with numbers in float16, which small factors would bring below its normal range:
     there scales below one stay out, as they only move numbers within the range of FP8.

@@ -220,7 +220,7 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tables(model: nn.Module) -> set[str]:
-    """Which of them no linear layer reads: they serve look-ups, or are read once."""
+    """The tensors that no linear layer reads: they serve look-ups, or are read once."""
     names = {VocabParallelEmbedding: "weight", RotaryEmbedding: "inv_freq"}
     return {
         f"{name}.{names[type(module)]}"

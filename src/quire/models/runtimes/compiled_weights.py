@@ -54,7 +54,7 @@ _HEAD_DIM_MULTIPLE = 16
 
 
 class CompiledWeights(msgspec.Struct, frozen=True):
-    """What a forward pass reads. memory: the arrays that `layers` points into."""
+    """The weights that a forward pass reads. memory: the arrays that `layers` points into."""
 
     embedding: Array | PackedWeight  # [V, H]
     layers: tuple[LayerArgs, ...]  # without caches
@@ -123,7 +123,7 @@ def _heads(attention: AttentionSpec) -> tuple[int, int, int, int]:
 
 
 def _not_packed(name: str, weight: object) -> str:
-    """Why no compiled kernel reads a weight."""
+    """The reason why no compiled kernel reads a weight."""
     if isinstance(weight, QuantizedWeight):
         kind = weight.spec.codes
         if not FORMATS[kind].native_formats:

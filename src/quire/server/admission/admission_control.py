@@ -23,7 +23,7 @@ MEMORY = 64  # completions that the rate averages over, roughly
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be in flight, over all API processes.
+    """The most that may be in flight, over all API processes.
 
     max_running: answers that the engine runs at once. max_waiting: answers besides those.
     max_prompt_tokens: of all answers in flight; None for any number.

@@ -38,7 +38,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(enum.Enum):
-    """Which part of a request is being received."""
+    """The part of a request that is being received."""
 
     NONE = enum.auto()
     HEADERS = enum.auto()

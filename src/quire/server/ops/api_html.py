@@ -179,7 +179,7 @@ def _table(rows: Iterable[str]) -> str:
 
 
 def _type(schema: Schema) -> str:
-    """What values a schema allows, in words. Null is left out: it always means the default."""
+    """A description of the values that a schema allows. Null is left out: it means the default."""
     if "$ref" in schema:
         return _link(schema["$ref"])
     for key in ("anyOf", "oneOf"):

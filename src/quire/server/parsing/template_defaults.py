@@ -37,7 +37,7 @@ def parse_template_defaults(text: str | None) -> dict[str, Any]:
 def known_defaults(
     defaults: Mapping[str, Any], variables: Collection[str], model: str
 ) -> dict[str, Any]:
-    """Those that a model's template reads; the others are named in the log.
+    """The defaults that a model's template reads; the others are named in the log.
 
     variables: the names that the template reads.
     """

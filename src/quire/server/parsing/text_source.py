@@ -45,7 +45,7 @@ class Marks:
         return None if match is None else match.start()
 
     def partial(self, text: str, begin: int) -> int:
-        """Where a tail of the text starts that may become a mark; the text's length if none may."""
+        """The start of the tail that may become a mark; the text's length if there is none."""
         match = self._start.search(text, max(begin, len(text) - self._longest + 1))
         return len(text) if match is None else match.start()
 
@@ -206,7 +206,7 @@ class TextSource:
             yield
 
     def _without_space(self, end: int) -> int:
-        """Where the space before `end` starts, as far as it may be held back."""
+        """The start of the white space before `end`, as far as it may be held back."""
         earliest = max(self.at, end - MAX_SPACE_CHARS)
         while end > earliest and self.text[end - 1] in _SPACE_CHARS:
             end -= 1

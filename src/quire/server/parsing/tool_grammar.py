@@ -34,7 +34,7 @@ _CALL_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 
 class NoGrammarError(ValueError):
-    """Why there is no such grammar, and how to correct the request."""
+    """Raised where there is no such grammar; says how to correct the request."""
 
 
 def answer_grammar(

@@ -23,7 +23,7 @@ class EncodingFields(RequestBody, kw_only=True, dict=True):
 
     @property
     def encoding(self) -> Encoding:
-        """How the prompt becomes token ids. Raises InvalidRequestError."""
+        """The options for encoding the prompt. Raises InvalidRequestError."""
         if self.truncate_prompt_tokens == 0:
             raise invalid_value("truncate_prompt_tokens", "must be an integer >= 1, or -1, not 0")
         is_right = self.truncation_side == "right"

@@ -27,6 +27,6 @@ class GenerationRecord(msgspec.Struct, eq=False):
 
 
 def generation_of(record: RequestRecord) -> GenerationRecord | None:
-    """What the model did for a request; None if it ran no model."""
+    """The record of the model's work for a request; None if it ran no model."""
     generation = record.generation
     return generation if isinstance(generation, GenerationRecord) else None

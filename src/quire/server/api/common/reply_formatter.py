@@ -14,7 +14,7 @@ from quire.server.http.http_errors import ErrorReply
 
 
 class ReplyFormatter(Protocol):
-    """From one job's outputs to the structs that an API sends. One object for each request."""
+    """Formats one job's outputs as the structs that an API sends. One object for each request."""
 
     job: Job
 

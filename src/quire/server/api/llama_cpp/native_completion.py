@@ -116,7 +116,7 @@ class NativeFormatter(OpenAIReplyFormatter):
                 yield self._end(self._empty(part), item, output)
 
     def ending(self, _usage: Usage) -> Iterator[NativePart]:
-        """Nothing: each answer has its own last chunk."""
+        """No ending: each answer has its own last chunk."""
         yield from ()
 
     def _read(self, prompt_index: int, item: RequestOutput, output: CompletionOutput) -> NativePart:

@@ -72,7 +72,7 @@ def previous_items(store: ResponseStore, request: ResponsesRequest, tenant: str)
 def stored_response(
     response: Response, request: ResponsesRequest, previous: Sequence[msgspec.Raw]
 ) -> StoredResponse:
-    """What is kept of a response. previous: the items of its earlier turns."""
+    """The part of a response that is stored. previous: the items of its earlier turns."""
     items = [*previous, *map(_encoded, _own_items(request))]
     return StoredResponse(_encoder.encode(response), _encoder.encode(items))
 
