@@ -7,6 +7,8 @@ whatever the other rows are: rows are only grouped for speed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -56,7 +58,7 @@ class Sampler:
     def sample(
         self,
         logits: Logits,
-        rows: list[int],
+        rows: Sequence[int] | Ints,
         token_ids: Tokens,
         num_tokens: Integers,
         num_prompt_tokens: Integers,
@@ -67,7 +69,7 @@ class Sampler:
         rows; the drawn token's position is num_tokens[row]. Its random number depends only on the
         row's seed and this position. Greedy rows take the highest logit, ties the lowest id.
         """
-        index = np.array(rows, np.int64)
+        index = np.asarray(rows, np.int64)
         if not self._state.needs[index].any():
             return _greedy(logits)
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
@@ -80,7 +82,7 @@ class Sampler:
         self._adjust(batch, index, history)
         lost = ~np.isfinite(batch.peaks) | failed
         drawn = self._draw(batch, index, lost, num_tokens)
-        report: list[TokenLogprobs | None] = [None] * len(rows)
+        report: list[TokenLogprobs | None] = [None] * len(index)
         if raw is not None:
             found = self._score(raw, index[asked], drawn[asked].tolist())
             for i, logprobs in zip(asked, found, strict=True):
@@ -94,7 +96,7 @@ class Sampler:
             logprobs=report,
             failed=failed.tolist(),
             exhausted=(lost & ~failed).tolist(),
-            grammar_terminated=[row in terminated for row in rows],
+            grammar_terminated=[row in terminated for row in index.tolist()],
         )
 
     def _adjust(self, batch: Rows, index: Ints, history: History) -> None:

@@ -311,6 +311,9 @@ def test_the_address_of_an_array(count: int, is_writable: bool) -> None:
     array = np.arange(9, dtype=np.int64)[2 : 2 + count]
     array.flags.writeable = is_writable
     assert address(array) == array.ctypes.data
+    if count:
+        with pytest.raises(TypeError, match=r"not .*contiguous"):
+            address(array[::2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,6 +14,8 @@ from quire.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerO
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.sampling.host_logits import History
 
+_NO_CHANGES = np.empty((0, 2), np.int32)
+
 
 class StepOrder(msgspec.Struct, frozen=True):
     """The assignment of a step's T flat tokens to requests."""
@@ -101,9 +103,9 @@ class InputBatch:
             counts = [entry.num_tokens for entry in scheduled]
         rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
         self.append_blocks(rows, scheduled)
-        query_lens = np.array(counts, np.int64)
-        seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
-        table = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
+        ends = [entry.start + entry.num_tokens for entry in scheduled]
+        table = self.block_table[rows, : -(-max(ends) // self.block_size)]
+        query_lens, seq_lens = np.array(counts, np.int64), np.array(ends, np.int64)
         prompt_lens = self.num_prompt_tokens[rows].astype(np.int64) if has_prompts else None
         ragged = RaggedBatch.of(query_lens, seq_lens, table, self.block_size, prompt_lens)
         flat = ragged.flat
@@ -128,9 +130,10 @@ class InputBatch:
                 self._num_blocks[row] += len(entry.new_block_ids)
                 indices += range(first, first + len(entry.new_block_ids))
                 block_ids += entry.new_block_ids
+        if not indices:  # as in most steps
+            return _NO_CHANGES
         changes = np.array([indices, block_ids], np.int32)
-        if indices:
-            self.block_table.reshape(-1)[changes[0]] = changes[1]
+        self.block_table.reshape(-1)[changes[0]] = changes[1]
         return changes.T
 
 

@@ -105,21 +105,21 @@ class RunningRequests:
         """
         batch, rows = self.batch, order.rows[due]
         drawn = self._sampler.sample(
-            logits, rows.tolist(), batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
+            logits, rows, batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
         )
-        undrawn = list[int]()
+        lost = list[int]()
         for sample, index in enumerate(due.tolist()):
             result = results[order.scheduled[index].request_id]
-            if drawn.failed[sample] or drawn.exhausted[sample]:
-                result.failed, result.exhausted = drawn.failed[sample], drawn.exhausted[sample]
-                undrawn.append(sample)
+            result.failed, result.exhausted = drawn.failed[sample], drawn.exhausted[sample]
+            if result.failed or result.exhausted:
+                lost.append(sample)
                 continue
             result.token_id = drawn.token_ids[sample]
             result.logprobs = drawn.logprobs[sample]
             result.grammar_terminated = drawn.grammar_terminated[sample]
         tokens = np.array(drawn.token_ids, np.int32)
-        if undrawn:
-            rows, tokens = np.delete(rows, undrawn), np.delete(tokens, undrawn)
+        if lost:
+            rows, tokens = np.delete(rows, lost), np.delete(tokens, lost)
         batch.append_tokens(rows, tokens)
 
     def advance_grammars(self, rows: Ints, drawn: Tokens) -> set[int]:

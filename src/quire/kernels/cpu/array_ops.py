@@ -22,10 +22,15 @@ ARRAY_DTYPES = {np.dtype(DTYPES[name].array): NATIVE_DTYPES[name] for name in RO
 
 
 def address(array: Array) -> int:
-    """Address of an array's memory. The caller keeps the array alive while the address is used."""
+    """Address of a contiguous array's memory, which lives as long as the array.
+
+    Raises TypeError if the array is not contiguous.
+    """
     if array.flags.writeable:  # a fifth of the time; the buffers of others are not handed out
         buffer: Any = array  # which NumPy's annotations do not say
         return ctypes.addressof(_MEMORY.from_buffer(buffer))
+    if not array.flags.c_contiguous:
+        raise TypeError("an array that is not contiguous")
     begin: int = array.__array_interface__["data"][0]
     return begin
 

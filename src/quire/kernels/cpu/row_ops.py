@@ -74,10 +74,9 @@ def block_masses(logits: Singles, indices: Ints, peaks: Singles, slopes: Singles
 
 def _call(name: str, x: Array, *, out: Array, **others: Array) -> None:
     """x: all rows; out: one result for each row that is worked on."""
-    arrays = {"x": x, "out": out, **others}
-    assert all(array.flags.c_contiguous for array in arrays.values())
     args = RowsArgs(
-        rows=len(out), size=x.shape[1], dtype=ARRAY_DTYPES[x.dtype], threads=native.num_threads(),
-        **{field: address(array) for field, array in arrays.items()},
+        x=address(x), out=address(out), rows=len(out), size=x.shape[1],
+        dtype=ARRAY_DTYPES[x.dtype], threads=native.num_threads(),
+        **{field: address(array) for field, array in others.items()},
     )  # fmt: skip
     getattr(native.compiled(), f"quire_cpu_{name}")(ctypes.byref(args))

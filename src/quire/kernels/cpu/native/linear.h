@@ -77,6 +77,18 @@ inline void multiply_piece(const LinearArgs& a, const typename Gemm::X* taken, i
                            : finish<float>(a, row, blocks.rows, first, outputs, sums_of);
 }
 
+// Outputs of a piece, a multiple of 32 from `least` to `most`: of those with which the threads, each of
+// which takes as many pieces, are done first, the largest.
+inline int64_t piece_outputs(int64_t n, int64_t least, int64_t most, int64_t threads) {
+    int64_t best = most, least_time = INT64_MAX;
+    for (int64_t outputs = most; outputs >= least; outputs -= 32) {
+        const int64_t pieces = (n + outputs - 1) / outputs;
+        const int64_t time = (pieces + threads - 1) / threads * outputs;
+        if (time < least_time) best = outputs, least_time = time;
+    }
+    return best;
+}
+
 template <typename Gemm>
 inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
     thread_local Scratch scratch;
@@ -88,8 +100,9 @@ inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
                    taken + blocks.start(b) * Gemm::row_size(a));
     });
     const int64_t most = blocks.count > 1 ? Gemm::OUTPUTS : FEW_OUTPUTS;
-    const int64_t least = (LEAST_WORK / ((rows + 3) * a.k) + 31) / 32 * 32;
-    const int64_t outputs = std::max(most, least);
+    const int64_t half = (LEAST_WORK / ((rows + 3) * a.k) + 63) / 64 * 32;  // the least outputs
+    const int64_t outputs = piece_outputs(a.n, std::max(FEW_OUTPUTS, half),
+                                          std::max(most, 2 * half), a.threads);
     parallel_for((a.n + outputs - 1) / outputs, a.threads, [&](int64_t piece) {
         const int64_t first = piece * outputs;
         Gemm::piece(a, taken, row, blocks, first, std::min(outputs, a.n - first));
