@@ -4,13 +4,15 @@
 
 Decodes by context and batch, prompts of 2,048 tokens over a cached prefix, and the QKV projection
 with RoPE and the cache's write, each by the engine's own operation with keys and values in
-bfloat16, FP8 and INT8, by turns. "int8_any" are INT8 decodes by the kernel of any GPU.
+bfloat16, FP8 and INT8, by turns. "int8_any" are INT8 decodes by the kernel of any GPU, "fp8_direct"
+and "int8_direct" prompts without widening keys first.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import unittest.mock
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +36,10 @@ from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import AttentionParams, KVScales, ResidualState, RopeWriteKV
+from quire.kernels.triton.attention import widening
 from quire.kernels.triton.attention.attention_plan import make_plan
-from quire.kernels.triton.launch.attention_config import decode_config
-from quire.kernels.triton.ops import paged_attention
+from quire.kernels.triton.launch.attention_config import decode_config, hopper_config
+from quire.kernels.triton.ops import hopper_prompts, paged_attention
 from quire.kvcache.kv_sizes import block_bytes
 from quire.kvcache.kv_storage import allocate_kv
 
@@ -44,8 +47,13 @@ DTYPES = {"bf16": DTYPE, "fp8": reference.FP8, "int8": torch.int8}
 NAMES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}
 BLOCK = 16
 KERNELS = kernels_for("cuda")
-# relative errors against the reference, which does not round queries as prompts in 8 bits do
+# relative errors against the reference, which does not round queries as short prompts in 8 bits do
 LIMITS = {"bf16": 0.01, "fp8": 0.03, "int8": 0.01}
+LONG_LIMIT = 0.01  # where most queries are of prompts long enough
+PROMPTS = [  # queries, earlier keys of each
+    ([2048], 0), ([2048], 6144), ([2048], 30720), ([512], 8192), ([512] * 4, 3584),
+    ([1536] + [32] * 16, 4096),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +130,41 @@ def any_gpus_decode(case: Case, layer: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
+def without_widening(case: Case, layer: tuple[Tensor, ...]) -> Tensor:
+    """Prompts whose keys in 8 bits are converted for each tile of queries."""
+    with unittest.mock.patch.object(hopper_prompts, "choose_widening", return_value=None):
+        return case.attention(layer)
+
+
+def time_widening(model: Model, num_keys: int, bandwidth: float) -> dict[str, Any]:
+    """The conversion alone of a prompt's keys and values."""
+    cases = {kind: make_case(model, [2048], [num_keys], kind) for kind in ("fp8", "int8")}
+    calls = {}
+    for kind, case in cases.items():
+        config = hopper_config(case.layers[0][0], split=False)
+        chosen = hopper_prompts.choose_widening(case.query, case.layers[0][0], config)
+        assert chosen is not None
+        plan = widening.plan_widening(case.layout, 0, chosen)
+        wide = widening.scratch_caches(case.layers[0][0], config.tile)
+        calls[kind] = [
+            lambda keys=keys, values=values, scales=scales, case=case, plan=plan, wide=wide: (
+                widening.widen(keys, values, tuple(scales) or (None, None), case.layout, plan, wide)
+            )
+            for keys, values, *scales in case.layers
+        ]
+    us = time_interleaved(calls)
+    floor = 6 * model.kv_heads * model.head_dim * num_keys / bandwidth * 1e6
+    print(f"widening of {num_keys} keys: {us}, floor {floor:.1f} us", flush=True)
+    return {"keys": num_keys, "us": us, "floor": floor}
+
+
 def check(model: Model, kind: str) -> dict[str, Any]:
     """Errors of written numbers and of attention over them, for a mixed batch and for decodes."""
     found: dict[str, Any] = {"kind": kind, "model": model.head_dim}
     for label, queries, lens in (
         ("decodes", [1] * 5, [1, 63, 64, 1000, 4097]),
         ("mixed", [1, 1, 300, 70], [700, 129, 300, 2000]),
+        ("long", [1, 1100, 600, 40], [700, 2111, 600, 2000]),
     ):
         case = make_case(model, queries, lens, kind)
         layer = tuple(torch.zeros_like(tensor) for tensor in case.layers[0])
@@ -136,7 +173,9 @@ def check(model: Model, kind: str) -> dict[str, Any]:
         found[label] = relative(ours, twin)
         if kind == "int8" and label == "decodes":
             found["decodes, any GPU"] = relative(any_gpus_decode(case, layer), twin)
-    bad = [key for key, error in found.items() if isinstance(error, float) and error > LIMITS[kind]]
+    limits = dict.fromkeys(found, LIMITS[kind]) | {"long": LONG_LIMIT}
+    errors = {key: error for key, error in found.items() if isinstance(error, float)}
+    bad = [key for key, error in errors.items() if error > limits[key]]
     print(f"{'WRONG' if bad else 'right'} {found}", flush=True)
     return found
 
@@ -191,6 +230,12 @@ def time_attention(
     if len(queries) == sum(queries):
         case = cases["int8"]
         calls["int8_any"] = [lambda own=own: any_gpus_decode(case, own) for own in case.layers]
+    else:
+        for kind in ("fp8", "int8"):
+            calls[f"{kind}_direct"] = [
+                lambda own=own, case=cases[kind]: without_widening(case, own)
+                for own in cases[kind].layers
+            ]
     us = time_interleaved(calls)
     shares = {
         kind: block_bytes([spec_of(model)], 1, NAMES[kind]) * sum(lens) / us[kind] * 1e6 / bandwidth
@@ -230,6 +275,7 @@ def compile_case(name: str, kind: str, queries: list[int], lens: list[int]) -> N
     """Run one small case once."""
     case = make_case(MODELS[name], queries, lens, kind)
     case.attention(case.layers[0])
+    without_widening(case, case.layers[0])
     if len(queries) == sum(queries) and kind == "int8":
         any_gpus_decode(case, case.layers[0])
     torch.cuda.synchronize()
@@ -248,7 +294,7 @@ def main() -> None:
     budget, model = Budget(args.seconds), MODELS[args.model]
     torch.manual_seed(0)
     shapes = [([1] * batch, [64] * batch) for batch in (5, *args.batches)]
-    shapes += [([300, 70], [300, 2000]), ([2048], [2048]), ([70], [2000])]
+    shapes += [([300, 70], [300, 2000]), ([2048], [2048]), ([70], [2000]), ([512], [512])]
     cases = [(args.model, kind, *shape) for kind in DTYPES for shape in shapes]
     precompile(compile_case, cases, args.workers, budget)
     checks = [check(model, kind) for kind in DTYPES]
@@ -259,10 +305,13 @@ def main() -> None:
             label = f"{batch} decodes of {context}"
             rows.append(time_attention(model, [1] * batch, [context] * batch, label, bandwidth))
             torch.cuda.empty_cache()
-    for prefix in (0, 6144, 30720):
+    for queries, prefix in PROMPTS:
         if budget.left > 5:
-            label = f"2048 tokens over {prefix}"
-            rows.append(time_attention(model, [2048], [prefix + 2048], label, bandwidth))
+            label = f"{'+'.join(map(str, queries))} tokens over {prefix}"
+            lens = [prefix + n for n in queries]
+            rows.append(time_attention(model, queries, lens, label, bandwidth))
+            torch.cuda.empty_cache()
+    widened = [time_widening(model, n, bandwidth) for n in (2048, 8192, 32768) if budget.left > 4]
     projections = [time_projection(model, m) for m in (1, 16, 64, 2048) if budget.left > 3]
     sizes = {kind: block_bytes([spec_of(model)], BLOCK, name) for kind, name in NAMES.items()}
     capacity = {kind: sizes["bf16"] / size for kind, size in sizes.items()}
@@ -271,7 +320,8 @@ def main() -> None:
         args.name,
         {
             "gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth, "checks": checks,
-            "attention": rows, "projections": projections, "capacity": capacity,
+            "attention": rows, "widening": widened, "projections": projections,
+            "capacity": capacity,
         },
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from quire.kernels.triton.attention.attention_plan import plan_kernel
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.attention.widening import widen_kernel, widening_plan_kernel
 from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
@@ -451,26 +452,53 @@ def prefill_capped(capability: int) -> Compiled:
     return prefill(capability, SINKS, CAPPED)
 
 
-def boxes_of(kind: str, head_dim: int) -> dict[str, str]:
-    """Types of a cache's boxes of 16 slots, of keys and of values."""
+def widen(capability: int, kind: str) -> Compiled:
+    """The conversion of keys and values in 8 bits to 16 bits before attention."""
+    names = ["seq_lens_ptr", "chunks_ptr", "first_keys_ptr", "rows_ptr", "block_table_ptr"]
+    types = dict.fromkeys(names, INTS) | dict.fromkeys(["num_requests", "stride_table"], "i32")
+    types |= {"k_ptr": f"*{kind}", "v_ptr": f"*{kind}", "k_out_ptr": BF16, "v_out_ptr": BF16}
+    constants: dict[str, Any] = {"NUM_HEADS": 8, "HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16}
+    constants |= {"CHUNK": 16, "BLOCK_B": 256, "PDL": capability >= 90}
+    pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
+    (types if kind == "i8" else constants).update(pair)
+    return compile_kernel(widen_kernel, types, constants, capability, num_warps=8)
+
+
+def widening_plan(capability: int) -> Compiled:
+    """Which prompts' keys are widened."""
+    types = {name: INTS for name in widening_plan_kernel.arg_names if name.endswith("_ptr")}
+    types |= dict.fromkeys(["num_requests", "least_queries", "most_keys"], "i32")
+    constants = {"QUERY_TILE": 32, "TILE": 128, "WINDOW": 4096, "CHUNK": 16, "BLOCK_B": 256}
+    return compile_kernel(widening_plan_kernel, types, constants, capability, num_warps=4)
+
+
+def boxes_of(kind: str, head_dim: int, rows: int = 16) -> dict[str, str]:
+    """Types of a cache's boxes of some slots, of keys and of values."""
     bits = 8 if kind in ("fp8e4nv", "i8") else 16
     layout = gl.NVMMASharedLayout(min(128, head_dim * bits // 8), bits, 2)
-    return dict.fromkeys(["k_desc", "v_desc"], f"tensordesc<{kind}[16, {head_dim}],{layout!r}>")
+    return dict.fromkeys(["k_desc", "v_desc"], f"tensordesc<{kind}[{rows}, {head_dim}],{layout!r}>")
 
 
 def hopper(
-    capability: int, kind: str = "bf16", head_dim: int = 64, tile: int = 64, *, split: bool = True
-) -> Compiled:
-    """Prefill attention for Hopper, in its smallest form: the larger take three times as long."""
+    capability: int, kind: str = "bf16", head_dim: int = 64, tile: int = 64, *,
+    split: bool = True, widened: bool = False,
+) -> Compiled:  # fmt: skip
+    """Prefill attention for Hopper, in its smallest form: the larger take three times as long.
+
+    widened: over contiguous keys that the previous kernel leaves.
+    """
     names = hopper_prefill_kernel.arg_names
     types = {name: kind for name, kind in ATTENTION.items() if name in names}
-    types |= boxes_of(kind, head_dim)
-    shape: dict[str, Any] = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
+    types |= boxes_of(kind, head_dim, tile if widened else 16)
+    shape: dict[str, Any] = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim}
+    shape |= {"BLOCK_SIZE": 0 if widened else 16, "PDL": widened}
     pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
     (types if kind == "i8" else shape).update(pair)
     cut = {"FIELDS": 8, "TILE": tile, "SLOTS": 4 if split else 256 // head_dim, "WINDOW": 0}
     cut |= {"SPLIT": split, "PING_PONG": not split}
-    return compile_kernel(hopper_prefill_kernel, types, shape | cut, capability, num_warps=4)
+    return compile_kernel(
+        hopper_prefill_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=widened
+    )
 
 
 def hopper_halves(capability: int) -> Compiled:
@@ -670,6 +698,13 @@ KERNELS = {
     "hopper_bf16_halves": functools.partial(
         hopper, kind="bf16", head_dim=128, tile=128, split=False
     ),
+    "hopper_widened": functools.partial(hopper, widened=True),
+    "hopper_widened_halves": functools.partial(
+        hopper, head_dim=128, tile=128, split=False, widened=True
+    ),
+    "widen_fp8": functools.partial(widen, kind="fp8e4nv"),
+    "widen_int8": functools.partial(widen, kind="i8"),
+    "widening_plan": widening_plan,
     "hopper_int8_split": functools.partial(hopper, kind="i8", head_dim=128, split=True),
     "hopper_decode": hopper_decode,
     "hopper_decode_int8": functools.partial(hopper_decode, kind="i8"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
 from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperConfig, hopper_config
-from quire.kernels.triton.ops import paged_attention
+from quire.kernels.triton.ops import hopper_prompts, paged_attention
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -45,11 +47,11 @@ def case(
     shape: tuple[int, int, int, int, int | None],
     kv_dtype: torch.dtype,
     *,
-    rounds: bool = False,
+    rounds: Collection[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor, BatchLayout, KVScales | None, Tensor]:
     """(query, caches with NaN where nothing was written, layout, scales, what attention gives).
 
-    rounds: with queries of chunks as Hopper's kernel rounds them.
+    rounds: requests whose queries are rounded as Hopper's kernel rounds them.
     """
     group, heads, dim, block_size, window = shape
     torch.manual_seed(sum(lens))
@@ -75,9 +77,8 @@ def case(
     pairs = (k_cache, scales and scales.keys), (v_cache, scales and scales.values)
     numbers = [reference.widened(codes, torch.float32, own) for codes, own in pairs]
     asked = query.float()
-    if rounds:
-        chunk = torch.tensor([n > 1 for n in queries for _ in range(n)], device="cuda")
-        asked[chunk] = rounded(asked[chunk], kv_dtype)
+    is_rounded = torch.tensor([r in rounds for r, n in enumerate(queries) for _ in range(n)])
+    asked[is_rounded.cuda()] = rounded(asked[is_rounded.cuda()], kv_dtype)
     expected = reference.attention(asked, *numbers, layout, params)
     hole = written.logical_not().cuda()
     if scales is None:
@@ -89,6 +90,11 @@ def case(
         for own in (scales.keys, scales.values):
             own[hole] = math.nan
     return query, k_cache, v_cache, layout, scales, expected
+
+
+def chunks(queries: list[int]) -> list[int]:
+    """The requests with several queries."""
+    return [request for request, n in enumerate(queries) if n > 1]
 
 
 def rounded(query: Tensor, kv_dtype: torch.dtype) -> Tensor:
@@ -115,7 +121,7 @@ def test_any_mixture_of_chunks(
 ) -> None:
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
-        found = case(queries, lens, shape, kv_dtype, rounds=True)
+        found = case(queries, lens, shape, kv_dtype, rounds=chunks(queries))
         query, k_cache, v_cache, layout, scales, expected = found
         config = hopper_config(k_cache, split=split)
         plan = make_plan(layout, window, DecodeConfig(64, 3), config.tokens(shape[0]), shape[1])
@@ -129,6 +135,32 @@ def test_any_mixture_of_chunks(
         assert out[~chunk].isnan().all()
 
 
+@pytest.mark.parametrize("kv_dtype", [reference.FP8, torch.int8], ids=["fp8", "int8"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("most", [900, 2**20], ids=["few fit", "all fit"])
+def test_keys_are_widened_for_chunks_that_are_long_and_fit(
+    most: int,
+    shape: tuple[int, int, int, int, int | None],
+    kv_dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Queries over widened keys are not rounded, others in the same step are."""
+    monkeypatch.setattr(hopper_prompts, "least_queries", lambda *_: 33)
+    monkeypatch.setattr(hopper_prompts, "most_keys", lambda *_: most)
+    if most < 2**20:
+        shape = (*shape[:4], None)  # with a window how many fit depends on its tiles
+    params = AttentionParams(shape[2] ** -0.5, shape[4])
+    for queries, lens in BATCHES:
+        long = [request for request, n in enumerate(queries) if n >= 33]
+        totals = itertools.accumulate(lens[request] for request in long)
+        wide = {request for request, total in zip(long, totals, strict=True) if total <= most}
+        others = [request for request in chunks(queries) if request not in wide]
+        found = case(queries, lens, shape, kv_dtype, rounds=others)
+        query, k_cache, v_cache, layout, scales, expected = found
+        out = paged_attention.attention(query, k_cache, v_cache, layout, params, scales)
+        assert (out - expected).norm() / expected.norm() < 6e-3, (queries, lens)
+
+
 NOT_PLAIN = [AttentionParams(0.1, soft_cap=5.0), AttentionParams(0.1, sinks=torch.zeros(8))]
 SHORT = [([16] * 9, [16] * 9), ([1, 2, 15, 64, 100, 128], [300, 2, 15, 128, 111, 128])]
 
@@ -139,7 +171,7 @@ def test_a_step_of_short_prompts(
     shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
 ) -> None:
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
-        found = case(queries, lens, shape, kv_dtype, rounds=not is_short)
+        found = case(queries, lens, shape, kv_dtype, rounds=() if is_short else chunks(queries))
         query, k_cache, v_cache, layout, scales, expected = found
         assert layout.has_few_keys == is_short
         params = AttentionParams(shape[2] ** -0.5, shape[4])

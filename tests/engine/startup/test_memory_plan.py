@@ -16,6 +16,7 @@ from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import (
     GRAPH_BYTES,
+    WIDENED_BYTES,
     DeviceMemory,
     MemoryPlan,
     activation_bytes,
@@ -55,6 +56,15 @@ def test_an_engine_is_as_planned(options: dict[str, Any]) -> None:
     assert (plan.num_blocks, plan.kv_cache) == (info.num_blocks, info.kv_cache_bytes)
     assert plan.max_model_len == info.limits.max_model_len
     assert plan.weights.keys() == {info.dtype}
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_a_kv_cache_in_8_bits_has_memory_to_widen_keys(kv_cache_dtype: str) -> None:
+    usual, narrow = plan_8b(100), plan_8b(100, kv_cache_dtype=kv_cache_dtype)
+    assert narrow.workspace - usual.workspace == WIDENED_BYTES
+    widening = pytest.importorskip("quire.kernels.triton.attention.widening")
+    assert 2 * widening.NUM_WIDENED == WIDENED_BYTES
+    assert narrow.num_slots / usual.num_slots > 1.9
 
 
 def test_all_that_may_be_used_of_a_gpu_is_used() -> None:

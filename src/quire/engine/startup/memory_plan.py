@@ -29,6 +29,8 @@ from quire.models.config.model_config import ModelConfig
 CONTEXT_BYTES = 512 << 20
 # Scratch memory of Triton's kernels and of cuBLAS.
 WORKSPACE_BYTES = 96 << 20
+# Scratch memory for keys and values in 8 bits as numbers in 16 bits, see attention/widening.py.
+WIDENED_BYTES = 512 << 20
 # Code of kernels, which the driver loads at the first launch of each, for some long after the KV
 # cache was allocated. The largest of ours have half a megabyte. Scratch of cuBLAS for the stream on
 # which steps are recorded is included.
@@ -117,6 +119,8 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     resolved = resolve(config, memory.device)
     config, model_config = resolved.config, resolved.model_config
     sizes = _sizes(config, model_config, DTYPES[resolved.dtype].num_bytes)
+    if memory.device == "cuda" and DTYPES[resolved.kv_dtype].num_bytes == 1:
+        sizes["workspace"] += WIDENED_BYTES
     weights = weights_by_format(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)

@@ -68,14 +68,22 @@ def make_plan(
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
         BLOCK_B=padded_count(num_requests), BLOCK_P=16,
     )  # fmt: skip
+    work = starts.new_empty(1, WORK_FIELDS)
+    if layout.has_prefills or decode is None:
+        work = query_tile_list(layout, starts[1], query_tile)
+    return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
+
+
+def query_tile_list(layout: BatchLayout, tiles: Tensor, query_tile: int) -> Tensor:
+    """The `work` of a plan. tiles int32 [B + 1]: number of query tiles before each request."""
+    num_requests = len(layout.seq_lens)
     most_tiles = _most_query_tiles(len(layout.slot_mapping), num_requests, query_tile)
     work = layout.seq_lens.new_empty(most_tiles, WORK_FIELDS)
-    if layout.has_prefills or decode is None:
-        prefill_work_kernel[(triton.cdiv(most_tiles, 16),)](
-            layout.query_start_loc, layout.seq_lens, starts[1], work, num_requests,
-            TOKENS=query_tile, BLOCK_B=padded_count(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
-        )  # fmt: skip
-    return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
+    prefill_work_kernel[(triton.cdiv(most_tiles, 16),)](
+        layout.query_start_loc, layout.seq_lens, tiles, work, num_requests,
+        TOKENS=query_tile, BLOCK_B=padded_count(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
+    )  # fmt: skip
+    return work
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])

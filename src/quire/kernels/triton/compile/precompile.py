@@ -31,6 +31,7 @@ from quire.kernels.triton.attention.shared_prefix_attention import (
     shared_attention_kernel,
     shared_plan_kernel,
 )
+from quire.kernels.triton.attention.widening import widen_kernel, widening_plan_kernel
 from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
@@ -62,7 +63,7 @@ _ALL = (
     silu_kernel, silu_rounded_kernel, quantize_kernel, rope_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
-    dequantize_int4_kernel,
+    dequantize_int4_kernel, widening_plan_kernel, widen_kernel,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import attend
@@ -40,13 +41,17 @@ def launch_prefill(
     out: Tensor,
     config: HopperConfig,
     kv_scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    *,
+    pdl: bool = False,
 ) -> None:
-    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
+    """Fill the rows of out [T, Hq, D] of the requests in a list of work.
 
-    work, num_query_tiles: of a `Plan` with config's tiles. scale: of the scores, times log2(e).
-    kv_scales: of caches in INT8.
+    block_table [B, max_blocks], or [B]: the row of a contiguous cache at which the request's first
+    key is. work, num_query_tiles: of a `Plan` with config's tiles. scale: of the scores, times
+    log2(e). kv_scales: of caches in INT8. pdl: only caches are read that the previous kernel wrote.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
+    block_size *= block_table.dim() - 1  # 0 for a contiguous cache
     num_programs = min(workspace(query.device).num_sms, num_kv_heads * len(work))
     boxes = [cache_boxes(cache, config.tile) for cache in (k_cache, v_cache)]
     hopper_prefill_kernel[(num_programs,)](
@@ -55,7 +60,7 @@ def launch_prefill(
         NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots,
         SPLIT=config.split, PING_PONG=config.ping_pong and not config.split, FIELDS=WORK_FIELDS,
-        num_warps=4,
+        PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -66,14 +71,17 @@ def hopper_prefill_kernel(
     stride_q_token, stride_q_head, stride_table, stride_out_token,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
-    SPLIT: gl.constexpr, PING_PONG: gl.constexpr, FIELDS: gl.constexpr,
+    SPLIT: gl.constexpr, PING_PONG: gl.constexpr, FIELDS: gl.constexpr, PDL: gl.constexpr = False,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches as boxes of [slots, Hkv · D] → out [T, Hkv · GROUP, D].
 
     work: tiles of TOKENS queries (see `prefill_tiles.py`). SPLIT: both warpgroups have the same
     queries, and every other tile of keys; else each its own half of the queries and all keys.
     scale: of the scores, times log2(e). k_scale, v_scale [slots, Hkv]: of keys and values in INT8.
+    PDL: keys and values are waited for, and the next kernel may be launched.
     """
+    if PDL:
+        gdc_launch_dependents()
     TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
     key_type: gl.constexpr = k_desc.dtype
     INT8: gl.constexpr = key_type == gl.int8
@@ -114,7 +122,7 @@ def hopper_prefill_kernel(
                     NUM_HEADS, GROUP, BLOCK_SIZE, TOKENS, TILE, WINDOW, SPLIT, FIELDS)),
                 (fetch, (
                     k_desc, v_desc, keys, codes, work_ptr, num_tiles_ptr, block_table_ptr,
-                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, 1, PDL)),
             ],
             [4, 4, 1],
             [208, 56, 40],
@@ -135,7 +143,7 @@ def hopper_prefill_kernel(
                     PING_PONG, FIELDS, 1)),
                 (fetch, (
                     k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr,
-                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS, 1, PDL)),
             ],
             [4, 1],
             [224, 56],

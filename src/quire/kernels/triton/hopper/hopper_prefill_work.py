@@ -9,6 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra.cuda import gdc_wait
 
 from quire.kernels.triton.launch.gluon_compat import fetch_box
 
@@ -56,12 +57,15 @@ def key_tiles(
 def fetch(
     k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
     NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
-    WINDOW: gl.constexpr, FIELDS: gl.constexpr, EACH: gl.constexpr = 1,
+    WINDOW: gl.constexpr, FIELDS: gl.constexpr, EACH: gl.constexpr = 1, PDL: gl.constexpr = False,
 ):  # fmt: skip
     """Keep the rings filled by TMA: a tile of keys, its values, the next tile's keys, ...
 
-    EACH: 2 where both rings are one, and a tile's values follow its keys.
+    EACH: 2 where both rings are one, and a tile's values follow its keys. BLOCK_SIZE: 0 where each
+    request's keys are contiguous. PDL: wait for the previous kernel, as the next one relies on all.
     """
+    if PDL:
+        gdc_wait()
     num_items = gl.load(num_tiles_ptr) * NUM_HEADS
     at = 0  # number of tiles so far
     cycle = 0
@@ -86,12 +90,15 @@ def fetch(
 def rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr):
     """The first cache slot of each box of a key tile; boxes beyond the last block repeat it."""
     BOX: gl.constexpr = desc.block_type.shape[0]
-    last_block = (seq_len - 1) // BLOCK_SIZE
     rows = ()
     for box in gl.static_range(TILE // BOX):
         key = key_tile * TILE + box * BOX
-        block = gl.load(table + gl.minimum(key // BLOCK_SIZE, last_block))
-        rows = rows + (block * BLOCK_SIZE + key % BLOCK_SIZE,)  # type: ignore[assignment]  # noqa: RUF005
+        if BLOCK_SIZE == 0:
+            row = gl.load(table) + key
+        else:
+            block = gl.load(table + gl.minimum(key // BLOCK_SIZE, (seq_len - 1) // BLOCK_SIZE))
+            row = block * BLOCK_SIZE + key % BLOCK_SIZE
+        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
     return rows
 
 

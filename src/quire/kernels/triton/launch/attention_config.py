@@ -78,6 +78,20 @@ class HopperConfig:
         return (1 if self.split else 2) * (64 // group)
 
 
+@dataclass(frozen=True, slots=True)
+class WideningConfig:
+    """Which prompts' keys in 8 bits are widened before Hopper's attention; see `widening.py`.
+
+    least_queries: of a prompt in a step. most_keys: of all prompts. tile, query_tile: keys and
+    query tokens of a tile of attention.
+    """
+
+    least_queries: int
+    most_keys: int
+    tile: int
+    query_tile: int
+
+
 def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
     """The config for a cache: tiles of 16 KiB of keys and values.
 
@@ -182,6 +196,16 @@ def choose_hopper_config(
     halves = hopper_config(k_cache, split=False)
     num_tiles = num_tokens // halves.tokens(group) * k_cache.shape[2]
     return hopper_config(k_cache, split=2 * num_tiles <= num_sms)
+
+
+def least_queries(k_cache: Tensor, group: int) -> int:
+    """The number of queries from which on it pays to widen a prompt's keys first.
+
+    That takes 3 bytes of memory traffic for a number, as long as attention of some 55 queries with
+    4 query heads for each key head. Attention to INT8 takes 1.4 times as long as to 16 bits, to FP8
+    1.1 times.
+    """
+    return (1024 if k_cache.dtype == torch.int8 else 2048) // group
 
 
 def padded_head_dim(k_cache: Tensor) -> int:

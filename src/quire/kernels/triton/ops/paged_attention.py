@@ -40,6 +40,7 @@ from quire.kernels.triton.launch.workspace import (
     launches_early,
     workspace,
 )
+from quire.kernels.triton.ops.hopper_prompts import attend_to_prompts
 
 LOG2_E = 1.4426950408889634
 Types: TypeAlias = "tuple[torch.dtype, torch.dtype]"
@@ -179,11 +180,9 @@ def prefill_attention(
     window = params.window or 0
     if isinstance(config, HopperConfig):
         assert params.is_plain
-        from quire.kernels.triton.hopper.hopper_prefill import launch_prefill
-
-        launch_prefill(
-            query, k_cache, v_cache, layout.block_table, plan.work, plan.num_query_tiles,
-            params.scale * LOG2_E, window, out, config, scale_operands(scales),
+        attend_to_prompts(
+            query, k_cache, v_cache, layout, plan, params.scale * LOG2_E, window, out, config,
+            scale_operands(scales),
         )  # fmt: skip
         return
     prefill_attention_kernel[(num_kv_heads, len(plan.work))](

@@ -1,0 +1,73 @@
+"""Attention of prompts by Hopper's kernel: over the cache, or over keys that are widened first."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.triton.attention.attention_plan import Plan
+from quire.kernels.triton.attention.widening import (
+    Widening,
+    most_keys,
+    plan_widening,
+    scratch_caches,
+    widen,
+)
+from quire.kernels.triton.launch.attention_config import (
+    HopperConfig,
+    WideningConfig,
+    least_queries,
+)
+
+ScaleOperands = tuple[Tensor | None, Tensor | None]
+
+
+def attend_to_prompts(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    plan: Plan,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: HopperConfig,
+    scales: ScaleOperands,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
+
+    scale: of the scores, times log2(e). window: 0 for none. scales: of caches in INT8.
+    """
+    from quire.kernels.triton.hopper.hopper_prefill import launch_prefill
+
+    widening = choose_widening(query, k_cache, config)
+    table = layout.block_table
+    if widening is None:
+        launch_prefill(
+            query, k_cache, v_cache, table, plan.work, plan.num_query_tiles, scale, window, out,
+            config, scales,
+        )  # fmt: skip
+        return
+    split: Widening = layout.once(
+        ("widening", window, widening), lambda: plan_widening(layout, window, widening)
+    )
+    wide = scratch_caches(k_cache, config.tile)
+    widen(k_cache, v_cache, scales, layout, split, wide, pdl=True)
+    launch = functools.partial(
+        launch_prefill, query, scale=scale, window=window, out=out, config=config, pdl=True
+    )
+    launch(wide[0], wide[1], split.rows, split.work, split.num_query_tiles)
+    launch(k_cache, v_cache, table, split.other_work, split.num_other_tiles, kv_scales=scales)
+
+
+def choose_widening(query: Tensor, k_cache: Tensor, config: HopperConfig) -> WideningConfig | None:
+    """How keys are widened before prompts of this many queries; None where that does not pay."""
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    group = query.shape[1] // num_kv_heads
+    least = least_queries(k_cache, group)
+    if k_cache.dtype.itemsize > 1 or len(query) < least:
+        return None
+    most = most_keys(num_kv_heads, head_dim, config.tile)
+    return WideningConfig(least, most, config.tile, config.tokens(group))
