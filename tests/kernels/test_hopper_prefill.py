@@ -117,8 +117,12 @@ DTYPES = pytest.mark.parametrize(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("split", [False, True], ids=["halves", "split"])
 def test_any_mixture_of_chunks(
-    split: bool, shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
+    split: bool,
+    shape: tuple[int, int, int, int, int | None],
+    kv_dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(hopper_prompts, "choose_widening", lambda *_: None)
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
         found = case(queries, lens, shape, kv_dtype, rounds=chunks(queries))
@@ -168,8 +172,11 @@ SHORT = [([16] * 9, [16] * 9), ([1, 2, 15, 64, 100, 128], [300, 2, 15, 128, 111,
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_of_short_prompts(
-    shape: tuple[int, int, int, int, int | None], kv_dtype: torch.dtype
+    shape: tuple[int, int, int, int, int | None],
+    kv_dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(hopper_prompts, "choose_widening", lambda *_: None)
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
         found = case(queries, lens, shape, kv_dtype, rounds=() if is_short else chunks(queries))
         query, k_cache, v_cache, layout, scales, expected = found
