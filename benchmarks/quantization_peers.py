@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -107,6 +108,7 @@ def llm_compressor(modifier: str, scheme: str) -> Theirs:
 
 def gptqmodel(task: Task, out: Path) -> None:
     """GPTQModel's GPTQ, symmetric."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # what version 7.7 needs, also on two cores
     from gptqmodel import GPTQModel, QuantizeConfig
 
     config = QuantizeConfig(bits=4, group_size=task.group, sym=True, desc_act=False)
