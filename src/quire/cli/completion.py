@@ -56,6 +56,7 @@ def run(argv: Sequence[str]) -> int:
     if shell not in SHELLS:
         raise ConfigError(f"shell must be one of {', '.join(SHELLS)}, not {shell!r}")
     if shell == "zsh":
+        print("(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }")
         print("autoload -U +X bashcompinit && bashcompinit")
     print("\n".join(_fish()) + "\n" if shell == "fish" else _bash(), end="")
     return 0

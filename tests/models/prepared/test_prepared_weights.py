@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from quire.config import ModelSettings
 from quire.core.layer_spec import LinearSpec
+from quire.errors import CheckpointError
 from quire.hub import resolve_model
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.layers.linear_layers import ColumnParallelLinear
 from quire.layers.parameter import LayerOptions
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.model_config import ModelConfig
@@ -307,3 +310,14 @@ def test_each_choice_of_formats_has_a_file_of_its_own(tmp_path: Path) -> None:
         for name, rules in choices
     }
     assert len(keys) == len(choices)
+
+
+def test_links_that_lead_nowhere_are_left_to_those_who_read_them(tmp_path: Path) -> None:
+    shutil.copytree(resolve_model("quire-tiny"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "extra.json").symlink_to(tmp_path / "gone")
+    assert checkpoint_key(ModelSettings(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+        Checkpoint.open(tmp_path)

@@ -95,6 +95,17 @@ def test_examples_are_taken(app: Starlette, described: dict[str, Any]) -> None:
             assert call(app, entry.path, entry.example).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+@pytest.mark.parametrize("encoding", ["float", "base64", "bytes", "bytes_only"])
+def test_content_types_of_embeddings_are_documented(
+    app: Starlette, described: dict[str, Any], path: str, encoding: str
+) -> None:
+    reply = call(app, path, {"input": "red shoes", "encoding_format": encoding})
+    assert reply.status == 200
+    documented = described["paths"][path]["post"]["responses"]["200"]["content"]
+    assert reply.headers["content-type"] in documented
+
+
 def test_patterns_are_those_of_json_schema(described: dict[str, Any]) -> None:
     patterns = re.findall(r"'pattern': '(.*?)'", str(described))
     assert len(patterns) > 5

@@ -110,15 +110,13 @@ def _read_index(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:
         raise index.wrong("weight_map", "must be an object from tensor names to file names")
-    promised = {}
     for name, file in names.items():
         if not isinstance(file, str) or Path(file).name != file or "\0" in file:
             raise index.wrong(
                 "weight_map", f"gives {name} the file {file!r}, which must be a file name"
             )
-        promised[name] = folder / file
-    files = sorted(set(promised.values()))
-    for path in files:
+    files = {file: folder / file for file in sorted(set(names.values()))}
+    for path in files.values():
         if not path.is_file():
             raise CheckpointError(f"{path} is missing, but {_INDEX} names it; download it")
-    return files, promised
+    return list(files.values()), {name: files[file] for name, file in names.items()}

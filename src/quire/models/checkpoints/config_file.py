@@ -63,11 +63,11 @@ class ConfigFile:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0; without a default the key is required."""
+        """A number above 0 that float32 holds; without a default the key is required."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, f"must be a number, not {value!r}")
-        if not 0 < value < 1e30:  # also refuses NaN
+        if not 1e-30 < value < 1e30:  # also refuses NaN
             raise self.wrong(key, f"must be a finite number > 0, not {value!r}")
         return float(value)
 

@@ -67,14 +67,23 @@ def prepared_file(
 
 
 def checkpoint_key(config: ModelSettings, path: Path) -> str:
-    """The first half of the names for a checkpoint's folder. Raises OSError."""
+    """The first half of the names for a checkpoint's folder. Raises OSError if there is none."""
     files = [
-        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        (file.name, *_size_and_time(file))
         for file in sorted(path.iterdir())
         if file.suffix in (_SUFFIX, ".json", ".gguf")
     ]
     formats = config.quantization, config.quantization_overrides
     return digest_of((__version__, str(path.resolve()), files, formats))
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    """Size in bytes and time in ns; of a link that leads nowhere -1: who reads it reports it."""
+    try:
+        status = file.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
 
 
 def digest_of(key: tuple[object, ...]) -> str:

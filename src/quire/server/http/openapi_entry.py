@@ -44,7 +44,8 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     rules: what a body must satisfy besides its schema, in words, because it depends on the model
     or JSON Schema cannot express it. events: the types of a stream's events; () without streams.
-    media: content type of the answer. errors: statuses besides those of all paths. failures: the
+    media: content type of the answer; binary: of the answer that is no text, where a field asks
+    for one. errors: statuses besides those of all paths. failures: the
     struct of an error body where it is not the API's own error object. struct_rules: of the
     structs in the body. names_model: whether the query may name a model. items: of a list that the
     reply may be, instead of `reply`.
@@ -61,6 +62,7 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     items: type[msgspec.Struct] | None = None
     events: Sequence[type[msgspec.Struct]] = ()
     media: str = "application/json"
+    binary: str = ""
     errors: tuple[int, ...] = ()
     failures: Mapping[int, type[msgspec.Struct]] = {}
     needs_key: bool = True

@@ -182,6 +182,8 @@ def _content(entry: OpenApiEntry, schemas: Schemas) -> dict[str, Any]:
         items = {"type": "array", "items": schemas.ref(entry.items)}
         schema = {"anyOf": [schema, items]}
     content = {entry.media: {"schema": schema}}
+    if entry.binary:
+        content[entry.binary] = {"schema": {"type": "string", "format": "binary"}}
     if entry.events:
         content["text/event-stream"] = {"schema": _event(entry, schemas)}
     return content

@@ -29,6 +29,7 @@ from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import UsageCounter
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import (
+    BYTES_TYPE,
     MAX_POSITIONS,
     Embedding,
     EmbeddingReply,
@@ -245,6 +246,7 @@ ROUTE = GenerationRoute(
         body=EmbeddingRequest,
         struct_rules=(EMBEDDING_RULES, MESSAGE_RULES),
         reply=EmbeddingReply,
+        binary=BYTES_TYPE,
         errors=RUN_ERRORS,
     ),
     prepare,
@@ -260,6 +262,7 @@ POOLING_ROUTE = GenerationRoute(
         body=PoolingRequest,
         struct_rules=(POOLING_RULES, MESSAGE_RULES),
         reply=PoolingReply,
+        binary=BYTES_TYPE,
         errors=RUN_ERRORS,
     ),
     prepare_pooling,

@@ -91,7 +91,7 @@ TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JS
     {
         "required": ["content"],
         "properties": {"content": {"type": "string"}}
-        | {name: {"type": "null"} for name in ("prompt", "add_special_tokens", *_CHAT_FIELDS)},
+        | {name: {"type": "null"} for name in ("prompt", *_CHAT_FIELDS)},
     },
     {
         "required": ["messages"],
