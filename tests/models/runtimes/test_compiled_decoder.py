@@ -174,6 +174,19 @@ def test_states_of_some_tokens_are_those_among_all(
     assert some.count_nonzero() == some[:, kind.needed].count_nonzero()
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_states_of_some_tokens_with_quantized_weights(quantization: str) -> None:
+    """The same bits, but for four bits with AMX, which go through tiles from 10 rows on."""
+    if quantization == "int4" and native.instruction_set() == "amx":
+        pytest.skip("kernels for few and for many rows round differently")
+    model = load_folder(resolve_model("quire-tiny"), "bfloat16", quantization=quantization)
+    whole, some = (
+        torch.cat(logits(paged(*model))).view(3, sum(FEW), -1)
+        for paged in (PagedDecoder, SomeStates)
+    )
+    assert torch.equal(some[:, SomeStates.needed], whole[:, SomeStates.needed])
+
+
 def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
     """Step tuning runs fewer layers. Each call sends a heartbeat."""
     model, model_config = load_folder(checkpoint("qwen3_windows")[0])

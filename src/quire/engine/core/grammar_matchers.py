@@ -18,7 +18,7 @@ from quire.grammar.grammar_matcher import Matcher
 
 logger = logging.getLogger(__name__)
 
-_NUM_THREADS = 2
+_COMPILE_THREADS = 2
 
 
 class GrammarMatchers(Mapping[str, Matcher]):
@@ -59,7 +59,7 @@ class GrammarMatchers(Mapping[str, Matcher]):
                 f"{request.request_id!r} is running already; use a new id for each request",
             )
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_NUM_THREADS, "quire-grammar")
+            self._pool = ThreadPoolExecutor(_COMPILE_THREADS, "quire-grammar")
         output_token_ids = request.token_ids[request.num_prompt_tokens :]
         future = self._pool.submit(
             _new_matcher, self._compiler, structured_outputs, output_token_ids

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeVar, Unpack
 
+from quire.background import NUM_THREADS
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
 from quire.core.pooling_params import PoolingParams
@@ -36,7 +37,6 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 # Longer texts are encoded in a thread, so that they do not block the event loop.
 ENCODE_IN_THREAD_CHARS = 4096
-NUM_THREADS = 2
 SECONDS_PER_CHAR = 5e-7  # an estimate, to encode short texts first
 T = TypeVar("T")
 

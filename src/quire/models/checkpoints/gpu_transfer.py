@@ -23,7 +23,7 @@ from quire.errors import CheckpointError
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.checkpoints.safetensors_header import TensorEntry
 
-NUM_THREADS = 8
+LOAD_THREADS = 8
 PART_BYTES = 16 << 20  # of one read; each thread has two buffers of this size
 WINDOW_BYTES = 512 << 20  # of tensors on their way; a larger one travels alone
 
@@ -56,9 +56,9 @@ class DeviceReader:
         self._device, self._part_bytes = device, part_bytes
         self._on_gpu = device.type == "cuda"
         self._stream = _stream(device) if self._on_gpu else None
-        self._pool = ThreadPoolExecutor(NUM_THREADS, "quire-load")
+        self._pool = ThreadPoolExecutor(LOAD_THREADS, "quire-load")
         self._buffers: queue.SimpleQueue[_Buffer] = queue.SimpleQueue()
-        for _ in range(2 * NUM_THREADS):
+        for _ in range(2 * LOAD_THREADS):
             memory = torch.empty(part_bytes, dtype=torch.uint8, pin_memory=self._on_gpu)
             self._buffers.put(_Buffer(memory))
         self._files: dict[Path, int] = {}
