@@ -31,29 +31,33 @@ from gpu_timing import (
 from torch import Tensor
 
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.fp8 import FP8, BlockFp8
 from quire.kernels.formats.int4 import INT4_GROUP_64
-from quire.kernels.formats.int8 import INT8_UNROTATED
+from quire.kernels.formats.int8 import INT8_UNROTATED, GroupedInt8
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
-from quire.kernels.operands import Rows
+from quire.kernels.operands import QuantSpec, Rows
 from quire.kernels.triton.ops.linear_table import linear_of
 from quire.kernels.triton.step.elementwise import quantize_rows
 from quire.quantization.stored_weight import tensors_of
 
 SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]  # of an 8B, [N, K]
 ROWS = [1, 4, 16, 64, 128, 256, 512, 1024, 2048]
-LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "mxfp4": 5e-2}
+LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "mxfp4": 5e-2,
+          "int8_group": 6e-3, "int8_row": 6e-3, "fp8_block": 5e-2}  # fmt: skip
 FORMATS: dict[str, WeightFormat | None] = {
     "bf16": None, "fp8": FP8, "int8": INT8_UNROTATED, "int4": INT4_GROUP_64, "nf4": NF4,
-    "mxfp4": MXFP4,
+    "mxfp4": MXFP4, "int8_group": GroupedInt8(QuantSpec("int8_group", 128)), "int8_row": None,
+    "fp8_block": BlockFp8(QuantSpec("fp8_block", 128)),
 }  # fmt: skip
 
 
 def weight_of(name: str, n: int, k: int) -> tuple[Any, Tensor]:
     """A random weight as kernels take it, and its numbers in float32."""
     plain, found = torch.randn(n, k, device=DEVICE) / k**0.5, FORMATS[name]
+    if name == "int8_row":
+        found = GroupedInt8(QuantSpec("int8_group", k))
     if found is None:
         return plain.bfloat16(), plain.bfloat16().float()
     rows = found.round_rows(plain)

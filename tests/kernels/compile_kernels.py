@@ -20,9 +20,13 @@ from quire.kernels.triton.attention.attention_plan import plan_kernel
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.widening import widen_kernel, widening_plan_kernel
+from quire.kernels.triton.gemm.block_config import BlockConfig
+from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
 from quire.kernels.triton.gemm.int4_config import scales_codes
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
+from quire.kernels.triton.hopper.hopper_block_gemm import hopper_block_gemm_kernel
+from quire.kernels.triton.hopper.hopper_byte_rows import hopper_byte_rows_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
 from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel, tile_layout
@@ -180,37 +184,44 @@ def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
     *, zeros: bool = False, heads: bool = False, silu: bool = False, codebook: str | None = None,
     scaled: bool = False, int16: bool = False, stages: int = 2, warps: int = 0,
-    registers: int | None = None, stored: bool | None = None,
+    registers: int | None = None, stored: bool | None = None, codes: str | None = None,
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits; more than 64 rows have their scales in the codes.
 
-    int16: x is in INT16; stored: the result, the same if None.
+    int16: x is in INT16; stored: the result, the same if None. codes: of eight bits,
+    "int8" or "fp8"; group 0: they have scales of rows alone.
     """
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
     floats = ["squares_out_ptr", "squares_ptr", "partial_ptr"]
     sizes = ["M", "N", "K", "num_squares", "stride_x", "stride_out"]
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 4)
     boxes = f"bf16[4,{parts},{rows},64]"
+    w_box = f"{parts},{block_n},32"
+    if codes is not None:
+        words, w_box = gl.NVMMASharedLayout(128, 32, 4), f"2,{w_box}"
     if int16:
         columns, boxes = gl.NVMMASharedLayout(64, 8, 4), f"i8[4,{parts},{2 * rows},64]"
     types = {
         **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
-        "group_scale_ptr": "*u8" if codebook == "mxfp4" else "*fp16", "zero_ptr": "*u8",
-        "w_desc": f"tensordesc<i32[{parts},{block_n},32],{words!r}>",
+        "group_scale_ptr": "*u8" if codebook == "mxfp4" else "*fp16",
+        "zero_ptr": "*u8" if codes is None else "*i8",
+        "w_desc": f"tensordesc<i32[{w_box}],{words!r}>", "w_scale_ptr": "*fp32",
         "x_desc": f"tensordesc<{boxes},{columns!r}>", "int16_ptr": "*i8",
         **dict.fromkeys(["x_scale_ptr", "x_sum_ptr"], "*fp32"),
         **dict.fromkeys(["int16_scale_ptr", "int16_sum_ptr"], "*fp32"),
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "bias_ptr": None, "w_scale_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n,
+        "bias_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n,
         "STAGES": stages, "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
-        "GROUP": group, "SCALED": scaled or scales_codes(rows, group), "GROUP_ROWS": 16,
-        "CODEBOOK": None if codebook is None else byte_tables(codebook),
+        "GROUP": group or 256, "SCALED": scaled or group == 0 or scales_codes(rows, group),
+        "GROUP_ROWS": 16, "CODEBOOK": codes if codebook is None else byte_tables(codebook),
         "X_ROWS": 16 if int16 else 0,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
+    absent += ["w_scale_ptr"] if codes is None else []
+    absent += [] if group else ["group_scale_ptr"]
     absent += [] if int16 else ["x_scale_ptr"]
     absent += [] if int16 and zeros else ["x_sum_ptr"]
     stored = int16 if stored is None else stored
@@ -261,6 +272,59 @@ def rows_int4(
         num_warps=config.warps,
         launch_pdl=True,
         maxnreg=config.registers,
+    )
+
+
+def blocks(capability: int, block_m: int = 128, block_n: int = 64, split: int = 1) -> Compiled:
+    """The result of many rows in FP8 with scales of blocks."""
+    config = BlockConfig(block_m, block_n, 3, split)
+    codes = f"tensordesc<fp8e4nv[{{}}, 128],{tile_layout(1)!r}>"
+    types = {
+        "x_desc": codes.format(block_m), "w_desc": codes.format(block_n),
+        "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>",
+        "x_scale_ptr": BF16, "group_scale_ptr": "*fp16", "bias_ptr": BF16,
+        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "counter_ptr": INTS,
+        **dict.fromkeys(["M", "N", "K"], "i32"),
+    }  # fmt: skip
+    constants = {"STAGES": 3, "SPLIT": split, "TABLE": config.table(4096)}
+    return compile_kernel(
+        hopper_block_gemm_kernel,
+        types,
+        constants,
+        capability,
+        num_warps=config.warps,
+        launch_pdl=True,
+        maxnreg=config.registers,
+    )
+
+
+def rows_bytes(
+    capability: int, block_m: int = 256, block_n: int = 128, group: int = 128, stages: int = 2,
+    split: int = 1, codes: str = "int8", *, zeros: bool = False,
+) -> Compiled:  # fmt: skip
+    """The result of more than 64 rows in bfloat16 with weights of a byte each."""
+    config = ByteRowsConfig(block_m, block_n, stages, split)
+    words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 4)
+    types = {
+        "x_desc": f"tensordesc<bf16[2,1,{block_m},64],{columns!r}>",
+        "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
+        "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"),
+        "group_scale_ptr": "*fp16", "zero_ptr": "*i8", "counter_ptr": INTS,
+        **dict.fromkeys(["M", "N", "K"], "i32"),
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "STAGES": stages, "SPLIT": split, "GROUP": group or 128, "CODES": codes,
+        "GROUP_ROWS": config.group_rows(4096, group or 128),
+    }  # fmt: skip
+    absent = ([] if zeros else ["zero_ptr"]) + ([] if group else ["group_scale_ptr"])
+    return compile_kernel(
+        hopper_byte_rows_kernel,
+        {name: kind for name, kind in types.items() if name not in absent},
+        constants | dict.fromkeys(absent),
+        capability,
+        num_warps=config.warps,
+        launch_pdl=True,
     )
 
 
@@ -675,6 +739,35 @@ KERNELS = {
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
+    "ring_bytes": functools.partial(ring_int4, codes="int8"),
+    "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="int8", group=0),
+    "ring_bytes_zeros": functools.partial(
+        ring_int4, rows=16, parts=1, codes="int8", group=64, zeros=True
+    ),
+    "ring_bytes_few": functools.partial(
+        ring_int4, rows=4, parts=1, codes="int8", group=32, zeros=True
+    ),
+    "ring_bytes_most": functools.partial(ring_int4, rows=64, parts=1, codes="int8"),
+    "ring_bytes_many": functools.partial(
+        ring_int4, rows=128, block_n=128, parts=1, codes="int8", zeros=True
+    ),
+    "ring_bytes_heads": functools.partial(
+        ring_int4, rows=2, block_n=128, parts=1, codes="int8", heads=True
+    ),
+    "ring_blocks": functools.partial(ring_int4, codes="fp8"),
+    "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="fp8", silu=True),
+    "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="fp8"),
+    "ring_blocks_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1, codes="fp8"),
+    "blocks": blocks,
+    "blocks_split": functools.partial(blocks, split=4),
+    "blocks_few": functools.partial(blocks, block_m=64, split=4),
+    "blocks_wide": functools.partial(blocks, block_n=128),
+    "rows_bytes": rows_bytes,
+    "rows_bytes_alone": functools.partial(rows_bytes, group=0),
+    "rows_bytes_zeros": functools.partial(
+        rows_bytes, block_m=128, group=32, stages=3, split=2, zeros=True
+    ),
+    "rows_bytes_fp8": functools.partial(rows_bytes, block_m=128, block_n=64, codes="fp8", group=64),
     "rows_int4": rows_int4,
     "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
     "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),

@@ -28,15 +28,20 @@ def bf16_pair(word: int) -> Tensor:
 
 
 def _instruction(op: str, a: int, others: list[int]) -> int:
+    if op == "mov.b32":
+        return a
     if op == "shl.b32":
         return a << others[0] & 0xFFFFFFFF
+    if op == "shr.u32":
+        return a >> others[0]
     if op == "and.b32":
         return a & others[0]
     if op in ("add.u32", "sub.u32"):
         return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
-    if op == "fma.rn.bf16x2":
-        x, y, z = (bf16_pair(each) for each in (a, *others))
-        low, high = (x * y + z).bfloat16().view(torch.int16).tolist()
+    if op in ("fma.rn.bf16x2", "mul.rn.bf16x2", "sub.rn.bf16x2"):
+        x, y, *z = (bf16_pair(each) for each in (a, *others))
+        found = x - y if op.startswith("sub") else x * y + sum(z)
+        low, high = found.bfloat16().view(torch.int16).tolist()
         return low & 0xFFFF | (high & 0xFFFF) << 16
     if op == "lop3.b32":
         b, c, table = others

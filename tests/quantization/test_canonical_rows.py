@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.core.layer_spec import LinearPart, LinearSpec
 from quire.kernels import reference
+from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import (
     CodebookWeight,
@@ -29,15 +30,19 @@ SPECS = (
     QuantSpec("int4", group=64, zeros=True),
     QuantSpec("int4", group=32, permuted=True),
     QuantSpec("int8"),
+    QuantSpec("int8_group", group=64, zeros=True),
+    QuantSpec("int8_group", group=32, permuted=True),
+    QuantSpec("fp8_block", group=128),
     QuantSpec("fp8"),
 )
 
 
 def part_of(spec: QuantSpec, rows: int) -> QuantizedWeight:
     made = reference.quantize(torch.randn(rows, K), replace(spec, zeros=False, permuted=False))
-    if not isinstance(made, Int4Weight):
+    if not isinstance(made, Int4Weight | ByteWeight):
         return made
-    zeros = torch.randint(0, 16, made.scale.shape, dtype=torch.uint8) if spec.zeros else None
+    kind = torch.uint8 if isinstance(made, Int4Weight) else torch.int8
+    zeros = torch.randint(0, 16, made.scale.shape, dtype=kind) if spec.zeros else None
     order = torch.arange(K, dtype=torch.int32).flip(0) if spec.permuted else None
     return replace(made, zeros=zeros, permutation=order)
 
@@ -101,7 +106,7 @@ def test_fused_rows_give_what_their_parts_give(
         found = gate_up.act_and_mul(state)
     assert isinstance(found, Tensor)
     close(found, wanted)
-    if spec.codes != "fp8" and options.kernels.fuses:
+    if spec.codes in ("int4", "int8") and options.kernels.fuses:
         assert isinstance(gate_up.method.operand, PackedWeight)
 
 

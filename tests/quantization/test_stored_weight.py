@@ -12,9 +12,9 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.fp8 import FP8, BlockFp8
 from quire.kernels.formats.int4 import INT4, Int4
-from quire.kernels.formats.int8 import INT8, Int8
+from quire.kernels.formats.int8 import INT8, GroupedBytes, GroupedInt8, Int8
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4, Nf4
 from quire.kernels.formats.weight_format import WeightFormat
@@ -23,6 +23,9 @@ from quire.quantization.stored_weight import describe, restore, sizes_of, tensor
 
 MADE_ELSEWHERE = (
     Int8(QuantSpec("int8")),
+    GroupedInt8(QuantSpec("int8_group", group=32)),
+    GroupedInt8(QuantSpec("int8_group", group=64, zeros=True, permuted=True)),
+    BlockFp8(QuantSpec("fp8_block", group=128)),
     Int4(QuantSpec("int4", group=128)),
     Int4(QuantSpec("int4", group=64, zeros=True)),
     Int4(QuantSpec("int4", group=32, permuted=True)),
@@ -40,6 +43,7 @@ def rows_of(weight_format: WeightFormat, n: int, k: int) -> LinearWeight:
     tensors = tensors_of(made)
     if spec.zeros:
         zeros = torch.randint(0, 16, tensors["scale"].shape, dtype=torch.uint8)
+        zeros = zeros if spec.codes == "int4" else zeros.to(torch.int8)
         tensors["zeros"] = zeros
     if spec.permuted:
         tensors["permutation"] = torch.randperm(k, dtype=torch.int32)
@@ -180,6 +184,8 @@ def test_a_description_that_is_no_description_is_refused(weight: Any) -> None:
 
 def test_specs_count_their_bytes() -> None:
     for each in FORMATS:
+        if isinstance(each, GroupedBytes):  # by their words: tests/kernels/test_byte_words.py
+            continue
         n, k = 64, 256
         weight = rows_of(each, n, k)
         rows = sum(tensor.nbytes for tensor in tensors_of(weight).values())

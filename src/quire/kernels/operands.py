@@ -276,8 +276,21 @@ class PackedWeight:
         return {name: own for name, own in found.items() if own is not None}
 
 
+class GpuWords:
+    """A weight [N, K] whose codes are in words, as kernels of a GPU read them."""
+
+    __slots__ = ()
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by the names of its fields."""
+        names = "words", "scale", "zeros", "row_scale", "permutation"
+        found = {name: getattr(self, name) for name in names}
+        return {name: own for name, own in found.items() if own is not None}
+
+
 @dataclass(frozen=True, slots=True)
-class Int4Words:
+class Int4Words(GpuWords):
     """A four-bit weight [N, K] as kernels of a GPU read it, see kernels/triton/ops/int4_weight.py.
 
     K stands for the next multiple of 256: columns beyond the weight's have scales of 0.
@@ -303,4 +316,4 @@ class Int4Words:
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere
 LoadedWeight: TypeAlias = "Tensor | QuantizedWeight"
 # what `linear` takes: in the model's data type, in canonical rows, or packed for a device
-LinearWeight: TypeAlias = "Tensor | QuantizedWeight | PackedWeight | Int4Words"
+LinearWeight: TypeAlias = "Tensor | QuantizedWeight | PackedWeight | GpuWords"

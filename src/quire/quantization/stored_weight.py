@@ -14,7 +14,7 @@ from typing import Any
 from quire.kernels.cpu.native_structs import FLOAT_BYTES
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.table import format_of, format_of_packed
-from quire.kernels.operands import Int4Words, PackedWeight, QuantizedWeight, QuantSpec
+from quire.kernels.operands import GpuWords, PackedWeight, QuantizedWeight, QuantSpec
 
 Description = Mapping[str, Any]  # as JSON has it
 
@@ -34,7 +34,7 @@ def describe(weight: Any) -> Description:
 
 def tensors_of(weight: Any) -> dict[str, Any]:
     """The tensors of a weight, by the names under which they are stored."""
-    if isinstance(weight, PackedWeight | QuantizedWeight | Int4Words):
+    if isinstance(weight, PackedWeight | QuantizedWeight | GpuWords):
         return weight.tensors
     return {"weight": weight}
 

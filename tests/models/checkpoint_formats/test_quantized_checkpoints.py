@@ -15,6 +15,7 @@ import pytest
 import torch
 from harness import PagedModel, load_folder
 from quantized_checkpoints import DOWN, METHODS, words, write_quantized
+from safetensors.torch import load_file
 from torch import Tensor
 
 from quire.config import EngineConfig, ModelSettings
@@ -23,7 +24,7 @@ from quire.errors import CheckpointError, ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.table import format_of
-from quire.kernels.operands import CodebookWeight, Int4Weight, Int8Weight, PackedWeight
+from quire.kernels.operands import CodebookWeight, Int4Weight, Int8Weight, PackedWeight, QuantSpec
 from quire.layers.linear_layers import LinearBase
 from quire.models.checkpoint_formats.awq import ORDER, rows_of
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
@@ -33,6 +34,7 @@ from quire.models.checkpoint_formats.integer_rows import (
     unpacked,
     words_as_rows,
 )
+from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.checkpoint_source import CheckpointSource
@@ -354,6 +356,49 @@ def test_gate_and_up_are_in_fp8_on_a_gpu_whatever_down_is(tmp_path: Path) -> Non
     }
     numbers = {name for name, each in found.items() if each is None}
     assert numbers == {DOWN, "lm_head"}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("gptq_8", QuantSpec("int8_group", 32)),
+        ("gptq_8_order", QuantSpec("int8_group", 32, zeros=True, permuted=True)),
+        ("packed_8", QuantSpec("int8_group", 128)),
+        ("int8_weights", QuantSpec("int8_group", 128)),
+        ("float_block", QuantSpec("fp8_block", 64)),
+        ("fp8_block", QuantSpec("fp8_block", 128)),
+    ],
+)
+def test_eight_bits_stay_codes_on_a_gpu_without_rounded_activations(
+    name: str, spec: QuantSpec, tmp_path: Path
+) -> None:
+    """Their canonical rows are the numbers that they become on a CPU."""
+    write_quantized(name, tmp_path)
+    config, module = ModelConfig.from_folder(tmp_path), "model.layers.0.self_attn.o_proj"
+    checkpoint = config.checkpoint_format
+    assert checkpoint is not None
+    for device, expected in (("cuda", format_of(spec)), ("cpu", None)):
+        scheme = choose_formats(ModelSettings(), checkpoint, config.spec, device)
+        assert scheme is not None
+        assert scheme.format_for(module, "layer", 128, 128) == expected
+    stored = checkpoint.stored_linear(module)
+    assert stored is not None
+    tensors = load_file(tmp_path / "model.safetensors")
+    own = {leaf: tensors[f"{module}.{leaf}"] for leaf in stored.tensors(128, 128)
+           if f"{module}.{leaf}" in tensors}  # fmt: skip
+    rows, numbers = stored.rows(own), stored.numbers(own, "float32")
+    assert rows.spec == spec
+    found = format_of(spec).dequantize(rows)
+    if (order := rows.tensors.get("permutation")) is not None:
+        numbers = numbers[:, order]
+    torch.testing.assert_close(found, numbers)
+
+
+def test_codes_in_fp8_that_are_no_number_are_refused() -> None:
+    linear = Fp8Linear("config.json", "scale", (128, 128))
+    codes = torch.full((128, 128), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="not a number"):
+        linear.rows({"weight": codes, "scale": torch.ones(1, 1)})
 
 
 @pytest.mark.parametrize("size", [0, -32, -1, 32, 7])

@@ -3,6 +3,9 @@
 Where tensor cores multiply FP8 by FP8, activations are rounded to FP8 on the way, each token with a
 scale of its own; elsewhere codes are widened and activations are not rounded. (Micikevicius et
 al., 2022)
+
+In blocks (DeepSeek's, 128 x 128) each row of a block has its scale; they are for a GPU, like INT8
+in groups.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from quire.kernels.formats.int8 import GroupedBytes
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight, QuantizedWeight, QuantSpec
 
@@ -49,3 +53,14 @@ class Fp8(WeightFormat):
 
 
 FP8 = Fp8(QuantSpec("fp8"))
+
+
+class BlockFp8(GroupedBytes):
+    """FP8 in blocks: codes in e4m3."""
+
+    __slots__ = ()
+
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
+        from quire.kernels.reference_bytes import quantize_fp8_groups
+
+        return quantize_fp8_groups(weight, self.spec.group)

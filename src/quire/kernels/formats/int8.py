@@ -5,10 +5,15 @@ bytes with one scale. In the usual format the weight is Hadamard-rotated before 
 columns (or 32, or 16) at a time, and so are the inputs of each layer: outliers no longer set the
 scale. Codes made elsewhere are not rotated, and inputs are not, either. (Dettmers et al., 2022;
 rotation: Ashkboos et al., 2024)
+
+With a scale for each group of inputs (GPTQ's and compressed-tensors' eight bits) activations are
+not rounded; a GPU multiplies these, on a CPU they become numbers when they are read.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +23,11 @@ from quire.kernels.operands import Int8Weight, QuantizedWeight, QuantSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from quire.kernels.byte_operands import ByteWeight
+
+_STEP = 32  # groups are multiples of it
+_CHUNK = 256  # columns that a GPU reads at a time
 
 
 class Int8(WeightFormat):
@@ -63,3 +73,75 @@ class Int8(WeightFormat):
 
 INT8 = Int8(QuantSpec("int8", hadamard=True))
 INT8_UNROTATED = Int8(QuantSpec("int8"))  # for a GPU, which does not rotate
+
+
+class GroupedBytes(WeightFormat):
+    """Codes [N, K], scales [N, K / group] in float32; zero points, permutation."""
+
+    __slots__ = ()
+    has_groups: ClassVar[bool] = True
+
+    def fits(self, n: int, k: int) -> bool:
+        """See `WeightFormat`."""
+        return self.spec.group % _STEP == 0 and super().fits(n, k)
+
+    def row_bytes(self, k: int) -> int:
+        """See `WeightFormat`: as a GPU has them, with scales in float16 and one of the row."""
+        spec, whole = self.spec, -(-k // _CHUNK) * _CHUNK
+        if spec.group == k and not spec.zeros:
+            return whole + 4
+        return whole + whole // math.gcd(spec.group, 128) * (3 if spec.zeros else 2) + 4
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> ByteWeight:
+        """See `WeightFormat`."""
+        from quire.kernels.byte_operands import ByteWeight
+
+        spec = self.spec
+        zeros = tensors["zeros"] if spec.zeros else None
+        permutation = tensors["permutation"] if spec.permuted else None
+        codes, scale = tensors["codes"], tensors["scale"]
+        return ByteWeight(codes, scale, zeros, spec.codes, spec.group, permutation)
+
+    def round_rows(self, weight: Tensor) -> ByteWeight:
+        """See `WeightFormat`. Inputs are in their own order."""
+        import torch
+
+        from quire.kernels.reference_quantized import by_pieces
+
+        names = ("codes", "scale", "zeros") if self.spec.zeros else ("codes", "scale")
+        tensors = dict(zip(names, by_pieces(weight, self._round), strict=True))
+        if self.spec.permuted:
+            order = torch.arange(weight.shape[1], dtype=torch.int32, device=weight.device)
+            tensors["permutation"] = order
+        return self.rows(tensors)
+
+    @abstractmethod
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Codes, scales and, where there are any, zero points of some rows of a weight."""
+
+    def dequantize(self, weight: QuantizedWeight) -> Tensor:
+        """See `WeightFormat`. Inputs are in the weight's order."""
+        from quire.kernels.byte_operands import ByteWeight
+        from quire.kernels.reference_bytes import dequantize_bytes
+
+        assert isinstance(weight, ByteWeight)
+        return dequantize_bytes(weight)
+
+    def linear(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """See `WeightFormat`."""
+        from quire.kernels.byte_operands import ByteWeight
+        from quire.kernels.reference_bytes import linear_bytes
+
+        assert isinstance(weight, ByteWeight)
+        return linear_bytes(x, weight, bias)
+
+
+class GroupedInt8(GroupedBytes):
+    """INT8 in groups: signed codes, and zero points in the same range."""
+
+    __slots__ = ()
+
+    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
+        from quire.kernels.reference_bytes import quantize_int8_groups
+
+        return quantize_int8_groups(weight, self.spec.group, zeros=self.spec.zeros)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from quire.kernels.formats.fp8 import Fp8
+from quire.kernels.formats.fp8 import BlockFp8, Fp8
 from quire.kernels.formats.int4 import Int4
-from quire.kernels.formats.int8 import Int8
+from quire.kernels.formats.int8 import GroupedInt8, Int8
 from quire.kernels.formats.mxfp4 import Mxfp4
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.nf4 import Nf4
@@ -23,6 +23,8 @@ FORMATS: dict[str, type[WeightFormat]] = {
     "int4": Int4,
     "nf4": Nf4,
     "mxfp4": Mxfp4,
+    "int8_group": GroupedInt8,
+    "fp8_block": BlockFp8,
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
 _SERVED = {
     "cpu": ("int4", "int8", "nf4", "mxfp4"),
-    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4"),
+    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4", "int8_group", "fp8_block"),
 }
 
 

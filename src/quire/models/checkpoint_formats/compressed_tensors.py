@@ -97,7 +97,8 @@ class PackedLinear(IntegerLinear):
         if not self.is_symmetric:
             words = tensors["weight_zero_point"].t()
             zeros = unpacked(words_as_rows(words), self.bits).t()
-        return IntegerRows(codes, tensors["weight_scale"], zeros, self.bits, permutation)
+        scale = tensors["weight_scale"]
+        return IntegerRows(codes, scale, zeros, self.bits, permutation, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)

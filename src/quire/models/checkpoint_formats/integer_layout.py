@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.kernels.operands import QuantSpec
 
-_STEP = 32  # groups of four-bit weights are multiples of it
+_STEP = 32  # groups are multiples of it
 
 
 def group_problem(group: int, k: int) -> str | None:
@@ -26,4 +26,6 @@ def integer_spec(
         return QuantSpec("int4", size, zeros, permuted=permuted and size < k)
     if bits == 8 and size == k and rounds and not zeros:
         return QuantSpec("int8")
+    if bits == 8 and not rounds and size > 0 and size % _STEP == 0:
+        return QuantSpec("int8_group", size, zeros, permuted=permuted and size < k)
     return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_quantized import WIDENED_ELEMENTS
 
@@ -21,6 +22,7 @@ class IntegerRows:
     """Rows of codes, `bits` each, of which the first lies in the lower bits of a byte.
 
     permutation: column i of the codes belongs to input permutation[i]; None where that is i.
+    rounds: whether activations are rounded to bytes, too, where codes have eight bits.
     """
 
     codes: Tensor  # uint8 [N, K · bits / 8]
@@ -28,20 +30,29 @@ class IntegerRows:
     zeros: Tensor | None  # uint8 [N, groups]
     bits: int
     permutation: Tensor | None = None  # int32 [K]
+    rounds: bool = False
 
     def canonical(self) -> QuantizedWeight:
         """The same as an operand of linear layers. Raises ValueError for scales out of range."""
         if self.bits == 8:
-            assert self.zeros is None
-            assert self.permutation is None
-            scale = self.scale.float().squeeze(1).contiguous()
-            return Int8Weight((self.codes ^ 128).view(torch.int8), scale, hadamard=False)
+            return self._in_bytes()
         scale = self.scale.half().contiguous()
         if not scale.isfinite().all():
             raise ValueError("a scale is not a number, or beyond those of float16")
         group = self.codes.shape[1] * 2 // scale.shape[1]
         zeros = None if self.zeros is None else self.zeros.contiguous()
         return Int4Weight(self.codes.contiguous(), scale, zeros, group, False, self.permutation)
+
+    def _in_bytes(self) -> QuantizedWeight:
+        """Codes of eight bits, signed, as zero points become."""
+        codes, scale = (self.codes ^ 128).contiguous().view(torch.int8), self.scale.float()
+        if self.rounds:
+            assert self.zeros is None
+            return Int8Weight(codes, scale.squeeze(1).contiguous(), hadamard=False)
+        zeros = None if self.zeros is None else (self.zeros ^ 128).contiguous().view(torch.int8)
+        group = codes.shape[1] // scale.shape[1]
+        order = self.permutation
+        return ByteWeight(codes, scale.contiguous(), zeros, "int8_group", group, order)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K] that they stand for, with its inputs in their own order."""

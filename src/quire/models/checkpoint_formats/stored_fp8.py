@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.kernels.formats.table import format_of
 from quire.kernels.operands import Fp8Weight, QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
@@ -37,9 +38,12 @@ class Fp8Linear(StoredLinear):
         """See `StoredLinear`: any size will do."""
         return None
 
-    def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
+    def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
-        return QuantSpec("fp8") if self.block is None else None
+        if self.block is None:
+            return QuantSpec("fp8")
+        spec = QuantSpec("fp8_block", self.block[1])
+        return spec if format_of(spec).fits(1, k) else None
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
@@ -55,8 +59,18 @@ class Fp8Linear(StoredLinear):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        codes, scale = tensors["weight"], tensors[self.scale].float().flatten()
-        return Fp8Weight(codes, scale.expand(len(codes)).contiguous())
+        import torch
+
+        from quire.kernels.byte_operands import ByteWeight
+
+        codes, scale = tensors["weight"], tensors[self.scale].float()
+        if self.block is None:
+            return Fp8Weight(codes, scale.flatten().expand(len(codes)).contiguous())
+        if bool((codes.view(torch.uint8) & 0x7F == 0x7F).any()):
+            raise ValueError("its weight has codes that are not a number")
+        rows, columns = self.block
+        of_rows = scale.repeat_interleave(rows, 0)[: len(codes)]
+        return ByteWeight(codes, of_rows, None, "fp8_block", columns)
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """See `StoredLinear`."""

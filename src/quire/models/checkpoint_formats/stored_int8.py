@@ -13,6 +13,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
     scale_shapes,
 )
+from quire.models.checkpoint_formats.integer_layout import integer_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +36,9 @@ class Int8Linear(StoredLinear):
         """See `StoredLinear`: any size will do."""
         return None
 
-    def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
+    def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
-        return QuantSpec("int8") if self.rounds else None
+        return integer_spec(8, -1, k, zeros=False, rounds=self.rounds)
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
@@ -50,12 +51,21 @@ class Int8Linear(StoredLinear):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `StoredLinear`."""
-        codes, scale = tensors["weight"], tensors["weight_scale"].float().flatten()
-        return Int8Weight(codes, scale.expand(len(codes)).contiguous(), hadamard=False)
+        from quire.kernels.byte_operands import ByteWeight
+
+        codes, scale = tensors["weight"], self._scale(tensors)
+        if not self.rounds:
+            return ByteWeight(codes, scale[:, None], None, "int8_group", codes.shape[1])
+        return Int8Weight(codes, scale, hadamard=False)
+
+    def _scale(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A scale for each output."""
+        scale = tensors["weight_scale"].float().flatten()
+        return scale.expand(len(tensors["weight"])).contiguous()
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """See `StoredLinear`."""
         from quire.kernels.torch_dtypes import torch_dtype
 
-        rows = self.rows(tensors)
-        return (rows.codes.float() * rows.scale[:, None]).to(torch_dtype(dtype))
+        codes, scale = tensors["weight"], self._scale(tensors)
+        return (codes.float() * scale[:, None]).to(torch_dtype(dtype))

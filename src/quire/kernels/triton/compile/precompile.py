@@ -35,12 +35,14 @@ from quire.kernels.triton.attention.widening import widen_kernel, widening_plan_
 from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.ops.byte_words import dequantize_bytes_kernel
 from quire.kernels.triton.ops.int4_weight import dequantize_int4_kernel
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import has_hopper_kernels
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.penalties import penalise_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
+from quire.kernels.triton.step.block_rounding import quantize_blocks_kernel
 from quire.kernels.triton.step.elementwise import (
     norm_kernel,
     quantize_kernel,
@@ -64,6 +66,7 @@ _ALL = (
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
     dequantize_int4_kernel, widening_plan_kernel, widen_kernel,
+    dequantize_int4_kernel, dequantize_bytes_kernel, quantize_blocks_kernel,
 )  # fmt: skip
 
 
@@ -85,6 +88,8 @@ def _hopper_kernels() -> tuple[Any, ...]:
     """Kernels for Hopper only; none if the GPU or this version of Triton lacks support."""
     if not (torch.cuda.is_available() and has_hopper_kernels(torch.cuda.current_device())):
         return ()
+    from quire.kernels.triton.hopper.hopper_block_gemm import hopper_block_gemm_kernel
+    from quire.kernels.triton.hopper.hopper_byte_rows import hopper_byte_rows_kernel
     from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
     from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
     from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
@@ -96,6 +101,7 @@ def _hopper_kernels() -> tuple[Any, ...]:
     return (
         hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_fp8_gemm_kernel,
         hopper_ordered_gemm_kernel, hopper_split_attention_kernel, hopper_int4_rows_kernel,
+        hopper_block_gemm_kernel, hopper_byte_rows_kernel,
     )  # fmt: skip
 
 

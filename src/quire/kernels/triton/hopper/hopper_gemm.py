@@ -80,8 +80,9 @@ def hopper_gemm_kernel(
     loads of W are issued, or at once if W has 16 bits: both as measured. HEAD_DIM: 0, or out are
     the queries of [M, N] and the rest goes to the caches.
 
-    GROUP: inputs that share a scale of four-bit weights, whose words w_desc has; 0 for others.
-    CODEBOOK: None, or `byte_tables` of the numbers that codes stand for. With four-bit weights
+    GROUP: inputs that share a scale of weights in words, which w_desc has; 0 for others. CODEBOOK:
+    of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "int8" or
+    "fp8". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
     TILES are parts of k, see `multiply_int4`, and programs of the same W lie side by side, each
     with BLOCK_M rows of x. x_scale_ptr: of x in INT16, see `hopper_int16_rows`; X_ROWS:
     `load_scales`' ROWS, else 0. int16_ptr: where the result is stored in INT16 as well, or with
@@ -101,7 +102,7 @@ def hopper_gemm_kernel(
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     if GROUP > 0:
         ring = gl.allocate_shared_memory(
-            w_desc.dtype, [STAGES, TILES, BLOCK_N, BLOCK_K], w_desc.layout
+            w_desc.dtype, _slots(STAGES, w_desc.block_type.shape), w_desc.layout
         )
     else:
         ring = gl.allocate_shared_memory(
@@ -121,11 +122,12 @@ def hopper_gemm_kernel(
     if LETS_IN:
         gdc_launch_dependents()
     if GROUP > 0:
-        scales = load_groups(
-            group_scale_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-            GROUP_ROWS, gl.bfloat16, group_scale_ptr.dtype.element_ty == gl.uint8,
-        )  # fmt: skip
-        zeros = None
+        scales, zeros = None, None
+        if group_scale_ptr is not None:
+            scales = load_groups(
+                group_scale_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
+                GROUP_ROWS, gl.bfloat16, group_scale_ptr.dtype.element_ty == gl.uint8,
+            )  # fmt: skip
         if zero_ptr is not None:
             zeros = load_groups(
                 zero_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
@@ -219,6 +221,12 @@ def hopper_gemm_kernel(
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
+
+
+@gluon.constexpr_function
+def _slots(stages, box):
+    """The shape of a ring of boxes."""
+    return [stages, *box]
 
 
 @gluon.constexpr_function

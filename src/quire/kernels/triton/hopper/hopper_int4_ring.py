@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.triton.hopper.hopper_byte_codes import widen
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 
@@ -48,14 +49,18 @@ def column_boxes(x: Tensor, parts: int, block_m: int) -> TensorDescriptor:
 
 @gluon.jit
 def ask_words(w_desc, x_desc, ring, full, row, begin, end, step):
-    """Start to load a step's words [PARTS, BLOCK_N, 32], and expect its columns of x, too."""
-    PARTS: gl.constexpr = w_desc.block_type.shape[0]
+    """Start to load a step's words [(2,) PARTS, BLOCK_N, 32], and expect its columns of x, too."""
+    PARTS: gl.constexpr = x_desc.block_type.shape[1]
     num_bytes: gl.constexpr = w_desc.block_type.nbytes + x_desc.block_type.nbytes
     stage = step % full.shape[0]
     there = begin + step < end
     mbarrier.expect(full.index(stage), num_bytes, pred=there)
     target = ring.index(stage)
-    fetch_box(w_desc, [(begin + step) * PARTS, row, 0], full.index(stage), target, there)
+    if len(w_desc.block_type.shape) == 4:  # codes of eight bits
+        corner = [0, (begin + step) * PARTS, row, 0]
+        fetch_box(w_desc, corner, full.index(stage), target, there)
+    else:
+        fetch_box(w_desc, [(begin + step) * PARTS, row, 0], full.index(stage), target, there)
 
 
 @gluon.jit
@@ -78,15 +83,16 @@ def load_groups(
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
     of two, as many at least. Scales are divided by their row's, if there are such. Zeros are bytes;
-    in NUMBERS they become 128 more (bfloat16) or 1024 more (float16). So are EXPONENTS of scales,
-    which become powers of two in bfloat16.
+    in NUMBERS unsigned ones become 128 more (bfloat16) or 1024 more (float16). So are EXPONENTS of
+    scales, which become powers of two in bfloat16.
     """
     GROUPS: gl.constexpr = 256 // GROUP
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
-    kind: gl.constexpr = NUMBERS if IS_BYTE else ptr.dtype.element_ty
+    IS_SIGNED: gl.constexpr = ptr.dtype.element_ty == gl.int8
+    kind: gl.constexpr = NUMBERS if IS_BYTE or IS_SIGNED else ptr.dtype.element_ty
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
@@ -104,6 +110,8 @@ def load_groups(
             MORE: gl.constexpr = 0x6400 if NUMBERS.fp_mantissa_width == 10 else 0x4300
             bits = bits | MORE
         values = bits.to(NUMBERS, bitcast=True)
+    elif IS_SIGNED:
+        values = values.to(gl.float32).to(NUMBERS)
     elif row_scale_ptr is not None:
         by_row = gl.load(row_scale_ptr + output, mask=output < N, other=1.0)
         values = (values.to(gl.float32) / by_row).to(kind)
@@ -226,7 +234,7 @@ def _block(
         other_zero = zero
         if GROUP == 32:
             other_zero = zeros.index(last).load(in_rows)[:, None]
-    if SCALED:
+    if SCALED and scales is not None:
         scale = scales.index(first).load(in_rows).to(gl.bfloat16)[:, None]
         other_scale = scale
         if GROUP == 32:
@@ -234,6 +242,8 @@ def _block(
     if CODEBOOK is None:
         one = _unpack(words, zero, scale, 2 * B)
         other = _unpack(words, other_zero, other_scale, 2 * B + 1)
+    elif CODEBOOK == "int8" or CODEBOOK == "fp8":
+        one, other = widen(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
     else:
         one, other = _look_up(words, scale, other_scale, B, CODEBOOK)
     halves = gl.join(one, other)
@@ -250,17 +260,20 @@ def multiply_int4(
     SCALED: scales multiply the codes, in bfloat16, not the sums of a group in float32; so it has to
     be for groups of 32, and with many rows of x, for which there are no registers for two sums.
     """
-    PARTS: gl.constexpr = w_desc.block_type.shape[0]
-    BLOCK_N: gl.constexpr = w_desc.block_type.shape[1]
+    PARTS: gl.constexpr = x_desc.block_type.shape[1]
+    BLOCK_N: gl.constexpr = ring.shape[len(ring.shape) - 2]
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[2]
     STAGES: gl.constexpr = full.shape[0]
+    WORDS: gl.constexpr = len(ring.shape) - 3  # for 8 columns: of eight bits two
     HEIGHT: gl.constexpr = PARTS * BLOCK_N
     TOGETHER: gl.constexpr = max(1, 8 // (PARTS * BLOCK_M))  # blocks on the other side of a product
     WIDTH: gl.constexpr = TOGETHER * PARTS * BLOCK_M
     SUMS: gl.constexpr = 4 if TOGETHER > 1 else 1 if SCALED else min(4, 256 // GROUP)  # of a step
     layout: gl.constexpr = sums_layout(WIDTH, gl.num_warps(), gl.bfloat16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
+    words_of = seen_as(
+        ring, ring.dtype, [STAGES * WORDS, HEIGHT, 32], gl.NVMMASharedLayout(128, 32)
+    )
     x_blocks = seen_as(
         x_ring, x_ring.dtype, [STAGES * 4 // TOGETHER, WIDTH, 64], gl.NVMMASharedLayout(128, 16)
     )
@@ -271,20 +284,28 @@ def multiply_int4(
     for step in range(end - begin):
         slot = step % STAGES
         mbarrier.wait(full.index(slot), (step // STAGES) & 1)
-        words = words_of.index(slot).load(operand)
+        words = words_of.index(slot * WORDS).load(operand)
         blocks = words, zeros, scales, x_blocks, step, slot
         if SUMS == 1:
             for i in gl.static_range(4):
+                if WORDS == 2 and i == 2:
+                    words = words_of.index(slot * WORDS + 1).load(operand)
                 a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, i)
                 x = x_blocks.index(slot * 4 + i).permute((1, 0))
                 total = warpgroup_mma(a, x, total, is_async=True)
             total = warpgroup_mma_wait(0, deps=[total])
         else:
+            latter = blocks
+            if WORDS == 2:
+                words = words_of.index(slot * WORDS + 1).load(operand)
+                latter = words, zeros, scales, x_blocks, step, slot
             a = _sum(blocks, total, 0, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
-            b = _sum(blocks, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
             if SUMS == 4:
-                c = _sum(blocks, total, 2, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
-                d = _sum(blocks, total, 3, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                b = _sum(blocks, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                c = _sum(latter, total, 2, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                d = _sum(latter, total, 3, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+            else:
+                b = _sum(latter, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
             block = column // PARTS
             total = _added(total, a, 0, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
             total = _added(total, b, 1, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)

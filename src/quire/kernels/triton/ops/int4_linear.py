@@ -18,14 +18,8 @@ import triton
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import (
-    Fp8Rows,
-    Int4Words,
-    Int16Rows,
-    ResidualState,
-    RoundedRows,
-    Rows,
-)
+from quire.kernels.byte_operands import ByteWords
+from quire.kernels.operands import Fp8Rows, Int4Words, Int16Rows, ResidualState, RoundedRows, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import (
     INT16_ROWS,
@@ -76,7 +70,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
         return unpacked(x, weight, bias)
 
     def invariant_linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
-        x = _ordered(x if isinstance(x, Tensor) else x.widened(), weight)
+        x = ordered(x if isinstance(x, Tensor) else x.widened(), weight)
         return invariant_gemm(x, None, widened(weight, x.dtype), None, bias, x.dtype)
 
     def is_few(self, x: Rows, weight: Int4Words) -> TypeGuard[Tensor]:
@@ -108,7 +102,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
             return int16, x.squares if isinstance(x, ResidualState) else None
         rows, squares = super().inputs(x, weight, config)
         assert isinstance(rows, Tensor)
-        return _ordered(rows, weight), squares
+        return ordered(rows, weight), squares
 
     def config(self, num_rows: int, weight: Int4Words) -> Config:
         found = _config_of(num_rows, weight)
@@ -152,7 +146,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
             x, x_scale, x_sums = rows.codes, rows.scale, rows.sums
             columns = column_boxes(x.view(2 * m, k), config.parts, 2 * block_m)
         else:
-            x = _whole_steps(rows)
+            x = whole_steps(rows)
             columns = column_boxes(x, config.parts, block_m)
         hopper_gemm_kernel[(tiles * config.split,)](
             x, columns, x_scale, x_sums, word_boxes(weight.words, config.parts, config.block_n),
@@ -169,7 +163,7 @@ class _Int4Linear(GpuLinear[Int4Words]):
 INT4 = _Int4Linear()
 
 
-def _whole_steps(rows: Tensor) -> Tensor:
+def whole_steps(rows: Tensor) -> Tensor:
     """Rows as TMA addresses them, with columns up to a multiple of 256."""
     k = rows.shape[1]
     if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
@@ -194,7 +188,7 @@ def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Confi
     return int4_config(num_rows, n, weight.inputs, group, num_sms, zeros=zeros, head_dim=head_dim)
 
 
-def _ordered(x: Tensor, weight: Int4Words) -> Tensor:
+def ordered(x: Tensor, weight: Int4Words | ByteWords) -> Tensor:
     """x with its columns in the order of the weight's inputs."""
     return x if weight.permutation is None else x[:, weight.permutation]
 
@@ -242,7 +236,7 @@ def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
 
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
     """The linear operation by the library, on the weight as numbers of x's data type."""
-    x = _ordered(x, weight)
+    x = ordered(x, weight)
 
     def multiply(numbers: Tensor, rows: slice) -> Tensor:
         return reference.linear(x, numbers, _part(bias, rows))

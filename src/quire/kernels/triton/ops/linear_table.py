@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from quire.kernels import reference
+from quire.kernels.byte_operands import ByteWeight, ByteWords
 from quire.kernels.operands import (
     CodebookWeight,
     Fp8Weight,
@@ -20,6 +21,8 @@ from quire.kernels.operands import (
     LinearWeight,
     QuantSpec,
 )
+from quire.kernels.triton.ops.byte_linear import BYTES
+from quire.kernels.triton.ops.byte_words import pack_bytes
 from quire.kernels.triton.ops.dense_linear import DENSE
 from quire.kernels.triton.ops.fp8_linear import FP8
 from quire.kernels.triton.ops.gpu_linear import GpuLinear
@@ -27,12 +30,13 @@ from quire.kernels.triton.ops.int4_linear import INT4
 from quire.kernels.triton.ops.int4_weight import pack_codebook, pack_int4
 from quire.kernels.triton.ops.int8_linear import INT8
 
-GpuWeight: TypeAlias = Tensor | Fp8Weight | Int8Weight | Int4Words  # of a linear layer [N, K]
+# of a linear layer [N, K]
+GpuWeight: TypeAlias = Tensor | Fp8Weight | Int8Weight | Int4Words | ByteWords
 _LINEARS: dict[type, GpuLinear[Any]] = {
-    Fp8Weight: FP8, Int8Weight: INT8, Int4Words: INT4
+    Fp8Weight: FP8, Int8Weight: INT8, Int4Words: INT4, ByteWords: BYTES,
 }  # fmt: skip
 _PACKING: dict[type, Callable[[Any], LinearWeight]] = {
-    Int4Weight: pack_int4, CodebookWeight: pack_codebook
+    Int4Weight: pack_int4, CodebookWeight: pack_codebook, ByteWeight: pack_bytes,
 }  # fmt: skip
 
 
@@ -42,7 +46,7 @@ def linear_of(weight: GpuWeight) -> GpuLinear[Any]:
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`: four-bit codes as words."""
+    """Twin of `reference.pack`: codes as words where kernels read these."""
     packing = _PACKING.get(type(weight))
     return weight if packing is None else packing(weight)
 

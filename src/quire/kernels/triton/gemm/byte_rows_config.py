@@ -1,0 +1,78 @@
+"""Chooses how Hopper cuts a GEMM of many rows in bfloat16 with a weight of a byte each: by rule."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY
+from quire.kernels.triton.launch.workspace import NUM_PARTIALS
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRowsConfig:
+    """`split` programs share a tile of block_n outputs for block_m rows of x."""
+
+    block_m: int
+    block_n: int
+    stages: int
+    split: int = 1
+
+    @property
+    def warps(self) -> int:
+        """A warpgroup for 64 outputs."""
+        return self.block_n // 16
+
+    def group_rows(self, k: int, group: int) -> int:
+        """Rows of scales that a program has in shared memory, a power of two."""
+        steps = math.ceil(math.ceil(k / 256) / self.split)
+        return max(4, 1 << (256 // group * steps - 1).bit_length())
+
+    def shared_memory(self, k: int, group: int, tables: int) -> int:
+        """Bytes of shared memory of a program: the ring of words and columns of x, and tables."""
+        groups = tables * 2 * self.block_n * self.group_rows(k, group)
+        return self.stages * (128 * self.block_n + 256 * self.block_m) + groups + 64
+
+
+# microseconds of a step of 256 columns, by rows and outputs of a tile, on one H200
+STEP_US = {(256, 128): 2.95, (128, 128): 1.7, (128, 64): 0.95}
+START_US = 3.0  # of a program besides
+REDUCE_US = 0.06 / 256  # of sums, for each row, output and part
+
+
+def expected_us(m: int, n: int, k: int, num_sms: int, config: ByteRowsConfig) -> float:
+    """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
+    steps = math.ceil(math.ceil(k / 256) / config.split)
+    programs = math.ceil(n / config.block_n) * math.ceil(m / config.block_m) * config.split
+    us = math.ceil(programs / num_sms) * (
+        steps * STEP_US[config.block_m, config.block_n] + START_US
+    )
+    if config.split > 1:
+        us += config.split * config.block_n * config.block_m * REDUCE_US
+    return us
+
+
+def byte_rows_configs(m: int, n: int, k: int, group: int, tables: int) -> Iterator[ByteRowsConfig]:
+    """Configs for x [m, k] and W [n, k] that programs and the workspace have the room for."""
+    for block_m, block_n in STEP_US:
+        if block_m > 128 >= m:
+            continue
+        for split in range(1, min(math.ceil(k / 256), 8) + 1):
+            tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
+            if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:
+                break
+            both = (ByteRowsConfig(block_m, block_n, stages, split) for stages in (4, 3, 2))
+            fits = [x for x in both if x.shared_memory(k, group, tables) <= SHARED_MEMORY]
+            yield from fits[:1]
+
+
+@functools.cache
+def byte_rows_config(
+    m: int, n: int, k: int, group: int, num_sms: int, tables: int
+) -> ByteRowsConfig | None:
+    """The config of the least expected time; None where none has the room."""
+    found = {expected_us(m, n, k, num_sms, each): each
+             for each in byte_rows_configs(m, n, k, group, tables)}  # fmt: skip
+    return found[min(found)] if found else None

@@ -1,0 +1,307 @@
+"""Weights of a byte each with scales of groups, as words for GPUs: the numbers that they are."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ptx import bf16_pair, run_ptx
+from test_triton_kernels import DEVICE, ON_GPU, moved
+from torch import Tensor
+from twins import normal
+
+from quire.kernels import reference
+from quire.kernels.byte_operands import ByteWeight, ByteWords
+from quire.kernels.cpu.native import set_num_threads
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.table import format_of
+from quire.kernels.formats.weight_format import WeightFormat
+from quire.kernels.operands import QuantSpec, ResidualState
+from quire.kernels.triton.gemm.block_config import BlockConfig, block_config, block_configs
+from quire.kernels.triton.gemm.byte_config import byte_config, byte_configs, byte_memory
+from quire.kernels.triton.gemm.byte_rows_config import (
+    ByteRowsConfig,
+    byte_rows_config,
+    byte_rows_configs,
+)
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
+from quire.kernels.triton.ops import byte_linear
+from quire.kernels.triton.ops.byte_linear import many_config
+from quire.kernels.triton.ops.byte_words import dequantize_words
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS
+from quire.kernels.triton.ops.linear_table import pack
+from quire.kernels.triton.ops.skinny_gemm import (
+    interleave_gate_up,
+    skinny_gemm,
+    skinny_gemm_norm,
+    skinny_gemm_silu,
+)
+from quire.kernels.triton.step.block_rounding import quantize_blocks
+
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
+if HOPPER:
+    from quire.kernels.triton.hopper.hopper_block_gemm import multiply_blocks
+    from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
+SPECS = (
+    QuantSpec("int8_group", 128),
+    QuantSpec("int8_group", 32, zeros=True),
+    QuantSpec("int8_group", 64, permuted=True),
+    QuantSpec("int8_group", 384),
+    QuantSpec("fp8_block", 128),
+)
+EACH = pytest.mark.parametrize("spec", SPECS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded() -> None:
+    set_num_threads(1)
+
+
+def rows_of(found: WeightFormat, n: int, k: int) -> ByteWeight:
+    """A random weight in canonical rows, with scales of many sizes."""
+    sizes = torch.logspace(-6, 1, n)[:, None] * torch.exp2(normal(n, k // 32, dtype=torch.float32))
+    plain = normal(n, k, dtype=torch.float32, seed=n) * sizes.repeat_interleave(32, 1)
+    rows = found.round_rows(plain)
+    assert isinstance(rows, ByteWeight)
+    if rows.permutation is not None:
+        rows = replace(rows, permutation=torch.randperm(k, dtype=torch.int32))
+    return replace(rows, **{name: moved(own) for name, own in rows.tensors.items()})
+
+
+def packed(weight: ByteWeight) -> ByteWords:
+    """The weight in words."""
+    found = pack(weight)
+    assert isinstance(found, ByteWords)
+    return found
+
+
+def all_codes(kind: str) -> Tensor:
+    """Each code that is a number, uint8 [1, 256]."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    return codes[None] if kind == "int8_group" else torch.where(codes & 127 == 127, 0, codes)[None]
+
+
+@EACH
+def test_words_are_the_rows_again(spec: QuantSpec) -> None:
+    found = format_of(spec)
+    rows = rows_of(found, 21, 384)
+    words, expected = packed(rows), found.dequantize(rows)
+    assert words.row_scale.isfinite().all()
+    out = moved(torch.full((21, 384), float("nan")))
+    torch.testing.assert_close(dequantize_words(words, out), expected, rtol=5e-4, atol=0)
+    assert torch.equal(dequantize_words(words, moved(torch.empty(9, 384)), 5), out[5:14])
+
+
+@pytest.mark.parametrize("kind", ["int8_group", "fp8_block"])
+def test_instructions_widen_every_code(kind: str) -> None:
+    """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
+    codes_of = pytest.importorskip("quire.kernels.triton.hopper.hopper_byte_codes")
+    found, zero, scale = format_of(QuantSpec(kind, 128)), 3.0, 0.75
+    codes = all_codes(kind).view(torch.int8 if kind == "int8_group" else torch.float8_e4m3fn)
+    weight = ByteWeight(codes, torch.ones(1, 2), None, kind, 128)
+    numbers, words = found.dequantize(weight)[0].double(), packed(weight)
+    by = scale * (2.0**120 if kind == "fp8_block" else 1.0)
+    bits = {value: torch.tensor([value]).bfloat16().view(torch.int16).item() * 0x10001
+            for value in (zero, by)}  # fmt: skip
+    for chunk, pair, word in torch.cartesian_prod(*map(torch.arange, (2, 16, 2))).tolist():
+        stored = words.words[0, 32 * chunk + 2 * pair :][:2].tolist()
+        first = {"$2": stored[0] & 0xFFFFFFFF, "$3": stored[1] & 0xFFFFFFFF}
+        column = 128 * chunk + 64 * word + 2 * pair
+        for has_zeros, is_scaled in ((False, False), (False, True), (True, True)):
+            registers = first | ({"$4": bits[zero], "$5": bits[zero]} if has_zeros else {})
+            last = 4 + 2 * has_zeros
+            registers |= {f"${last}": bits[by], f"${last + 1}": bits[by]}
+            if has_zeros and kind == "fp8_block":
+                continue
+            asm = codes_of._widen_asm(words.codes, word, has_zeros, is_scaled)
+            after = run_ptx(asm, registers)
+            for half in range(2):
+                expected = numbers[column + 32 * half :][:2] - zero * has_zeros
+                expected = expected * (scale if is_scaled else 1.0)
+                assert torch.equal(bf16_pair(after[f"${half}"]), expected.bfloat16().double())
+
+
+@EACH
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_linear_multiplies_by_the_numbers(
+    spec: QuantSpec, batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations are not rounded; some rows of the weight become numbers at a time."""
+    found = format_of(spec)
+    monkeypatch.setattr(byte_linear, "_PIECE", 2**14)
+    rows = rows_of(found, 200, 384)
+    x, bias = moved(normal(3, 384, dtype=torch.float32)), moved(normal(200, dtype=torch.float32))
+    kernels = kernels_for("cuda", batch_invariant=batch_invariant)
+    limit = 5e-4 * x.norm() * found.dequantize(rows).norm(dim=1)  # scales are in float16
+    for given in (bias, None):
+        out, expected = kernels.linear(x, packed(rows), given), found.linear(x, rows, given)
+        assert bool(((out - expected).abs() <= limit + 1e-6).all())
+
+
+def test_rows_are_rounded_in_the_order_of_words() -> None:
+    """With scales of 128 columns that are powers of two: Triton's interpreter cuts FP8 off."""
+    x = torch.randint(-8, 9, (3, 1280)).float() * torch.exp2(torch.arange(10.0)).repeat_interleave(
+        128
+    )
+    found = quantize_blocks(moved(x))
+    assert found.scale.shape == (10, 3)
+    wide = found.codes[:3].float().cpu() * found.scale.float().cpu().t().repeat_interleave(128, 1)
+    order = torch.arange(1280, dtype=torch.int16).view(torch.uint8)[::2]
+    weight = ByteWeight(
+        order.view(1, 1280).view(torch.int8), torch.ones(1, 10), None, "int8_group", 128
+    )
+    order_of = pack(weight).words.view(torch.uint8)[0, :1280].long()
+    for chunk in range(10):
+        own = order_of[128 * chunk :][:128] - 128 * (chunk % 2)
+        assert torch.equal(wide[:, 128 * chunk :][:, :128], x[:, 128 * chunk + own])
+
+
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192)])
+def test_configs_of_blocks_fit(n: int, k: int) -> None:
+    for rows, (group, tables) in itertools.product((65, 128, 300, 2048), ((128, 1), (32, 2))):
+        found = block_config(rows, n, k, 132)
+        many = byte_rows_config(rows, n, k, group, 132, tables)
+        assert found is not None
+        assert many is not None or (k > 8192 and group == 32)
+        for one in byte_rows_configs(rows, n, k, group, tables):
+            assert one.shared_memory(k, group, tables) <= 226 * 1024
+        for each in (*block_configs(rows, n, k), *byte_rows_configs(rows, n, k, group, tables)):
+            assert isinstance(each, ByteRowsConfig) or each.shared_memory(k) <= 226 * 1024
+            tiles = -(-n // each.block_n) * -(-rows // each.block_m)
+            sums = tiles * each.split * each.block_n * each.block_m
+            assert each.split == 1 or (tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
+
+
+SIZES = [(4096, 4096), (28672, 4096), (6144, 4096), (4096, 14336), (1536, 896), (64, 256),
+         (8192, 28672), (128256, 4096)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_configs_fit(n: int, k: int) -> None:
+    for rows in (1, 2, 5, 16, 17, 64, 65, 200):
+        for group, tables in ((32, 2), (64, 1), (128, 1), (128, 0)):
+            found = byte_config(rows, n, k, group, 132, tables)
+            assert found is not None or rows > 64 or (group == 32 and k > 14336)
+            for each in ([found] if found else []) + list(
+                byte_configs(rows, n, k, group, 132, tables)
+            ):
+                assert byte_memory(rows, k, group, tables, each) <= 226 * 1024
+                block_m = min(128, 1 << (rows - 1).bit_length())
+                tiles = -(-n // each.block_n) * -(-rows // block_m)
+                assert (
+                    each.split == 1 or tiles * each.split * each.block_n * block_m <= NUM_PARTIALS
+                )
+
+
+def test_bytes_are_those_of_the_memory_plan() -> None:
+    for spec, k in itertools.product(SPECS, (384, 768)):
+        found = format_of(spec)
+        tensors = packed(rows_of(found, 64, k)).tensors
+        assert sum(own.nbytes for own in tensors.values()) == found.num_bytes(64, k)
+
+
+HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 128, 129, 300, 700
+
+
+def error_of(out: Tensor, expected: Tensor) -> float:
+    """The error of a result relative to the norm of what it should be."""
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight:
+    """A random weight on the GPU."""
+    rows = format_of(spec).round_rows(torch.randn(n, k, device=DEVICE))
+    assert isinstance(rows, ByteWeight)
+    return rows
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@pytest.mark.parametrize("spec", SPECS[:2] + SPECS[4:], ids=str)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("n", "k"), [(768, 1280), (152, 2816), (4096, 4096)])
+def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: int) -> None:
+    weight = on_gpu(spec, n, k)
+    x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
+    expected = x.double() @ format_of(spec).dequantize(weight).double().T + bias.double()
+    rounds = isinstance(many_config(x, packed(weight)), BlockConfig) and rows > MAX_ROWS
+    limit = 5e-2 if rounds else 5e-3
+    assert error_of(kernels_for("cuda").linear(x, packed(weight), bias), expected) < limit
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@pytest.mark.parametrize("spec", [SPECS[0], QuantSpec("int8_group", 1024), SPECS[4]], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 16, 64])
+def test_what_is_fused_on_a_hopper(spec: QuantSpec, rows: int) -> None:
+    weight = on_gpu(spec, 1024, 1024)
+    numbers, words = format_of(spec).dequantize(weight).double(), packed(weight)
+    x, residual = (torch.randn(rows, 1024, device=DEVICE).bfloat16() for _ in range(2))
+    norm = torch.rand(1024, device=DEVICE).bfloat16()
+    state = skinny_gemm_norm(x, words, residual, norm, 1e-5)
+    assert error_of(state.residual, residual.double() + x.double() @ numbers.T) < 5e-3
+    rms = (state.residual.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    gate, up = (state.residual.double() * rms * norm.double() @ numbers.T).chunk(2, dim=1)
+    gate_up = packed(weight.map_rows(interleave_gate_up))
+    assert isinstance(state, ResidualState)
+    assert error_of(skinny_gemm_silu(state, gate_up), F.silu(gate) * up) < 1e-2
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 128])
+def test_every_config_gives_the_result_on_a_hopper(rows: int) -> None:
+    weight = on_gpu(SPECS[0], 2048, 4096)
+    x = torch.randn(rows, 4096, device=DEVICE, dtype=torch.bfloat16)
+    expected = x.double() @ format_of(SPECS[0]).dequantize(weight).double().T
+    for config in byte_configs(rows, 2048, 4096, 128, 132, 1):
+        for _ in range(2):  # counters of partial results are left at zero
+            assert error_of(skinny_gemm(x, packed(weight), config=config), expected) < 5e-3, config
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@pytest.mark.parametrize("rows", [65, 128, 200, 600])
+def test_every_config_of_blocks_gives_the_result_on_a_hopper(rows: int) -> None:
+    """That of the rounded rows, by what each group of columns of both is."""
+    n, k = 1016, 2048
+    weight = on_gpu(SPECS[4], n, k)
+    x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
+    x *= (
+        torch.exp2(torch.randint(-9, 9, (rows, k // 128, 1), device=DEVICE))
+        .expand(-1, -1, 128)
+        .flatten(1)
+        .bfloat16()
+    )
+    given, bias = quantize_blocks(x), torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
+    groups = x.float().unflatten(1, (-1, 128)).flatten(0, 1)
+    codes, scale = reference.quantize_rows(groups)
+    rounded = (codes.double() * scale).view(rows, k)
+    expected = rounded @ format_of(SPECS[4]).dequantize(weight).double().T + bias.double()
+    for config in block_configs(rows, n, k):
+        for _ in range(2):
+            out = multiply_blocks(given, packed(weight), bias, config)
+            assert error_of(out, expected) < 5e-3, config
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[1], QuantSpec("fp8_block", 64)], ids=str)
+@pytest.mark.parametrize("rows", [65, 200, 600])
+def test_every_config_of_many_rows_gives_the_result_on_a_hopper(spec: QuantSpec, rows: int) -> None:
+    n, k = 1016, 2048
+    weight = on_gpu(spec, n, k)
+    words = packed(weight)
+    x = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
+    expected = x.double() @ format_of(spec).dequantize(weight).double().T + bias.double()
+    tables = 2 if spec.zeros else 1
+    for config in byte_rows_configs(rows, n, k, spec.group, tables):
+        for _ in range(2):
+            assert error_of(multiply_byte_rows(x, words, bias, config), expected) < 5e-3, config
