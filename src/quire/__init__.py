@@ -11,7 +11,12 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire import errors
-    from quire.cli.vllm_scripts import EngineArgs, FlexibleArgumentParser, print_embeddings
+    from quire.cli.vllm_scripts import (
+        EngineArgs,
+        FlexibleArgumentParser,
+        cleanup_dist_env_and_memory,
+        print_embeddings,
+    )
     from quire.core.pooling_params import PoolingParams
     from quire.core.request_output import (
         CompletionOutput,
@@ -44,6 +49,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "__version__",
+    "cleanup_dist_env_and_memory",
     "errors",
     "print_embeddings",
 ]
@@ -65,6 +71,7 @@ _LAZY = {
     "StructuredOutputsParams": ("quire.core.structured_outputs", "StructuredOutputs"),
     "TextPrompt": ("quire.engine.frontend.prompt_inputs", "TextPrompt"),
     "TokensPrompt": ("quire.engine.frontend.prompt_inputs", "TokensPrompt"),
+    "cleanup_dist_env_and_memory": ("quire.cli.vllm_scripts", "cleanup_dist_env_and_memory"),
     "errors": ("quire.errors", ""),
     "print_embeddings": ("quire.cli.vllm_scripts", "print_embeddings"),
 }

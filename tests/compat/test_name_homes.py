@@ -92,10 +92,35 @@ def test_an_import_says_what_to_use(name: str) -> None:
     assert getattr(quire, name, None) is None
 
 
-@pytest.mark.parametrize("name", ["quire.sampling_params", "quire.lora.request", "quire.v1.x"])
-def test_an_import_of_another_engines_module(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="write from quire import"):
-        __import__(name)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("quire.sampling_params", "SamplingParams"),
+        ("quire.sampling_params", "StructuredOutputsParams"),
+        ("quire.outputs", "RequestOutput"),
+        ("quire.utils.argparse_utils", "FlexibleArgumentParser"),
+        ("quire.utils.print_utils", "print_embeddings"),
+        ("quire.distributed", "cleanup_dist_env_and_memory"),
+        ("quire.engine.arg_utils", "EngineArgs"),
+        ("quire.entrypoints.llm", "LLM"),
+    ],
+)
+def test_modules_of_vllm_have_the_names_of_quire(module: str, name: str) -> None:
+    found = __import__(module, fromlist=[name])
+    assert getattr(found, name) is getattr(quire, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"),
+    [
+        ("quire.lora.request", "LoRARequest", "merge the adapter"),
+        ("quire.v1.metrics.reader", "Counter", "use llm.stats"),
+        ("quire.utils", "random_uuid", r"quire has no 'random_uuid'; dir\(quire\)"),
+    ],
+)
+def test_other_names_of_such_modules_say_what_to_use(module: str, name: str, text: str) -> None:
+    with pytest.raises(ImportError, match=text):
+        __import__(module, fromlist=[name])
 
 
 def test_other_modules_fail_as_ever() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -72,3 +73,8 @@ def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> Non
     shown = ", ".join(f"{number:.4f}" for number in embeds[:4])
     more = ", ..." if len(embeds) > 4 else ""
     print(f"{prefix}: [{shown}{more}] (size={len(embeds)})")
+
+
+def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:  # noqa: ARG001 - vLLM's
+    """Free what deleted objects of LLM hold; nothing else of a model outlives its LLM."""
+    gc.collect()

@@ -1,13 +1,19 @@
-"""What to say to an import of a name or a module that another engine's package has, and Quire not.
+"""Imports from modules that vLLM has: their names are those of quire itself, or say what to use.
 
-Imported by `import quire`, so it imports nothing.
+Imported by `import quire`, so it imports nothing that Python has not imported already.
 """
 
 from __future__ import annotations
 
-# modules of vLLM whose names are in Quire's own
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+# modules of vLLM that scripts import names from
 MODULES = (
-    "attention", "beam_search", "config", "distributed", "engine.arg_utils",
+    "assets", "attention", "beam_search", "config", "distributed", "engine.arg_utils",
     "engine.async_llm_engine",
     "engine.llm_engine", "entrypoints", "inputs", "logger", "lora", "model_executor", "multimodal",
     "outputs", "pooling_params", "platforms", "reasoning", "sampling_params", "tokenizers",
@@ -34,7 +40,6 @@ NAMES = {
     "RequestOutputKind": "leave it out: LLM returns whole answers, AsyncEngine streams new parts",
     "PoolingOutput": "use EmbeddingOutput",
     "EmbeddingRequestOutput": "use EmbeddingOutput",
-    "cleanup_dist_env_and_memory": _CLOSE,
     "destroy_model_parallel": _CLOSE,
     "PoolingRequestOutput": "use EmbeddingOutput",
     "ScoringRequestOutput": "use ScoreOutput",
@@ -69,20 +74,55 @@ def what_to_use(name: str) -> str:
     return f"quire has no {name}; {NAMES[name]}"
 
 
+class ForeignModule(ModuleType):
+    """A module by vLLM's name, as quire.sampling_params: its names are those of quire itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        import quire
+
+        if name in NAMES:
+            raise ImportError(what_to_use(name))
+        try:
+            return getattr(quire, name)
+        except AttributeError:
+            raise ImportError(f"quire has no {name!r}; dir(quire) lists what it has") from None
+
+
 class ForeignModules:
-    """The last finder of modules: an import of another engine's module or name says what to use.
+    """The last finder of modules: makes those of vLLM, and says what to use for a name of it.
 
     `from quire import X` looks for a module quire.X where quire has no attribute X.
     """
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:  # noqa: ARG004
-        """Raises ImportError for `quire.` and such a module or name; else does nothing."""
+    def find_spec(
+        name: str,
+        path: object = None,  # noqa: ARG004
+        target: object = None,  # noqa: ARG004
+    ) -> ModuleSpec | None:
+        """The spec of a module by vLLM's name. Raises ImportError for one of NAMES."""
         package, _, module = name.partition(".")
         if package != "quire":
-            return
+            return None
         if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
             raise ImportError(what_to_use(module), name=name)
         if any(f"{module}.".startswith(f"{each}.") for each in MODULES):
-            text = f"no module {name!r}: its names are in quire itself; write from quire import"
-            raise ModuleNotFoundError(text, name=name)
+            from importlib.machinery import ModuleSpec  # usually not needed
+
+            return ModuleSpec(name, _Maker(), is_package=True)  # type: ignore[arg-type]
+        return None
+
+
+class _Maker:
+    """Makes the modules that ForeignModules finds."""
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        """The module, whose names are looked up when they are imported."""
+        return ForeignModule(spec.name)
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Nothing: it has no code."""
