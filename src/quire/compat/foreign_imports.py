@@ -5,6 +5,7 @@ Imported by `import quire`, so it imports nothing that Python has not imported a
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -80,12 +81,10 @@ class ForeignModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        import quire
-
         if name in NAMES:
             raise ImportError(what_to_use(name))
         try:
-            return getattr(quire, name)
+            return getattr(sys.modules["quire"], name)
         except AttributeError:
             raise ImportError(f"quire has no {name!r}; dir(quire) lists what it has") from None
 
