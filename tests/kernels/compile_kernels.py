@@ -166,10 +166,8 @@ def ring(
         "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "group_scale_ptr": None, "zero_ptr": None, "GROUP": 0, "SCALED": False, "GROUP_ROWS": 0,
-        "CODEBOOK": None, "X_ROWS": 0,
+        "CODEBOOK": None,
     }  # fmt: skip
-    int16 = ["x_scale_ptr", "x_sum_ptr", "int16_ptr", "int16_scale_ptr", "int16_sum_ptr"]
-    constants |= dict.fromkeys(int16)
     if itemsize == 1:
         types |= {"w_scale_ptr": "*fp32"}
         del types["x_desc"]
@@ -183,50 +181,37 @@ def ring(
 def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
     *, zeros: bool = False, heads: bool = False, silu: bool = False, codebook: str | None = None,
-    scaled: bool = False, int16: bool = False, stages: int = 2, warps: int = 0,
-    registers: int | None = None, stored: bool | None = None, codes: str | None = None,
+    stages: int = 2, warps: int = 0, registers: int | None = None, codes: str | None = None,
 ) -> Compiled:  # fmt: skip
-    """The same with weights in four bits; more than 64 rows have their scales in the codes.
+    """The same with weights in four bits.
 
-    int16: x is in INT16; stored: the result, the same if None. codes: of eight bits,
-    "int8" or "fp8"; group 0: they have scales of rows alone.
+    codes: of eight bits, "int8" or "fp8"; group 0: they have scales of rows alone.
     """
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
     floats = ["squares_out_ptr", "squares_ptr", "partial_ptr"]
     sizes = ["M", "N", "K", "num_squares", "stride_x", "stride_out"]
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(128, 16, 4)
-    boxes = f"bf16[4,{parts},{rows},64]"
     w_box = f"{parts},{block_n},32"
     if codes is not None:
         words, w_box = gl.NVMMASharedLayout(128, 32, 4), f"2,{w_box}"
-    if int16:
-        columns, boxes = gl.NVMMASharedLayout(64, 8, 4), f"i8[4,{parts},{2 * rows},64]"
     types = {
         **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
         "group_scale_ptr": "*u8" if codebook == "mxfp4" else "*fp16",
         "zero_ptr": "*u8" if codes is None else "*i8",
         "w_desc": f"tensordesc<i32[{w_box}],{words!r}>", "w_scale_ptr": "*fp32",
-        "x_desc": f"tensordesc<{boxes},{columns!r}>", "int16_ptr": "*i8",
-        **dict.fromkeys(["x_scale_ptr", "x_sum_ptr"], "*fp32"),
-        **dict.fromkeys(["int16_scale_ptr", "int16_sum_ptr"], "*fp32"),
+        "x_desc": f"tensordesc<bf16[4,{parts},{rows},64],{columns!r}>",
     }  # fmt: skip
     constants: dict[str, Any] = {
         "bias_ptr": None, "BLOCK_M": rows, "BLOCK_N": block_n,
         "STAGES": stages, "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
-        "GROUP": group or 256, "SCALED": scaled or group == 0 or scales_codes(rows, group),
+        "GROUP": group or 256, "SCALED": group == 0 or scales_codes(rows, group),
         "GROUP_ROWS": 16, "CODEBOOK": codes if codebook is None else byte_tables(codebook),
-        "X_ROWS": 16 if int16 else 0,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
     absent += ["w_scale_ptr"] if codes is None else []
     absent += [] if group else ["group_scale_ptr"]
-    absent += [] if int16 else ["x_scale_ptr"]
-    absent += [] if int16 and zeros else ["x_sum_ptr"]
-    stored = int16 if stored is None else stored
-    absent += [] if stored else ["int16_ptr", "int16_scale_ptr"]
-    absent += [] if stored and zeros else ["int16_sum_ptr"]
     if silu:
         absent += ["residual_ptr", "norm_ptr", "normalized_ptr", "squares_out_ptr"]
         constants |= {"HAS_RESIDUAL": False, "HAS_NORM": False, "SILU": True, "SPLIT": 1}
@@ -719,18 +704,17 @@ KERNELS = {
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),
     "ring_int4_sums": functools.partial(ring_int4, rows=16, block_n=32),
-    "ring_int4_joined": functools.partial(ring_int4, rows=16, parts=1, scaled=True, group=64),
-    "ring_int4_int16": functools.partial(ring_int4, group=64, int16=True),
-    "ring_int4_int16_few": functools.partial(ring_int4, rows=16, parts=1, int16=True),
-    "ring_int4_stores_int16": functools.partial(ring_int4, rows=16, parts=1, stored=True),
-    "ring_int4_int16_silu": functools.partial(
-        ring_int4, rows=16, block_n=128, parts=1, group=64, int16=True, silu=True, warps=8
+    "ring_int4_heads_few": functools.partial(
+        ring_int4, rows=16, block_n=128, parts=1, group=64, heads=True, warps=8, registers=128
     ),
-    "ring_int4_int16_zeros": functools.partial(
-        ring_int4, rows=8, block_n=128, parts=1, int16=True, silu=True, zeros=True, warps=8
+    "ring_int4_heads_one": functools.partial(
+        ring_int4, block_n=128, group=64, heads=True, warps=8, registers=128
     ),
-    "ring_int4_int16_heads": functools.partial(
-        ring_int4, rows=2, block_n=128, parts=1, int16=True, heads=True
+    "ring_int4_silu_few": functools.partial(
+        ring_int4, rows=16, parts=1, group=64, silu=True, registers=128
+    ),
+    "ring_int4_silu_zeros": functools.partial(
+        ring_int4, rows=8, parts=1, silu=True, zeros=True, registers=128
     ),
     "ring_nf4": functools.partial(ring_int4, group=64, codebook="nf4"),
     "ring_nf4_most": functools.partial(ring_int4, rows=64, parts=1, group=64, codebook="nf4"),

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+_PAIRS: dict[str, Callable[..., Tensor]] = {
+    "fma.rn.bf16x2": lambda x, y, z: x * y + z,
+    "mul.rn.bf16x2": torch.mul,
+    "sub.rn.bf16x2": torch.sub,
+}
 
 
 def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
@@ -38,10 +45,12 @@ def _instruction(op: str, a: int, others: list[int]) -> int:
         return a & others[0]
     if op in ("add.u32", "sub.u32"):
         return (a + others[0] if op == "add.u32" else a - others[0]) & 0xFFFFFFFF
-    if op in ("fma.rn.bf16x2", "mul.rn.bf16x2", "sub.rn.bf16x2"):
-        x, y, *z = (bf16_pair(each) for each in (a, *others))
-        found = x - y if op.startswith("sub") else x * y + sum(z)
-        low, high = found.bfloat16().view(torch.int16).tolist()
+    if op == "shr.u32":
+        return a >> others[0]
+    if op == "mov.b32":
+        return a
+    if op in _PAIRS:
+        low, high = _PAIRS[op](*map(bf16_pair, (a, *others))).bfloat16().view(torch.int16).tolist()
         return low & 0xFFFF | (high & 0xFFFF) << 16
     if op == "lop3.b32":
         b, c, table = others

@@ -87,7 +87,7 @@ def test_linear_multiplies_by_the_numbers(found: CodebookFormat, batch_invariant
 @FORMATS
 def test_instructions_look_up_the_numbers(found: CodebookFormat) -> None:
     """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
-    ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_ring")
+    ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_word_codes")
     table = torch.tensor(found.numbers).bfloat16()
     codes = torch.arange(256, dtype=torch.uint8).repeat(1, 1)  # each pair of adjacent codes
     from_rows = torch.stack([codes & 15, codes >> 4], dim=2).flatten()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ptx import bf16_pair, run_ptx
 from torch import Tensor
 
 from quire.kernels import reference
@@ -48,6 +49,31 @@ def test_words_have_pairs_of_columns_side_by_side() -> None:
         block, pair, second = column // 32, column % 32 // 2, column % 2
         word = words[2 * pair + block // 4]
         assert word >> (4 * (block % 4) + 16 * second) & 15 == code
+
+
+@pytest.mark.parametrize("zero", [None, 0, 5, 15])
+def test_instructions_make_numbers_of_codes(zero: int | None) -> None:
+    """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_int4_integers")
+    rows = quantize_int4(torch.randn(1, 256), 128, hadamard=False)
+    codes = torch.stack([rows.codes & 15, rows.codes >> 4], dim=2).flatten().float()
+    words = [int(word) & 0xFFFFFFFF for word in int4_weight.pack_int4(rows).words[0]]
+    scale = torch.tensor([0.0123, 0.0123]).bfloat16()
+    first, second = (scale * 2.0**112).view(torch.int16).tolist()
+    whole = first | second << 16
+
+    def times(by: str) -> int:
+        return run_ptx(kernel._times_asm(by), {"$1": whole})["$0"]
+
+    expected = ((codes - (8 if zero is None else zero)) * scale[0].float()).bfloat16().double()
+    for block in range(8):
+        half = times(kernel._SIXTEENTH.value) if block % 2 else whole
+        point = times(kernel._EIGHT.value) if zero is None else zero * 65537 << 4 * (block % 2)
+        for pair in range(16):
+            given = {"$1": words[2 * pair], "$2": words[2 * pair + 1], "$3": half, "$5": point}
+            found = run_ptx(kernel._numbers_asm(block, zero is not None), given)["$0"]
+            column = 32 * block + 2 * pair
+            assert torch.equal(bf16_pair(found) * 2.0**21, expected[column : column + 2])
 
 
 def test_an_order_of_inputs_is_followed() -> None:

@@ -39,24 +39,6 @@ class Int8Rows(RoundedRows):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Int16Rows(RoundedRows):
-    """Rows in INT16: integers in two signed bytes, with a scale for each block of 64 columns.
-
-    A number is 128 times its high byte plus its low byte, times the scale of its block, which keeps
-    15 bits of the block's largest. codes: int8 [T, 2, K], high bytes, then low ones. scale: float32
-    [K / 64, T]; kernels whose tiles have 128 columns store the same one for both blocks.
-    """
-
-    sums: Tensor | None = None  # float32 [K / 64, T], of numbers without scale; for zero points
-
-    def widened(self) -> Tensor:
-        """The rows in bfloat16 [T, K]."""
-        high, low = self.codes.float().unbind(1)
-        blocks = (high * 128 + low).reshape(len(high), -1, 64)
-        return (blocks * self.scale.t()[:, :, None]).flatten(1).bfloat16()
-
-
 Rows: TypeAlias = "Tensor | RoundedRows"  # [T, K], the input of a fused linear layer
 
 
@@ -75,7 +57,6 @@ class ResidualState:
     weight: Tensor  # [H], of the norm
     eps: float
     squares: Tensor | None = None  # float32 [column tiles, T], sums of r² over each tile's columns
-    int16: Int16Rows | None = None  # the same rows for four-bit weights, with `squares` alone
 
 
 @dataclass(frozen=True, slots=True)

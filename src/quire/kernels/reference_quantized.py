@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8Weight, Int16Rows
+from quire.kernels.operands import Int4Weight, Int8Weight
 
 HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
 LEAST_HADAMARD = 16  # but no smaller than this
@@ -94,20 +94,6 @@ def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
     inverse = torch.where(largest == 0.0, 0.0, 127.0 / largest)
     codes = (groups * inverse).round().nan_to_num(0.0).to(torch.int8)
     return codes.flatten(1), (largest / 127.0).squeeze(2)
-
-
-def round_int16(x: Tensor) -> Int16Rows:
-    """Activations [T, K] in INT16, rounded to the nearest; K: a multiple of 64.
-
-    What is not finite makes the scale of its columns so.
-    """
-    blocks = torch.unflatten(x.float(), 1, (-1, 64))  # [T, K / 64, 64]
-    scale = blocks.abs().amax(dim=2, keepdim=True).clamp_min(2.0**-100) / 16256
-    numbers = (blocks / scale).round().nan_to_num(0.0).to(torch.int32).flatten(1)
-    high = (numbers + 64) >> 7
-    codes = torch.stack([high, numbers - (high << 7)], dim=1).to(torch.int8)
-    sums = numbers.reshape(len(x), -1, 64).sum(2).t().float().contiguous()
-    return Int16Rows(codes, scale[:, :, 0].t().contiguous(), sums)
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import Int16Rows, ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
 from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of, pack, quantize
 from quire.kernels.triton.ops.paged_attention import attention
@@ -72,9 +72,7 @@ def linear_silu(
     own = linear_of(weight)
     rows = rows_for(x, own.rows_of(weight, len(x.residual)))
     if own.is_few(rows, weight):
-        int16 = rounds and own.stores_int16(len(rows), weight)
-        given = rows if x.squares is None else x
-        return skinny_gemm_silu(given, weight, bias=bias, int16=int16)
+        return skinny_gemm_silu(rows if x.squares is None else x, weight, bias=bias)
     out = rms_norm_linear(x, weight, bias)
     return silu_rows(out, rounds=own.rounds_next(out, weight) if rounds else None)
 
@@ -94,11 +92,8 @@ def linear_add_norm(
 ) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     own = linear_of(weight)
-    if isinstance(x, Int16Rows) and own.int16(x, weight) is not None:
-        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias, int16=True)
     if own.is_few(x, weight) and x.dtype in _WIDE:
-        int16 = own.stores_int16(len(x), weight)
-        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias, int16=int16)
+        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
     many = bias is None and len(residual) >= _ADDED
     if many and isinstance(x, Tensor) and isinstance(weight, Tensor):
         residual.addmm_(x, weight.t())  # saves the norm's kernel one tensor read and one written

@@ -23,19 +23,15 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_rounding,
     multiply_tiles,
 )
+from quire.kernels.triton.hopper.hopper_int4_integers import multiply_integers
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
     ask_columns,
     ask_words,
     load_groups,
-    multiply_int4,
-)
-from quire.kernels.triton.hopper.hopper_int16_rows import (
-    load_scales,
-    multiply_int16,
-    store_int16,
 )
 from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
+from quire.kernels.triton.hopper.hopper_word_codes import multiply_codes
 from quire.kernels.triton.launch.gluon_compat import barrier
 
 
@@ -57,9 +53,8 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
-    x_ptr, x_desc, x_scale_ptr, x_sum_ptr, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr,
-    int16_ptr, int16_scale_ptr, int16_sum_ptr, out_ptr, bias_ptr, residual_ptr, norm_ptr,
-    normalized_ptr, squares_out_ptr, squares_ptr,
+    x_ptr, x_desc, w_desc, w_scale_ptr, group_scale_ptr, zero_ptr,
+    out_ptr, bias_ptr, residual_ptr, norm_ptr, normalized_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
     k_scale_ptr, v_scale_ptr, slots_ptr, partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
@@ -71,7 +66,6 @@ def hopper_gemm_kernel(
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
     GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
-    X_ROWS: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
@@ -83,18 +77,13 @@ def hopper_gemm_kernel(
     GROUP: inputs that share a scale of weights in words, which w_desc has; 0 for others. CODEBOOK:
     of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "int8" or
     "fp8". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
-    TILES are parts of k, see `multiply_int4`, and programs of the same W lie side by side, each
-    with BLOCK_M rows of x. x_scale_ptr: of x in INT16, see `hopper_int16_rows`; X_ROWS:
-    `load_scales`' ROWS, else 0. int16_ptr: where the result is stored in INT16 as well, or with
-    SILU instead.
+    TILES are parts of k, see `hopper_int4_ring`, and programs of the same W lie side by side, each
+    with BLOCK_M rows of x. SCALED: see `multiply_codes`.
     """
-    # of more rows, what lies beside takes too many registers
-    MOST_EARLY: gl.constexpr = 8 if X_ROWS > 0 and HEAD_DIM > 0 else 16
-    EARLY: gl.constexpr = BLOCK_M <= MOST_EARLY
+    EARLY: gl.constexpr = BLOCK_M <= 16  # of more rows, what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
     LETS_IN: gl.constexpr = PDL and (w_desc.dtype.primitive_bitwidth == 16 or GROUP > 0)
     COLUMNS: gl.constexpr = STEP * TILES if GROUP > 0 else TILES * BLOCK_K
-    BOXES: gl.constexpr = 2 if X_ROWS > 0 else 1  # rows of x_desc for each of x
     m_tiles = gl.cdiv(M, BLOCK_M) if GROUP > 0 else 1
     program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * BLOCK_M
     steps = gl.cdiv(K, COLUMNS)
@@ -126,26 +115,21 @@ def hopper_gemm_kernel(
         if group_scale_ptr is not None:
             scales = load_groups(
                 group_scale_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, gl.bfloat16, group_scale_ptr.dtype.element_ty == gl.uint8,
+                GROUP_ROWS, gl.bfloat16, CODEBOOK is not None, CODEBOOK is None,
             )  # fmt: skip
         if zero_ptr is not None:
             zeros = load_groups(
                 zero_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, gl.bfloat16,
+                GROUP_ROWS, gl.bfloat16, False, CODEBOOK is None,
             )  # fmt: skip
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
     if GROUP > 0:
         x_ring = gl.allocate_shared_memory(
-            x_desc.dtype, [STAGES, 4, TILES, BLOCK_M * BOXES, 64], x_desc.layout
+            x_desc.dtype, [STAGES, 4, TILES, BLOCK_M, 64], x_desc.layout
         )
         for stage in gl.static_range(STAGES):
-            ask_columns(x_desc, x_ring, full, first * BOXES, begin, end, stage)
-        if X_ROWS > 0:
-            x_scales = load_scales(x_scale_ptr, first, begin, end, M, K, TILES, BLOCK_M, X_ROWS)
-            x_sums = x_scales
-            if zero_ptr is not None:
-                x_sums = load_scales(x_sum_ptr, first, begin, end, M, K, TILES, BLOCK_M, X_ROWS)
+            ask_columns(x_desc, x_ring, full, first, begin, end, stage)
     elif x_desc is not None:
         x_ring = gl.allocate_shared_memory(
             x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
@@ -164,13 +148,13 @@ def hopper_gemm_kernel(
     divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
-    if X_ROWS > 0:
-        acc = multiply_int16(
-            x_desc, w_desc, ring, x_ring, scales, zeros, x_scales, x_sums, full, tile * BLOCK_N,
-            first, begin, end, GROUP,
+    if GROUP > 0 and CODEBOOK is None:
+        acc = multiply_integers(
+            x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
+            GROUP,
         )  # fmt: skip
     elif GROUP > 0:
-        acc = multiply_int4(
+        acc = multiply_codes(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
             GROUP, SCALED, CODEBOOK,
         )  # fmt: skip
@@ -203,8 +187,7 @@ def hopper_gemm_kernel(
                 stride_block, stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            int16 = int16_ptr, int16_scale_ptr, int16_sum_ptr
-            _store_silu(acc, tile, first, out_ptr, int16, M, N, stride_out)
+            _store_silu(acc, tile, first, out_ptr, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
@@ -213,11 +196,6 @@ def hopper_gemm_kernel(
             if HAS_NORM:
                 normalized = (stored * weight[:, None]).to(normalized_ptr.dtype.element_ty)
                 gl.store(normalized_ptr + offsets, normalized, mask=inside)
-                if int16_ptr is not None:
-                    store_int16(
-                        stored.to(gl.float32) * weight.to(gl.float32)[:, None], tile * BLOCK_N,
-                        tokens, int16_ptr, int16_scale_ptr, int16_sum_ptr, M, N,
-                    )  # fmt: skip
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
@@ -311,7 +289,7 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 
 @gluon.jit
-def _store_silu(acc, tile, first, out_ptr, int16, M, N, stride_out):
+def _store_silu(acc, tile, first, out_ptr, M, N, stride_out):
     """Store silu(gate) · up of a tile whose gate and up rows are interleaved."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
@@ -320,10 +298,6 @@ def _store_silu(acc, tile, first, out_ptr, int16, M, N, stride_out):
     layout: gl.constexpr = out.type.layout
     columns = tile * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
     tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    int16_ptr, scale_ptr, sum_ptr = int16
-    if int16_ptr is not None:
-        store_int16(out, tile * WIDTH, tokens, int16_ptr, scale_ptr, sum_ptr, M, N // 2)
-    else:
-        inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
-        offsets = tokens[None, :] * stride_out + columns[:, None]
-        gl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)
+    inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
+    offsets = tokens[None, :] * stride_out + columns[:, None]
+    gl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from quire.kernels.byte_operands import ByteWords
-from quire.kernels.operands import Int16Rows, ResidualState, RoundedRows, Rows
+from quire.kernels.operands import ResidualState, RoundedRows, Rows
 from quire.kernels.triton.gemm.block_config import BlockConfig, block_config
 from quire.kernels.triton.gemm.block_config import expected_us as blocks_us
 from quire.kernels.triton.gemm.byte_config import byte_config
@@ -66,11 +66,8 @@ class _ByteWordsLinear(GpuLinear[ByteWords]):
     def is_few(self, x: Rows, weight: ByteWords) -> TypeGuard[Tensor]:
         return isinstance(x, Tensor) and reads_bytes(x, weight, MAX_ROWS)
 
-    def inputs(
-        self, x: Tensor | Int16Rows | ResidualState, weight: ByteWords, config: Config
-    ) -> tuple[Tensor | Int16Rows, Tensor | None]:
-        rows, squares = super().inputs(x, weight, config)
-        assert isinstance(rows, Tensor)
+    def inputs(self, x: Tensor | ResidualState, weight: ByteWords) -> tuple[Tensor, Tensor | None]:
+        rows, squares = super().inputs(x, weight)
         return ordered(rows, weight), squares
 
     def config(self, num_rows: int, weight: ByteWords) -> Config:
@@ -89,9 +86,8 @@ class _ByteWordsLinear(GpuLinear[ByteWords]):
     def run(
         self,
         config: Config,
-        rows: Tensor | Int16Rows,
+        rows: Tensor,
         weight: ByteWords,
-        int16: Int16Rows | None,
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
@@ -101,22 +97,19 @@ class _ByteWordsLinear(GpuLinear[ByteWords]):
         from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes
 
         assert isinstance(config, Int4Config)
-        assert isinstance(rows, Tensor)
-        assert int16 is None
         m, n, k = len(rows), len(weight.words), weight.inputs
         block_m, x = block_rows(m), whole_steps(rows)
         tiles = triton.cdiv(n, config.block_n) * triton.cdiv(m, block_m)
         assert tiles <= NUM_COUNTERS
         assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
         hopper_gemm_kernel[(tiles * config.split,)](
-            x, column_boxes(x, config.parts, block_m), None, None,
+            x, column_boxes(x, config.parts, block_m),
             byte_boxes(weight.words, config.parts, config.block_n), weight.row_scale, weight.scale,
-            weight.zeros, None, None, None, *behind, out.stride(0),
+            weight.zeros, *behind, out.stride(0),
             BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
             TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=weight.group,
-            SCALED=config.scaled or weight.scale is None or scales_codes(m, weight.group),
-            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=weight.codes, X_ROWS=0,
-            **flags,
+            SCALED=weight.scale is None or scales_codes(m, weight.group),
+            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=weight.codes, **flags,
         )  # fmt: skip
 
 

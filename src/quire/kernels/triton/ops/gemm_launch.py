@@ -49,12 +49,12 @@ def run_ring(
             rows = rows.clone(memory_format=torch.contiguous_format)
         x_tiles = tiles_of(rows, block_m)
     hopper_gemm_kernel[(num_programs,)](
-        rows, x_tiles, None, None, tiles_of(w, config.block_n), *behind, out.stride(0),
+        rows, x_tiles, tiles_of(w, config.block_n), *behind, out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
         TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
         maxnreg=registers(config, w.dtype), GROUP=0, SCALED=False, GROUP_ROWS=0, CODEBOOK=None,
-        X_ROWS=0, **flags,
+        **flags,
     )  # fmt: skip
 
 

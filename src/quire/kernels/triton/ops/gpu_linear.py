@@ -12,7 +12,6 @@ from torch import Tensor
 from quire.kernels.operands import (
     Fp8Weight,
     Int8Weight,
-    Int16Rows,
     ResidualState,
     RopeWriteKV,
     RoundedRows,
@@ -40,7 +39,6 @@ class Results(NamedTuple):
     out: Tensor
     normalized: Tensor | None = None  # out times the norm's weight
     squares: Tensor | None = None  # sums of out²
-    int16: Int16Rows | None = None  # normalized; or else out, which then is not stored
 
 
 class GpuLinear(ABC, Generic[W]):
@@ -91,27 +89,12 @@ class GpuLinear(ABC, Generic[W]):
         """
         return None
 
-    def stores_int16(self, rows: int, weight: W) -> bool:  # noqa: ARG002
-        """Whether what follows from a result of so many rows is in INT16, too."""
-        return False
-
-    def int16(self, x: Rows | ResidualState, weight: W) -> Int16Rows | None:  # noqa: ARG002
-        """x in INT16, if it came with them and the weight takes them."""
-        return None
-
-    def empty_int16(self, out: Tensor, weight: W, block_n: int) -> Int16Rows | None:  # noqa: ARG002
-        """Memory for results like out in INT16, if tiles of block_n of them can."""
-        return None
-
     def inputs(
         self,
-        x: Tensor | Int16Rows | ResidualState,
+        x: Tensor | ResidualState,
         weight: W,  # noqa: ARG002
-        config: Config,  # noqa: ARG002
-    ) -> tuple[Tensor | Int16Rows, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The rows that `run` takes, and their sums of squares where the norm is not done."""
-        if isinstance(x, Int16Rows):
-            return x.widened(), None
         if not isinstance(x, ResidualState):
             return x, None
         assert isinstance(x.rows, Tensor)
@@ -124,10 +107,6 @@ class GpuLinear(ABC, Generic[W]):
         num_sms, hopper = workspace(w.device).num_sms, has_hopper_gpu(w.device)
         return skinny_gemm_config(num_rows, *w.shape, w.itemsize, num_sms, hopper=hopper)
 
-    def config_for(self, x: Tensor | Int16Rows | ResidualState, weight: W) -> Config:
-        """The config of `launch` for these rows."""
-        return self.config(num_rows(x), weight)
-
     def rope_config(
         self, x: ResidualState, weight: W, kv_heads: int, head_dim: int
     ) -> Config | None:
@@ -139,25 +118,23 @@ class GpuLinear(ABC, Generic[W]):
     def run(
         self,
         config: Config,
-        rows: Tensor | Int16Rows,
+        rows: Tensor,
         weight: W,
-        int16: Int16Rows | None,  # noqa: ARG002
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
     ) -> None:
         """Launch a kernel. behind: its arguments from `out` on, but for strides."""
         w, scale, weight_format = self.operand(weight)
-        assert isinstance(rows, Tensor)
         if isinstance(config, RingConfig):
-            run_ring(config, rows, w, (scale, *(None,) * 5, *behind), out, flags)
+            run_ring(config, rows, w, (scale, None, None, *behind), out, flags)
             return
         assert not isinstance(config, Int4Config)
         run_skinny(config, rows, w, (scale, *behind), out, flags | {"WEIGHT_FORMAT": weight_format})
 
     def launch(
         self,
-        x: Tensor | Int16Rows | ResidualState,
+        x: Tensor | ResidualState,
         weight: W,
         bias: Tensor | None = None,
         *,
@@ -168,15 +145,12 @@ class GpuLinear(ABC, Generic[W]):
         rope: RopeWriteKV | None = None,
         config: Config | None = None,
         pdl: bool | None = None,
-        int16: bool = False,
     ) -> Results:
         """The GEMM for few rows, see skinny_gemm."""
         w = self.operand(weight)[0]
         pdl = launches_early(w.device) if pdl is None else pdl
-        config = config or self.config_for(x, weight)
-        given, incoming = self.inputs(x, weight, config)
-        rows = given.codes[:, 0] if isinstance(given, Int16Rows) else given
-        dtype = torch.bfloat16 if isinstance(given, Int16Rows) else given.dtype
+        config = config or self.config(num_rows(x), weight)
+        rows, incoming = self.inputs(x, weight)
         (m, k), n = rows.shape, len(w)
         assert m <= self.most
         assert rows.stride(1) == w.stride(1) == 1
@@ -187,9 +161,7 @@ class GpuLinear(ABC, Generic[W]):
         operands, head_constants = rope_operands(rope)
         # columns that go to the caches
         stored = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]
-        out = w.new_empty(m, n // 2 if silu else n - stored, dtype=dtype)
-        by_tile = config.block_n // 2 if silu else config.block_n
-        split = self.empty_int16(out, weight, by_tile) if int16 else None
+        out = w.new_empty(m, n // 2 if silu else n - stored, dtype=rows.dtype)
         normalized = squares = None
         if norm_weight is not None:
             normalized = torch.empty_like(out)
@@ -206,14 +178,12 @@ class GpuLinear(ABC, Generic[W]):
             "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
         } | head_constants  # fmt: skip
         assert not silu or residual is None
-        self.run(config, given, weight, split, behind, out, flags)
-        return Results(out, normalized, squares, split)
+        self.run(config, rows, weight, behind, out, flags)
+        return Results(out, normalized, squares)
 
 
-def num_rows(x: Tensor | Int16Rows | ResidualState) -> int:
+def num_rows(x: Tensor | ResidualState) -> int:
     """The number of rows of what a linear operation is given."""
-    if isinstance(x, Int16Rows):
-        return len(x.codes)
     return len(x.residual if isinstance(x, ResidualState) else x)
 
 

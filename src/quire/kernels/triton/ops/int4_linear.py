@@ -19,24 +19,20 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.byte_operands import ByteWords
-from quire.kernels.operands import Fp8Rows, Int4Words, Int16Rows, ResidualState, RoundedRows, Rows
+from quire.kernels.operands import Fp8Rows, Int4Words, ResidualState, RoundedRows, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import (
-    INT16_ROWS,
     Int4Config,
     block_rows,
     group_rows,
     int4_config,
-    int16_config,
     scales_codes,
-    x_scale_rows,
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand, num_rows
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
-from quire.kernels.triton.ops.int16_rows import empty_int16, int16_for, takes_int16
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
@@ -82,26 +78,8 @@ class _Int4Linear(GpuLinear[Int4Words]):
     def rounds_next(self, out: Tensor, weight: Int4Words) -> type[RoundedRows] | None:
         return Fp8Rows if multiplies_in_fp8(len(out), out.dtype, weight) else None
 
-    def stores_int16(self, rows: int, weight: Int4Words) -> bool:
-        return rows in INT16_ROWS and takes_int16(weight)
-
-    def int16(self, x: Rows | ResidualState, weight: Int4Words) -> Int16Rows | None:
-        return int16_for(x, weight)
-
-    def empty_int16(self, out: Tensor, weight: Int4Words, block_n: int) -> Int16Rows | None:
-        if block_n % 64 or out.shape[1] % block_n:
-            return None
-        return empty_int16(out, sums=weight.zeros is not None)
-
-    def inputs(
-        self, x: Tensor | Int16Rows | ResidualState, weight: Int4Words, config: Config
-    ) -> tuple[Tensor | Int16Rows, Tensor | None]:
-        if isinstance(config, Int4Config) and config.int16:
-            int16 = int16_for(x, weight)
-            assert int16 is not None
-            return int16, x.squares if isinstance(x, ResidualState) else None
-        rows, squares = super().inputs(x, weight, config)
-        assert isinstance(rows, Tensor)
+    def inputs(self, x: Tensor | ResidualState, weight: Int4Words) -> tuple[Tensor, Tensor | None]:
+        rows, squares = super().inputs(x, weight)
         return ordered(rows, weight), squares
 
     def config(self, num_rows: int, weight: Int4Words) -> Config:
@@ -109,24 +87,19 @@ class _Int4Linear(GpuLinear[Int4Words]):
         assert found is not None
         return found
 
-    def config_for(self, x: Tensor | Int16Rows | ResidualState, weight: Int4Words) -> Config:
-        return _int16_config_of(x, weight) or super().config_for(x, weight)
-
     def rope_config(
         self, x: ResidualState, weight: Int4Words, kv_heads: int, head_dim: int
     ) -> Config | None:
         whole, n = None, len(weight.words)
         if head_dim in (64, 128):
-            plain = _config_of(len(x.residual), weight, head_dim)
-            whole = _int16_config_of(x, weight, head_dim) or plain
+            whole = _config_of(len(x.residual), weight, head_dim)
         return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
 
     def run(
         self,
         config: Config,
-        rows: Tensor | Int16Rows,
+        rows: Tensor,
         weight: Int4Words,
-        int16: Int16Rows | None,
         behind: tuple[Any, ...],
         out: Tensor,
         flags: dict[str, Any],
@@ -141,22 +114,14 @@ class _Int4Linear(GpuLinear[Int4Words]):
         tiles = triton.cdiv(n, config.block_n) * m_tiles
         assert tiles <= NUM_COUNTERS
         assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
-        x_scale = x_sums = None
-        if isinstance(rows, Int16Rows):
-            x, x_scale, x_sums = rows.codes, rows.scale, rows.sums
-            columns = column_boxes(x.view(2 * m, k), config.parts, 2 * block_m)
-        else:
-            x = whole_steps(rows)
-            columns = column_boxes(x, config.parts, block_m)
+        x = whole_steps(rows)
         hopper_gemm_kernel[(tiles * config.split,)](
-            x, columns, x_scale, x_sums, word_boxes(weight.words, config.parts, config.block_n),
-            None, weight.scale, weight.zeros, int16 and int16.codes, int16 and int16.scale,
-            int16 and int16.sums, *behind, out.stride(0),
-            BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
-            TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=weight.group,
-            SCALED=config.scaled or scales_codes(m, weight.group),
-            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook,
-            X_ROWS=0 if x_scale is None else x_scale_rows(m, k, config), **flags,
+            x, column_boxes(x, config.parts, block_m),
+            word_boxes(weight.words, config.parts, config.block_n), None, weight.scale,
+            weight.zeros, *behind, out.stride(0), BLOCK_M=block_m, BLOCK_N=config.block_n,
+            STAGES=config.stages, SPLIT=config.split, TILES=config.parts, CHUNK=0,
+            maxnreg=config.registers, GROUP=weight.group, SCALED=scales_codes(m, weight.group),
+            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook, **flags,
         )  # fmt: skip
 
 
@@ -171,21 +136,13 @@ def whole_steps(rows: Tensor) -> Tensor:
     return rows
 
 
-def _int16_config_of(
-    x: Tensor | Int16Rows | ResidualState, weight: Int4Words, head_dim: int = 0
-) -> Int4Config | None:
-    """The config for x in INT16, if it came with them and that pays."""
-    if int16_for(x, weight) is None:
-        return None
-    n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
-    zeros, shape = weight.zeros is not None, (n, weight.inputs, weight.group)
-    return int16_config(num_rows(x), *shape, num_sms, zeros=zeros, head_dim=head_dim)
-
-
 def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:
     n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
     zeros, group = weight.zeros is not None, weight.group
-    return int4_config(num_rows, n, weight.inputs, group, num_sms, zeros=zeros, head_dim=head_dim)
+    return int4_config(
+        num_rows, n, weight.inputs, group, num_sms, zeros=zeros,
+        codebook=weight.codebook is not None, head_dim=head_dim,
+    )  # fmt: skip
 
 
 def ordered(x: Tensor, weight: Int4Words | ByteWords) -> Tensor:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import Int16Rows, ResidualState, RopeWriteKV
+from quire.kernels.operands import ResidualState, RopeWriteKV
 from quire.kernels.triton.ops.gpu_linear import Config
 from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of
 
 
 def skinny_gemm(
-    x: Tensor | Int16Rows | ResidualState,
+    x: Tensor | ResidualState,
     weight: GpuWeight,
     *,
     bias: Tensor | None = None,
@@ -35,26 +35,19 @@ def skinny_gemm(
 
 
 def skinny_gemm_silu(
-    x: Tensor | Int16Rows | ResidualState,
+    x: Tensor | ResidualState,
     weight: GpuWeight,
     *,
     bias: Tensor | None = None,
     config: Config | None = None,
     pdl: bool | None = None,
-    int16: bool = False,
-) -> Tensor | Int16Rows:
-    """silu(gate) · up, with gate and up rows interleaved in W [N, K]: [M, N / 2].
-
-    int16: the result is in INT16, where tiles allow it.
-    """
-    found = linear_of(weight).launch(
-        x, weight, bias, silu=True, config=config, pdl=pdl, int16=int16
-    )
-    return found.out if found.int16 is None else found.int16
+) -> Tensor:
+    """silu(gate) · up, with gate and up rows interleaved in W [N, K]: [M, N / 2]."""
+    return linear_of(weight).launch(x, weight, bias, silu=True, config=config, pdl=pdl).out
 
 
 def skinny_gemm_norm(
-    x: Tensor | Int16Rows | ResidualState,
+    x: Tensor | ResidualState,
     weight: GpuWeight,
     residual: Tensor,
     norm_weight: Tensor,
@@ -63,19 +56,17 @@ def skinny_gemm_norm(
     bias: Tensor | None = None,
     config: Config | None = None,
     pdl: bool | None = None,
-    int16: bool = False,
 ) -> ResidualState:
     """residual + x · weightᵀ with the norm that follows: residual [M, N], norm_weight [N].
 
     The kernel stores the sum, the sum times the norm's weight and, for each of its tiles of
-    columns, the sums of squares. So the norm costs no launch and no pass over memory. int16: and
-    the norm's rows in INT16, where tiles allow it.
+    columns, the sums of squares. So the norm costs no launch and no pass over memory.
     """
     found = linear_of(weight).launch(
         x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps, config=config,
-        pdl=pdl, int16=int16,
+        pdl=pdl,
     )  # fmt: skip
-    return ResidualState(found.out, found.normalized, norm_weight, eps, found.squares, found.int16)
+    return ResidualState(found.out, found.normalized, norm_weight, eps, found.squares)
 
 
 def skinny_gemm_rope(

@@ -1,0 +1,157 @@
+"""The main loop of Hopper's GEMM of few rows with four-bit integers, unpacked in registers.
+
+The bits of a code are a subnormal number in bfloat16, code · 2^-133, or 16 times that where it lies
+four bits higher. So a LOP3 takes two codes out of a word, after a shift for every other pair, and
+one instruction for two numbers takes off the zero and multiplies by the scale: 2.3 instructions for
+two codes, with numbers rounded to bfloat16 as a weight's would be. Products need no scale then, so
+a program waits for its tensor cores once in a step. The ring is `hopper_int4_ring`'s.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
+from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
+from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
+
+_EIGHT = gl.constexpr("0x80088008")  # -8 · 2^-133, twice
+_SIXTEENTH = gl.constexpr("0x3D803D80")
+
+
+@gluon.jit
+def multiply_integers(
+    x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]; scales and zeros twice."""
+    PARTS: gl.constexpr = w_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_type.shape[2]
+    STAGES: gl.constexpr = full.shape[0]
+    HEIGHT: gl.constexpr = PARTS * w_desc.block_type.shape[1]
+    TOGETHER: gl.constexpr = max(1, 8 // (PARTS * BLOCK_M))  # blocks on the other side of a product
+    WIDTH: gl.constexpr = TOGETHER * PARTS * BLOCK_M
+    layout: gl.constexpr = sums_layout(WIDTH, gl.num_warps(), gl.bfloat16)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
+    x_blocks = seen_as(
+        x_ring, x_ring.dtype, [STAGES * 4 // TOGETHER, WIDTH, 64], gl.NVMMASharedLayout(128, 16)
+    )
+    a = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    b = a
+    c = a
+    d = a  # sums of the second to fourth of the blocks together
+    barrier()  # scales and zeros are there
+    for step in range(end - begin):
+        slot = step % STAGES
+        mbarrier.wait(full.index(slot), (step // STAGES) & 1)
+        words = words_of.index(slot).load(operand)
+        for i in gl.static_range(4):
+            numbers = _block(words, zeros, scales, step, GROUP, i)
+            x = x_blocks.index((slot * 4 + i) // TOGETHER).permute((1, 0))
+            if i % TOGETHER == 0:
+                a = warpgroup_mma(numbers, x, a, is_async=True)
+            elif i % TOGETHER == 1:
+                b = warpgroup_mma(numbers, x, b, is_async=True)
+            elif i % TOGETHER == 2:
+                c = warpgroup_mma(numbers, x, c, is_async=True)
+            else:
+                d = warpgroup_mma(numbers, x, d, is_async=True)
+        if TOGETHER == 1:
+            a = warpgroup_mma_wait(0, deps=[a])
+        elif TOGETHER == 2:
+            a, b = warpgroup_mma_wait(0, deps=[a, b])
+        else:
+            a, b, c, d = warpgroup_mma_wait(0, deps=[a, b, c, d])
+        barrier()  # all warps have finished the step, so its slot is free
+        ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
+        ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)
+    total = a
+    block = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // (PARTS * BLOCK_M)
+    if TOGETHER > 1:
+        total = gl.where(block == 0, a, b)
+    if TOGETHER > 2:
+        total = gl.where(block < 2, total, gl.where(block == 2, c, d))
+    return own_columns(total * 2.0**21, PARTS, BLOCK_M)
+
+
+@gluon.jit
+def _block(words, zeros, scales, step, GROUP: gl.constexpr, B: gl.constexpr):
+    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64] times 2^-21."""
+    GROUPS: gl.constexpr = 256 // GROUP
+    layout: gl.constexpr = words.type.layout
+    in_rows: gl.constexpr = gl.SliceLayout(1, layout)
+    first = step * GROUPS + 64 * B // GROUP
+    last = step * GROUPS + (64 * B + 32) // GROUP
+    scale = scales.index(first).load(in_rows)[:, None]
+    other_scale = scale
+    if GROUP == 32:
+        other_scale = scales.index(last).load(in_rows)[:, None]
+    if zeros is None:
+        zero = _times(scale, _EIGHT)
+        other_zero = zero
+        if GROUP == 32:
+            other_zero = _times(other_scale, _EIGHT)
+    else:
+        zero = zeros.index(first).load(in_rows)[:, None]
+        other_zero = zero
+        if GROUP == 32:
+            other_zero = zeros.index(last).load(in_rows)[:, None]
+        other_zero = other_zero << 4
+    one = _numbers(words, scale, zero, 2 * B, zeros is not None)
+    other = _numbers(words, _times(other_scale, _SIXTEENTH), other_zero, 2 * B + 1,
+                     zeros is not None)  # fmt: skip
+    halves = gl.join(one, other)
+    return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
+
+
+@gluon.constexpr_function
+def _numbers_asm(index, has_zeros):
+    """Codes `index` of two words as (code - zero) · scale, two bfloat16.
+
+    $3: the scale; $5: the zero as codes are, or else the product of -8 and the scale.
+    """
+    word = "$1" if index < 4 else "$2"
+    shift = f"shr.u32 t, {word}, 8;" if index % 4 > 1 else f"mov.b32 t, {word};"
+    mask = "0x00F000F0" if index % 2 else "0x000F000F"
+    if has_zeros:
+        last = "sub.rn.bf16x2 t, t, $5;\n        mul.rn.bf16x2 $0, t, $3;"
+    else:
+        last = "fma.rn.bf16x2 $0, t, $3, $5;"
+    return f"""{{
+        .reg .b32 t;
+        {shift}
+        and.b32 t, t, {mask};
+        {last}
+    }}"""
+
+
+@gluon.jit
+def _numbers(words, scale, zero, INDEX: gl.constexpr, HAS_ZEROS: gl.constexpr):
+    """Words [rows, 32] → bfloat16 [rows, 32], columns 32 · INDEX on of a step."""
+    asm: gl.constexpr = _numbers_asm(INDEX, HAS_ZEROS)
+    return gl.inline_asm_elementwise(
+        asm, "=r,r,r,r,r,r,r", [words, scale, zero], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.constexpr_function
+def _times_asm(by):
+    return f"""{{
+        .reg .b32 t;
+        mov.b32 t, {by};
+        mul.rn.bf16x2 $0, $1, t;
+    }}"""
+
+
+@gluon.jit
+def _times(pairs, BY: gl.constexpr):
+    """Words of two bfloat16 times those of another word."""
+    asm: gl.constexpr = _times_asm(BY)
+    return gl.inline_asm_elementwise(asm, "=r,r", [pairs], dtype=gl.int32, is_pure=True, pack=1)

@@ -1,0 +1,206 @@
+"""The main loop of Hopper's GEMM of few rows with codes of a codebook (NF4, MXFP4), or of bytes.
+
+Numbers of four bits are looked up in registers: PRMT picks bytes of eight, so it takes two for each
+byte of 16 numbers. Bytes are widened by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from quire.kernels.triton.hopper.hopper_byte_codes import widen
+from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
+from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
+from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
+
+
+@gluon.constexpr_function
+def _look_up_asm(block, codebook, is_scaled):
+    """Four codes of one of two words as two times two bfloat16, times their scales.
+
+    s: the codes as nibbles, their last three bits as PRMT takes them. k: a byte of ones for each
+    code of 8 or more, by the signs of the word's bytes and of those four bits to the left. Where
+    the last eight numbers are the first ones with a sign (MXFP4), k gives the sign.
+    """
+    tables = codebook.split()
+    low, high = tables[:4], tables[4:]
+    word = "$2" if block < 2 else "$3"
+    select, mask = ("0x4420", "0xAE8C") if block % 2 == 0 else ("0x4431", "0xBF9D")
+    either = """
+        prmt.b32 b, {}, {}, s;
+        lop3.b32 {}, {}, b, k, 0xD8;"""
+    signs = {int(high[i], 16) ^ int(high[i + 2], 16) for i in (0, 1)}
+    if low[:2] == low[2:] and signs == {0x80808080}:
+        of_low, of_high = "", "lop3.b32 c, c, 0x80808080, k, 0xF8;"
+    else:
+        of_low = either.format(*low[2:], "a", "a")
+        of_high = either.format(*high[2:], "c", "c")
+    multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
+    return f"""{{
+        .reg .b32 s, k, a, b, c;
+        shl.b32 k, {word}, 4;
+        prmt.b32 k, {word}, k, {mask};
+        prmt.b32 s, {word}, 0, {select};
+        and.b32 s, s, 0x7777;
+        prmt.b32 a, {low[0]}, {low[1]}, s;
+        {of_low}
+        prmt.b32 c, {high[0]}, {high[1]}, s;
+        {of_high}
+        prmt.b32 $0, a, c, 0x6240;
+        prmt.b32 $1, a, c, 0x7351;
+        {multiply}
+    }}"""
+
+
+@gluon.jit
+def _look_up(words, scale, other_scale, BLOCK: gl.constexpr, CODEBOOK: gl.constexpr):
+    """Words [rows, 32] → two bfloat16 [rows, 32], columns 64 · BLOCK on and 32 behind them.
+
+    scale, other_scale [rows, 1]: of the two, or None for 1.
+    """
+    asm: gl.constexpr = _look_up_asm(BLOCK, CODEBOOK, scale is not None)
+    if scale is None:
+        return gl.inline_asm_elementwise(
+            asm, "=&r,=&r,r,r", [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            asm, "=&r,=&r,r,r,r,r", [words, scale, other_scale],
+            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _block(
+    words, zeros, scales, step, GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
+    B: gl.constexpr,
+):  # fmt: skip
+    """Block B of a step's four blocks of 64 columns: bfloat16 [rows, 64], from registers alone."""
+    GROUPS: gl.constexpr = 256 // GROUP
+    layout: gl.constexpr = words.type.layout
+    in_rows: gl.constexpr = gl.SliceLayout(1, layout)
+    first = step * GROUPS + 64 * B // GROUP
+    last = step * GROUPS + (64 * B + 32) // GROUP
+    zero, other_zero, scale, other_scale = None, None, None, None
+    if zeros is not None:
+        zero = zeros.index(first).load(in_rows)[:, None]
+        other_zero = zero
+        if GROUP == 32:
+            other_zero = zeros.index(last).load(in_rows)[:, None]
+    if SCALED and scales is not None:
+        scale = scales.index(first).load(in_rows).to(gl.bfloat16)[:, None]
+        other_scale = scale
+        if GROUP == 32:
+            other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
+    if CODEBOOK == "int8" or CODEBOOK == "fp8":
+        one, other = widen(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
+    else:
+        one, other = _look_up(words, scale, other_scale, B, CODEBOOK)
+    halves = gl.join(one, other)
+    return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
+
+
+@gluon.jit
+def multiply_codes(
+    x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
+    GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
+):  # fmt: skip
+    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
+
+    SCALED: scales multiply the codes, in bfloat16, not the sums of a group in float32; so it has to
+    be for groups of 32, and with many rows of x, for which there are no registers for two sums.
+    """
+    PARTS: gl.constexpr = x_desc.block_type.shape[1]
+    BLOCK_N: gl.constexpr = ring.shape[len(ring.shape) - 2]
+    BLOCK_M: gl.constexpr = x_desc.block_type.shape[2]
+    STAGES: gl.constexpr = full.shape[0]
+    WORDS: gl.constexpr = len(ring.shape) - 3  # for 8 columns: of eight bits two
+    HEIGHT: gl.constexpr = PARTS * BLOCK_N
+    TOGETHER: gl.constexpr = max(1, 8 // (PARTS * BLOCK_M))  # blocks on the other side of a product
+    WIDTH: gl.constexpr = TOGETHER * PARTS * BLOCK_M
+    SUMS: gl.constexpr = 4 if TOGETHER > 1 else 1 if SCALED else min(4, 256 // GROUP)  # of a step
+    layout: gl.constexpr = sums_layout(WIDTH, gl.num_warps(), gl.bfloat16)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    words_of = seen_as(
+        ring, ring.dtype, [STAGES * WORDS, HEIGHT, 32], gl.NVMMASharedLayout(128, 32)
+    )
+    x_blocks = seen_as(
+        x_ring, x_ring.dtype, [STAGES * 4 // TOGETHER, WIDTH, 64], gl.NVMMASharedLayout(128, 16)
+    )
+    column = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // BLOCK_M
+    total = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    barrier()  # scales and zeros are there
+    for step in range(end - begin):
+        slot = step % STAGES
+        mbarrier.wait(full.index(slot), (step // STAGES) & 1)
+        words = words_of.index(slot * WORDS).load(operand)
+        blocks = words, zeros, scales, x_blocks, step, slot
+        if SUMS == 1:
+            for i in gl.static_range(4):
+                if WORDS == 2 and i == 2:
+                    words = words_of.index(slot * WORDS + 1).load(operand)
+                a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, i)
+                x = x_blocks.index(slot * 4 + i).permute((1, 0))
+                total = warpgroup_mma(a, x, total, is_async=True)
+            total = warpgroup_mma_wait(0, deps=[total])
+        else:
+            latter = blocks
+            if WORDS == 2:
+                words = words_of.index(slot * WORDS + 1).load(operand)
+                latter = words, zeros, scales, x_blocks, step, slot
+            a = _sum(blocks, total, 0, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+            if SUMS == 4:
+                b = _sum(blocks, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                c = _sum(latter, total, 2, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+                d = _sum(latter, total, 3, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+            else:
+                b = _sum(latter, total, 1, SUMS, TOGETHER, GROUP, SCALED, CODEBOOK)
+            block = column // PARTS
+            total = _added(total, a, 0, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+            total = _added(total, b, 1, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+            if SUMS == 4:
+                total = _added(total, c, 2, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+                total = _added(total, d, 3, SUMS, scales, step, block, TOGETHER, GROUP, SCALED)
+        barrier()  # all warps have finished the step, so its slot is free
+        ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
+        ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)
+    return own_columns(total, PARTS, BLOCK_M)
+
+
+@gluon.jit
+def _sum(
+    blocks, total, INDEX: gl.constexpr, SUMS: gl.constexpr, TOGETHER: gl.constexpr,
+    GROUP: gl.constexpr, SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
+):  # fmt: skip
+    """Start sum INDEX of a step's SUMS."""
+    words, zeros, scales, x_blocks, step, slot = blocks
+    sums = total  # what the first MMA overwrites
+    for i in gl.static_range(4 // SUMS):
+        # named by no constexpr, which a loop may not define again
+        a = _block(words, zeros, scales, step, GROUP, SCALED, CODEBOOK, INDEX * 4 // SUMS + i)
+        x = x_blocks.index((slot * 4 + INDEX * 4 // SUMS + i) // TOGETHER).permute((1, 0))
+        sums = warpgroup_mma(a, x, sums, use_acc=i > 0, is_async=True)
+    return sums
+
+
+@gluon.jit
+def _added(
+    total, sums, INDEX: gl.constexpr, SUMS: gl.constexpr, scales, step, block,
+    TOGETHER: gl.constexpr, GROUP: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    """Wait for sum INDEX and add it to the total, times its group's scale."""
+    layout: gl.constexpr = total.type.layout
+    LEFT: gl.constexpr = 4 - (INDEX + 1) * 4 // SUMS  # MMAs started since
+    by = gl.full([1, 1], 1.0, gl.float32, layout)
+    if not SCALED:
+        group = step * (256 // GROUP) + INDEX * (256 // SUMS) // GROUP
+        by = scales.index(group).load(gl.SliceLayout(1, layout)).to(gl.float32)[:, None]
+    if TOGETHER > 1:
+        by = gl.where(block == INDEX % TOGETHER, by, 0.0)
+    return total + warpgroup_mma_wait(LEFT, deps=[sums]) * by
