@@ -66,7 +66,7 @@ _ALL = (
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
     dequantize_int4_kernel, widening_plan_kernel, widen_kernel,
-    dequantize_int4_kernel, dequantize_bytes_kernel, quantize_blocks_kernel,
+    dequantize_bytes_kernel, quantize_blocks_kernel,
 )  # fmt: skip
 
 
