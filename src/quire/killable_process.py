@@ -59,7 +59,8 @@ class KillableProcess:
 
         seconds: of the child's processor time. Raises TimeoutError after them; OverloadedError if
         it had less in wall_seconds, if no child can be started or it was killed from outside; and
-        ChildDiedError. After an error another child is there.
+        ChildDiedError. After TimeoutError and ChildDiedError another child is there, if one can be
+        started; after any other error the next question starts it.
         """
         child = self._child or self._start()
         try:
@@ -70,6 +71,8 @@ class KillableProcess:
             if status == -signal.SIGKILL:
                 raise OverloadedError(self._not_now) from None
             self._restart()
+            if status == -signal.SIGPROF:  # its own timer, see end_self_after
+                raise TimeoutError from None
             raise ChildDiedError from None
         except TimeoutError:
             self._restart()

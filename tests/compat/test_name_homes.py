@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
+from unittest import mock
 
 import pytest
 
@@ -121,6 +123,23 @@ def test_modules_of_vllm_have_the_names_of_quire(module: str, name: str) -> None
 def test_other_names_of_such_modules_say_what_to_use(module: str, name: str, text: str) -> None:
     with pytest.raises(ImportError, match=text):
         __import__(module, fromlist=[name])
+
+
+def test_names_of_such_modules_may_be_tried() -> None:
+    module = importlib.import_module("quire.sampling_params")
+    text = r"^quire has no 'Nope'; dir\(quire\)"
+    assert not hasattr(module, "Nope")
+    assert getattr(module, "LoRARequest", None) is None
+    with pytest.raises(AttributeError, match=text):
+        module.Nope  # noqa: B018
+    with pytest.raises(ImportError, match=text):
+        __import__("quire.sampling_params", fromlist=["Nope"])
+    with mock.patch("quire.sampling_params.SamplingParams.clone", create=True):
+        assert hasattr(quire.SamplingParams, "clone")
+    with pytest.raises(AttributeError), mock.patch("quire.sampling_params.Nope"):
+        pass
+    with pytest.raises(ImportError):
+        importlib.import_module("quire.sampling_params.SamplingParams")
 
 
 def test_other_modules_fail_as_ever() -> None:

@@ -228,6 +228,10 @@ def test_a_process_that_dies_is_replaced(subprocess_validator: GrammarSubprocess
     assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == ""
     os.kill(subprocess_validator.pid, signal.SIGABRT)  # as when memory runs out
     assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == TOO_MUCH
+    os.kill(subprocess_validator.pid, signal.SIGPROF)  # its own timer
+    with pytest.raises(TimeoutError):
+        subprocess_validator.find_problem(StructuredOutputs(regex="a"))
+    assert subprocess_validator.pid is not None
 
 
 def test_a_process_has_a_lower_priority_than_running_streams(

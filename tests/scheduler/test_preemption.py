@@ -100,7 +100,9 @@ def test_prompt_logprobs_are_sent_once_though_computed_twice() -> None:
     sim = Simulation(num_blocks=14, block_size=4, max_num_batched_tokens=8)
     sim.add(9, max_tokens=30)
     request = sim.add(list(range(20)), max_tokens=20, prompt_logprobs=0)
+    request.reports_progress = True
     sim.drain()
     assert request.num_preemptions > 0
+    assert max(count for d in sim.deltas["r1"] for count in d.prompt_progress) == 20
     sent = [e.token_ids[0] for d in sim.deltas["r1"] for e in d.prompt_logprobs]
     assert sent == list(range(1, 20))

@@ -352,3 +352,13 @@ def test_no_thread_or_process_is_a_reason_to_try_again_later(
     guard._is_slow = True
     with pytest.raises(OverloadedError, match="at the moment"):
         guard.ids(lambda: [1], QUESTION)
+
+
+def test_no_thread_waits_forever_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = guard_of_nothing()
+    guard._is_slow = True
+    for _ in range(encoding_guard.MAX_CHILDREN):
+        guard._children.get_nowait()
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.0005)
+    with pytest.raises(OverloadedError, match="keep the processes for the tokenizer busy"):
+        guard.ids(lambda: [1], QUESTION)

@@ -6,7 +6,7 @@ Imported by `import quire`, so it imports nothing that Python has not imported a
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,10 +69,16 @@ NAMES = {
     "LogitsProcessor": "use logit_bias, bad_words or structured_outputs in SamplingParams",
 }
 
+_UNKNOWN = "quire has no {!r}; dir(quire) lists what it has"
+
 
 def what_to_use(name: str) -> str:
     """The message for the use of one of NAMES."""
     return f"quire has no {name}; {NAMES[name]}"
+
+
+def _none_such(name: str) -> str:
+    return what_to_use(name) if name in NAMES else _UNKNOWN.format(name)
 
 
 class ForeignModule(ModuleType):
@@ -81,18 +87,17 @@ class ForeignModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in NAMES:
-            raise ImportError(what_to_use(name))
         try:
             return getattr(sys.modules["quire"], name)
-        except AttributeError:
-            raise ImportError(f"quire has no {name!r}; dir(quire) lists what it has") from None
+        except AttributeError:  # `from module import` swallows it, and asks ForeignModules next
+            raise AttributeError(_none_such(name)) from None
 
 
 class ForeignModules:
     """The last finder of modules: makes those of vLLM, and says what to use for a name of it.
 
-    `from quire import X` looks for a module quire.X where quire has no attribute X.
+    `from quire import X` looks for a module quire.X where quire has no attribute X, and
+    `from quire.utils import X` for quire.utils.X: only errors raised here reach who imports X.
     """
 
     @staticmethod
@@ -101,17 +106,30 @@ class ForeignModules:
         path: object = None,  # noqa: ARG004
         target: object = None,  # noqa: ARG004
     ) -> ModuleSpec | None:
-        """The spec of a module by vLLM's name. Raises ImportError for one of NAMES."""
+        """The spec of a module by vLLM's name. Raises ImportError for other names in such."""
         package, _, module = name.partition(".")
         if package != "quire":
             return None
         if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
             raise ImportError(what_to_use(module), name=name)
         if any(f"{module}.".startswith(f"{each}.") for each in MODULES):
+            last = name.rpartition(".")[2]
+            if module not in MODULES and (not last.islower() or _is_from_import()):
+                raise ImportError(_none_such(last), name=name)
             from importlib.machinery import ModuleSpec  # usually not needed
 
             return ModuleSpec(name, _Maker(), is_package=True)  # type: ignore[arg-type]
         return None
+
+
+def _is_from_import() -> bool:
+    """Whether the name may be none of a module: `from module import name` tries it at last."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "_handle_fromlist":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Maker:

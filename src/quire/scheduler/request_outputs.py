@@ -72,7 +72,8 @@ def make_delta(
         delta.prompt_logprobs = result.prompt_logprobs[num_sent:]
         request.num_prompt_logprobs += len(delta.prompt_logprobs)
         if request.reports_progress:
-            delta.prompt_progress = [entry.start + entry.num_tokens]
+            num_computed = entry.start + entry.num_tokens  # a recomputation goes beyond the prompt
+            delta.prompt_progress = [min(num_computed, request.num_prompt_tokens)]
     if token_id is not None:
         _set_token(request, token_id, reason, result, delta)
     delta = _join_pending(request, delta)

@@ -31,6 +31,7 @@ WALL_SECONDS_PER_SECOND = 60  # for a thread that waits, or a machine that is ve
 MAX_THREADS = 4  # of one tokenizer, and so the most that are ever left behind for their texts
 MAX_CHILDREN = 2
 _SHORTEST_WAIT = 0.02
+ALL_BUSY = "other texts keep the processes for the tokenizer busy; send the request again later"
 
 Encode = Callable[[], list[int]]
 
@@ -53,8 +54,8 @@ class EncodingGuard:
         """The token ids of a text. encode: how this process gets them; question: the child.
 
         Raises InvalidRequestError (param "prompt") if it takes too much processor time, and
-        OverloadedError if no thread or process can be started, or if it takes very long without
-        processor time.
+        OverloadedError if no thread or process can be started or is free in time, or if it takes
+        very long without processor time.
         """
         seconds = MAX_SECONDS + MAX_SECONDS_PER_CHAR * len(question.text)
         with self._threads:
@@ -63,7 +64,10 @@ class EncodingGuard:
         return self._in_child(question, seconds)
 
     def _in_child(self, question: Question, seconds: float) -> list[int]:
-        child = self._children.get()
+        try:
+            child = self._children.get(timeout=WALL_SECONDS_PER_SECOND * MAX_SECONDS)
+        except queue.Empty:
+            raise OverloadedError(ALL_BUSY) from None
         try:
             return child.ids(question, seconds, WALL_SECONDS_PER_SECOND * seconds)
         except TimeoutError:

@@ -67,9 +67,7 @@ def _tried_run(pieces: list[Piece]) -> Piece | None:
         if piece.inner is None:
             if piece.most == inf and may_fail:
                 found.append(number)
-        elif _attempts(piece.inner, 4096, may_fail=True) > _attempts(
-            piece.inner, 64, may_fail=True
-        ):
+        elif _grows(piece.inner):
             return None
         may_fail = may_fail or piece.least > 0
     if len(found) != 1 or not _is_short(pieces[: found[0]], optional=False):

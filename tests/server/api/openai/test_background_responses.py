@@ -97,6 +97,19 @@ def test_a_response_that_is_cancelled_or_deleted_stops(
     asyncio.run(main())
 
 
+def test_a_response_has_the_timings_that_it_asks_for(app: Starlette) -> None:
+    async def main() -> None:
+        for fields in ({"timings_per_token": True}, {}):
+            response_id, task = await begin(app, **fields)
+            await task
+            done = await read(app, response_id)
+            assert done["status"] == "completed"
+            assert ("timings" in done) == bool(fields)
+            assert not fields or done["timings"]["predicted_n"] == 6
+
+    asyncio.run(main())
+
+
 def test_a_failure_is_stored(app: Starlette, engine: FakeEngine) -> None:
     async def main() -> None:
         engine.fail_at = 1

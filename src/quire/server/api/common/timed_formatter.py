@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from quire.core.request_output import CompletionOutput, PromptProgress, RequestOutput
+from quire.server.api.common.generation_job import Job
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.timings import ProgressReply, Timings, WithProgress, WithTimings
 from quire.server.api.common.usage import Usage
@@ -34,8 +35,7 @@ class TimedFormatter:
         """The complete answer, with the timings of the last prompt."""
         reply = self._formatter.reply(results, usage)
         if isinstance(reply, WithTimings):
-            last = len(results) - 1
-            self._set(reply, self._timings(last, results[last]))
+            set_timings(reply, self.job, results)
         return reply
 
     def chunks(self, index: int, output: RequestOutput) -> Iterator[msgspec.Struct]:
@@ -75,6 +75,13 @@ class TimedFormatter:
     def _set(self, reply: WithTimings, timings: Timings) -> None:
         if self.job.has_timings:
             reply.timings = timings
+
+
+def set_timings(reply: WithTimings, job: Job, results: Sequence[RequestOutput]) -> None:
+    """Add the timings of the last prompt to a complete answer, if its request asks for them."""
+    if job.has_timings:
+        last = results[-1]
+        reply.timings = Timings.of(last, sum(len(part.token_ids) for part in last.outputs))
 
 
 def timed(formatter: ReplyFormatter) -> ReplyFormatter:

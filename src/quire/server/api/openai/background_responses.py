@@ -21,6 +21,7 @@ from quire.errors import OverloadedError
 from quire.server.api.common.job_runner import gather
 from quire.server.api.common.reply_formatter import ReplyFormatter
 from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.common.timed_formatter import set_timings
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai.background_watch import BackgroundWatch
 from quire.server.api.openai.responses_reply import Response
@@ -69,7 +70,9 @@ async def answer_in_background(
                 results = await _unless_ended(gather(admitted, context.usage), ended)
         if results is not None:
             usage = context.usage.total()
-            await _keep(formatter, await asyncio.to_thread(formatter.completed, results, usage))
+            response = await asyncio.to_thread(formatter.completed, results, usage)
+            set_timings(response, formatter.job, results)
+            await _keep(formatter, response)
     except Exception as error:  # there is no client to send it to
         reply = describe(error, context.record.request_id).error
         context.record.error_code = reply.code
