@@ -96,6 +96,29 @@ def test_words_are_the_rows_again(spec: QuantSpec) -> None:
     assert torch.equal(dequantize_words(words, moved(torch.empty(9, 384)), 5), out[5:14])
 
 
+@EACH
+def test_groups_of_zeros_leave_the_rows_other_scales_their_digits(spec: QuantSpec) -> None:
+    found = format_of(spec)
+    plain = normal(4, 768, dtype=torch.float32, seed=1) * 5e-4
+    plain[1, :384] = 0.0
+    plain[2] = 0.0
+    rows = found.round_rows(moved(plain))
+    assert isinstance(rows, ByteWeight)
+    out = dequantize_words(packed(rows), moved(torch.full((4, 768), float("nan"))))
+    torch.testing.assert_close(out, found.dequantize(rows), rtol=5e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [*SPECS[:3], SPECS[4], QuantSpec("int8_group", 4096), QuantSpec("int8_group", 64, zeros=True)],
+    ids=str,
+)
+def test_words_take_the_bytes_that_their_format_counts(spec: QuantSpec) -> None:
+    found = format_of(spec)
+    words = packed(rows_of(found, 3, 4096))
+    assert sum(own.nbytes for own in words.tensors.values()) == found.num_bytes(3, 4096)
+
+
 @pytest.mark.parametrize("kind", ["int8_group", "fp8_block"])
 def test_instructions_widen_every_code(kind: str) -> None:
     """What Hopper's GEMM does in registers, by an interpreter of its instructions."""

@@ -57,12 +57,14 @@ def test_quantized_checkpoints_give_the_scores_of_their_numbers(name: str, tmp_p
         model, config = load_folder(tmp_path, dtype, "cuda")
         found = {type(m.method.operand) for m in model.modules() if isinstance(m, LinearBase)}
         kind = KINDS.get(name)
+        is_hopper = torch.cuda.get_device_capability()[0] == 9
+        if kind is ByteWords and (dtype != "bfloat16" or not is_hopper):
+            kind = None
         assert found & set(KINDS.values()) == ({kind} if kind else set())
         ours = PagedModel(model, config, dtype=getattr(torch, dtype), device="cuda")
         scores = ours.prefill(prompt, FEW).float()
         rounds = kind is Int8Weight or (kind is Fp8Weight and dtype == "bfloat16")
-        near = 5e-4 if kind is ByteWords else 1e-4  # whose scales are in float16
-        limit = 0.25 if rounds else near if dtype == "float32" else 0.04
+        limit = 0.25 if rounds else 1e-4 if dtype == "float32" else 0.04
         assert (scores - theirs).norm() <= limit * theirs.norm()
         if name in ("awq", "gptq_order") and dtype == "bfloat16":  # then many rows are in FP8
             assert (ours.prefill(prompt).float() - theirs).norm() <= 0.25 * theirs.norm()

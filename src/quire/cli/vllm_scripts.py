@@ -76,5 +76,9 @@ def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> Non
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:  # noqa: ARG001 - vLLM's
-    """Free what deleted objects of LLM hold; nothing else of a model outlives its LLM."""
+    """Free what deleted objects of LLM hold; nothing else of a model outlives its LLM.
+
+    Scratch memory of kernels stays for the process's next LLM: on a GPU up to 608 MiB, most of it
+    to widen keys and values in 8 bits (`kernels/triton/attention/widening.py`).
+    """
     gc.collect()

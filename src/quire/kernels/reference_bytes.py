@@ -52,4 +52,9 @@ def quantize_fp8_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def _divisor(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0.0, 1.0, scale)
+    """Scales [N, groups] with the row's largest in place of 0, or 1 in a row of zeros alone.
+
+    Of the row's size, as a GPU stores a row's scales in float16 beside one for their largest.
+    """
+    largest = scale.amax(dim=1, keepdim=True)
+    return torch.where(scale == 0.0, torch.where(largest == 0.0, 1.0, largest), scale)

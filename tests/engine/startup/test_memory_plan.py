@@ -13,10 +13,12 @@ import pytest
 from quire.cli import main
 from quire.config import EngineConfig
 from quire.engine.core.step_sizes import StepSizes
+from quire.engine.startup import memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import (
     GRAPH_BYTES,
     WIDENED_BYTES,
+    WIDENED_QUERIES,
     DeviceMemory,
     MemoryPlan,
     activation_bytes,
@@ -65,6 +67,40 @@ def test_a_kv_cache_in_8_bits_has_memory_to_widen_keys(kv_cache_dtype: str) -> N
     widening = pytest.importorskip("quire.kernels.triton.attention.widening")
     assert 2 * widening.NUM_WIDENED == WIDENED_BYTES
     assert narrow.num_slots / usual.num_slots > 1.9
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "widens"),
+    [
+        ((9, 0), {}, True),
+        (None, {}, True),
+        ((8, 9), {}, False),
+        ((10, 0), {}, False),
+        ((9, 0), {"dtype": "float16"}, False),
+        ((9, 0), {"batch_invariant": True}, False),
+        ((9, 0), {"max_num_batched_tokens": 192, "max_num_seqs": 64}, False),
+        ((9, 0), {"max_num_batched_tokens": 256, "max_num_seqs": 64}, True),
+        ((9, 0), {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 256}, False),
+    ],
+)
+def test_only_steps_that_widen_keys_have_memory_for_it(
+    capability: tuple[int, int] | None,
+    options: dict[str, Any],
+    widens: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_plan, "driver_capability", lambda: capability)
+    given = {"kv_cache_dtype": "int8", "device": "cuda"} | options
+    narrow, usual = plan_8b(100, **given), plan_8b(100, **given | {"kv_cache_dtype": "auto"})
+    assert narrow.workspace - usual.workspace == WIDENED_BYTES * widens
+
+
+@pytest.mark.parametrize("name", WIDENED_QUERIES)
+def test_keys_are_widened_from_as_many_queries_as_planned(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    configs = pytest.importorskip("quire.kernels.triton.launch.attention_config")
+    cache = torch.empty(1, 16, 2, 128, dtype=getattr(torch, name), device="meta")
+    assert configs.least_queries(cache, 4) == WIDENED_QUERIES[name] // 4
 
 
 def test_all_that_may_be_used_of_a_gpu_is_used() -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quire.config import EngineConfig, ModelSettings
+from quire.engine.startup import footprint
 from quire.engine.startup.footprint import weights_by_format
 from quire.errors import CheckpointError, ConfigError
 from quire.kernels.cpu import native
@@ -392,6 +393,35 @@ def test_eight_bits_stay_codes_on_a_gpu_without_rounded_activations(
     if (order := rows.tensors.get("permutation")) is not None:
         numbers = numbers[:, order]
     torch.testing.assert_close(found, numbers)
+
+
+@pytest.mark.parametrize("name", ["gptq_8", "fp8_block"])
+@pytest.mark.parametrize(
+    ("dtype", "capability", "keeps"),
+    [
+        ("bfloat16", (9, 0), True),
+        ("bfloat16", None, True),
+        ("float16", (9, 0), False),
+        ("bfloat16", (8, 0), False),
+        ("bfloat16", (10, 0), False),
+    ],
+)
+def test_eight_bits_stay_codes_where_their_kernels_run(
+    name: str,
+    dtype: str,
+    capability: tuple[int, int] | None,
+    keeps: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan has them in as many bytes."""
+    write_quantized(name, tmp_path)
+    model_config = ModelConfig.from_folder(tmp_path)
+    options = {"model": tmp_path, "device": "cuda", "dtype": dtype}
+    monkeypatch.setattr(footprint, "driver_capability", lambda: capability)
+    config = EngineConfig.from_options(**options)
+    planned = footprint.weights_by_format(config, model_config, tmp_path)
+    assert (len(planned) > 1) == keeps
 
 
 def test_codes_in_fp8_that_are_no_number_are_refused() -> None:

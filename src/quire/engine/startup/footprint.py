@@ -82,7 +82,11 @@ def weights_by_format(
         num_weights = sum(entry.num_items for entry in open_checkpoint(folder).entries.values())
     dtype = choose_dtype(config, model_config)
     item = DTYPES[dtype].num_bytes
-    scheme = choose_formats(config.model, model_config.checkpoint_format, spec, device_type(config))
+    device, checkpoint = device_type(config), model_config.checkpoint_format
+    capability = driver_capability() if device == "cuda" and checkpoint is not None else None
+    scheme = choose_formats(
+        config.model, checkpoint, spec, device, dtype=dtype, capability=capability
+    )
     tied = spec.head if spec.is_head_tied else None
     if scheme is None:
         return {dtype: num_weights * item}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from quire.config import EngineConfig
 from quire.core.layer_spec import LayerSpec
-from quire.dtypes import DTYPES
+from quire.dtypes import DTYPES, HOPPER_MAJOR
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup.footprint import (
     block_bytes_of,
@@ -20,8 +20,9 @@ from quire.engine.startup.footprint import (
     default_kv_bytes,
     weights_by_format,
 )
+from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.kv_cache_size import cache_problem
-from quire.engine.startup.resolved_config import resolve
+from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 
@@ -31,6 +32,8 @@ CONTEXT_BYTES = 512 << 20
 WORKSPACE_BYTES = 96 << 20
 # Scratch memory for keys and values in 8 bits as numbers in 16 bits, see attention/widening.py.
 WIDENED_BYTES = 512 << 20
+# Queries of a prompt in a step, times query heads of a key head, from which on they are widened.
+WIDENED_QUERIES = {"int8": 1024, "float8_e4m3fn": 2048}
 # Code of kernels, which the driver loads at the first launch of each, for some long after the KV
 # cache was allocated. The largest of ours have half a megabyte. Scratch of cuBLAS for the stream on
 # which steps are recorded is included.
@@ -119,7 +122,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     resolved = resolve(config, memory.device)
     config, model_config = resolved.config, resolved.model_config
     sizes = _sizes(config, model_config, DTYPES[resolved.dtype].num_bytes)
-    if memory.device == "cuda" and DTYPES[resolved.kv_dtype].num_bytes == 1:
+    if memory.device == "cuda" and widens_keys(resolved, driver_capability()):
         sizes["workspace"] += WIDENED_BYTES
     weights = weights_by_format(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
@@ -150,6 +153,31 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         problem=problem,
+    )
+
+
+def widens_keys(resolved: ResolvedConfig, capability: tuple[int, int] | None) -> bool:
+    """Whether a step may widen keys and values, as `choose_widening` of hopper_prompts.py has it.
+
+    capability: the GPU's; None, if unknown, is Hopper's.
+    """
+    config, least = resolved.config, WIDENED_QUERIES.get(resolved.kv_dtype)
+    is_hopper = capability is None or capability[0] == HOPPER_MAJOR
+    if least is None or not is_hopper or resolved.dtype != "bfloat16":
+        return False
+    if config.device.batch_invariant:
+        return False
+    limits = config.scheduler
+    sizes = StepSizes(limits.max_num_seqs, limits.max_num_batched_tokens, pads_mixed=True)
+    most = sizes.of(limits.max_num_batched_tokens, 1, has_prefills=True).num_tokens
+    layers = zip(resolved.model_config.spec.layers, resolved.kv_layers, strict=True)
+    attentions = [layer.attention for layer, stored in layers if stored.dtype is None]
+    return any(
+        each.key_dim in (64, 128)
+        and not each.sinks
+        and each.soft_cap is None
+        and most >= least // (each.num_heads // each.num_kv_heads)
+        for each in attentions
     )
 
 

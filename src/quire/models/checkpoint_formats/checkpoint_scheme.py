@@ -12,6 +12,7 @@ import msgspec
 
 from quire.config import ModelSettings
 from quire.core.layer_spec import LinearSpec, ModelSpec, Role
+from quire.dtypes import HOPPER_MAJOR
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import QuantSpec
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 # add the format's name here, and its operand to the device's `linear` (and `pack`).
 _SERVED = {
     "cpu": ("int4", "int8", "nf4", "mxfp4"),
-    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4", "int8_group", "fp8_block"),
+    "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4"),
 }
+# The same, for a GPU of Hopper's compute capability, whose kernels for them are in bfloat16 alone.
+_ON_HOPPER = ("int8_group", "fp8_block")
 
 
 class StoredPart(msgspec.Struct, frozen=True):
@@ -42,11 +45,16 @@ class StoredPart(msgspec.Struct, frozen=True):
 
 
 class CheckpointScheme:
-    """A choice of formats by what a checkpoint stores. device: type of the model's device."""
+    """A choice of formats by what a checkpoint stores, of `served_formats`.
 
-    def __init__(self, checkpoint: CheckpointFormat, spec: ModelSpec, device: str) -> None:
+    device: type of the model's device.
+    """
+
+    def __init__(
+        self, checkpoint: CheckpointFormat, spec: ModelSpec, device: str, served: tuple[str, ...]
+    ) -> None:
         self.name = checkpoint.name
-        self._checkpoint, self._served = checkpoint, _SERVED.get(device, ())
+        self._checkpoint, self._served = checkpoint, served
         self._on_cpu = device == "cpu"
         # not INT8 on GPUs, which do not rotate: too coarse for activations with outliers
         self._otherwise = scheme_of(checkpoint.otherwise, device) if self._on_cpu else None
@@ -69,12 +77,29 @@ class CheckpointScheme:
         return common_spec(parts_of(self._checkpoint, module, linear), linear.k)
 
 
+def served_formats(device: str, dtype: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """Formats in which a checkpoint's codes are kept, by `QuantSpec.codes`.
+
+    device: its type. dtype: the model's. capability: the GPU's; None, if unknown, is Hopper's.
+    """
+    found = _SERVED.get(device, ())
+    is_hopper = device == "cuda" and (capability is None or capability[0] == HOPPER_MAJOR)
+    return found + _ON_HOPPER if is_hopper and dtype == "bfloat16" else found
+
+
 def choose_formats(
-    settings: ModelSettings, checkpoint: CheckpointFormat | None, spec: ModelSpec, device: str
+    settings: ModelSettings,
+    checkpoint: CheckpointFormat | None,
+    spec: ModelSpec,
+    device: str,
+    *,
+    dtype: str = "bfloat16",
+    capability: tuple[int, int] | None = None,
 ) -> FormatChoice | None:
     """The formats of a model's weights; None for its data type.
 
-    The settings go before what the checkpoint has. Raises ConfigError for overrides that match
+    The settings go before what the checkpoint has. device, dtype, capability: see
+    `served_formats`. Raises ConfigError for overrides that match
     nothing, or that would be of a checkpoint's formats.
     """
     setting, overrides = settings.quantization, settings.quantization_overrides
@@ -84,7 +109,8 @@ def choose_formats(
             f"quantization_overrides changes weights of the checkpoint, which is quantized by "
             f"{checkpoint.name}; leave it out, or give quantization, too",
         )
-        return CheckpointScheme(checkpoint, spec, device)
+        served = served_formats(device, dtype, capability)
+        return CheckpointScheme(checkpoint, spec, device, served)
     found = scheme_of(setting, device, overrides)
     if found is not None:
         check_patterns(found, [name for name, _ in spec.named_linears])

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from quire.config import ModelSettings
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import LoadedWeight
+from quire.kernels.torch_dtypes import dtype_name
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, keep_at_hand
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
@@ -80,7 +81,11 @@ def load_unsaved(
     if kernels is None and device.type == "cpu":
         prepared = prepared_weights(config, model_config, path, dtype)
     kernels = kernels or kernels_for(device.type)
-    scheme = choose_formats(config, model_config.checkpoint_format, model_config.spec, device.type)
+    scheme = choose_formats(
+        config, model_config.checkpoint_format, model_config.spec, device.type,
+        dtype=dtype_name(dtype),
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+    )  # fmt: skip
     build = partial(_build, config, model_config, dtype=dtype, scheme=scheme)
     if prepared is not None:
         found = prepared.restore(lambda: build(device, kernels))

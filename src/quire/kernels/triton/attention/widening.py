@@ -3,7 +3,7 @@
 Attention converts them for each tile of queries that reads them, which costs more than its MMAs
 leave time for. For prompts with many queries in a step a kernel converts them before, to scratch
 memory that all layers use one after another: in FP8 exactly, in INT8 times their scales, rounded
-once. Prompts with few queries, or whose keys do not fit, are left to attention. Both is decided on
+once. Prompts with few queries, or whose keys do not fit, are left to attention. Both are decided on
 the device, so that one CUDA graph serves any batch.
 """
 
@@ -49,7 +49,10 @@ def most_keys(num_kv_heads: int, head_dim: int, tile: int) -> int:
 
 @functools.cache
 def _scratch(device: torch.device) -> Tensor:
-    """Allocated once and never freed, so that CUDA graphs may hold its address."""
+    """Allocated once in a process, so that CUDA graphs may hold its address.
+
+    It outlives the models: the next one takes it over.
+    """
     return torch.empty(NUM_WIDENED, dtype=torch.bfloat16, device=device)
 
 

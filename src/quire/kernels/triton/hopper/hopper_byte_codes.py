@@ -1,6 +1,6 @@
 """Codes of eight bits as bfloat16, in the registers from which Hopper's tensor cores take them.
 
-The words are in the order that `ops/byte_weight.py` describes: half a word has two codes, so that
+The words are in the order that `ops/byte_words.py` describes: half a word has two codes, so that
 two instructions for both halves make two numbers. INT8: 0x4300 | seven bits is 128 more in
 bfloat16, and 0x4300 | the eighth, where it stands, is 128 or 256, which is subtracted. FP8 (e4m3):
 its bits are shifted to where bfloat16 has them, which is 2^-120 times the number, subnormal ones

@@ -1,7 +1,8 @@
 """Linears with weights of a byte each and scales of groups on a GPU: what serves which rows.
 
-Activations are not rounded (w8a16). Floor: for few rows the bytes of W, half of 16 bits'; for many
-the tensor cores' 16-bit rate. Codes are widened in the registers from which tensor cores take them,
+Activations are not rounded (w8a16), but for many rows by FP8 in blocks (`multiply_blocks`). Floor:
+for few rows the bytes of W, half of 16 bits'; for many the tensor cores' rate.
+Codes are widened in the registers from which tensor cores take them,
 or, for more rows, the weight becomes numbers in scratch memory and the library multiplies.
 """
 
