@@ -375,8 +375,12 @@ def test_files_say_what_they_own() -> None:
 def old_words_in(path: Path) -> Iterator[str]:
     """Old words among the parts of a file's name and of each identifier in it."""
     old = {word for words in house_words.OLD_WORDS for word in words.split()}
-    with path.open("rb") as file:
-        names = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME]
+    if path in NATIVE:
+        code = re.sub(r"//.*|/\*.*?\*/|\"(\\.|[^\"\\])*\"", "", path.read_text(encoding="utf-8"))
+        names = re.findall(r"[A-Za-z_]\w*", code)
+    else:
+        with path.open("rb") as file:
+            names = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME]
     for before, name in itertools.pairwise(("", path.stem, *names)):
         if not {name, f"{before}.{name}"} & house_words.ALLOWED:
             parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
@@ -387,10 +391,11 @@ def old_words_in(path: Path) -> Iterator[str]:
     ("files", "known"),
     [
         (FILES, house_words.KNOWN),
+        (NATIVE, house_words.KNOWN_IN_NATIVE),
         (PROGRAMS, house_words.KNOWN_IN_PROGRAMS),
         (TESTS, house_words.KNOWN_IN_TESTS),
     ],
-    ids=["src", "programs", "tests"],
+    ids=["src", "native", "programs", "tests"],
 )
 def test_names_are_the_terms_of_the_field(files: list[Path], known: dict[str, int]) -> None:
     found = {path: Counter(old_words_in(path)) for path in files}

@@ -67,7 +67,7 @@ def _rotary_angles(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 def rotary_case(
     tokens: int, heads: tuple[int, int, int], rotary_dim: int, norms: bool, dtype: torch.dtype
 ) -> tuple[Any, ...]:
-    """Arguments of turning and writing. heads: (Hq, Hkv, D)."""
+    """Arguments of RoPE and the KV write. heads: (Hq, Hkv, D)."""
     num_heads, num_kv_heads, head_dim = heads
     fused = normal(tokens, num_heads + 2 * num_kv_heads + 1, head_dim, dtype=dtype)[:, :-1]
     cos, sin = normal(2, tokens, rotary_dim, dtype=dtype, seed=1)

@@ -99,7 +99,7 @@ struct Tiled {
                 a, row, [&](int64_t i) { return out + i / LINE * LINE * rows + i % LINE; });
             std::memcpy(taken + index * LINE, &head, sizeof head);
         } else {
-            const NormedRow<T> x = normed_row<T>(a, row);
+            const NormalizedRow<T> x = normalized_row<T>(a, row);
             for (int64_t k = 0; k < a.k; k += 16)
                 x.at(k).store(reinterpret_cast<bf16*>(out + k / 32 * rows * LINE) + k % 32);
         }

@@ -19,7 +19,7 @@ constexpr int64_t CODES4 = CHUNK + 8;
 
 // A row of x, normalised if there is a norm.
 template <typename T>
-struct NormedRow {
+struct NormalizedRow {
     const T *x, *norm;
     float scale;
     F32 at(int64_t i) const {
@@ -29,7 +29,7 @@ struct NormedRow {
 };
 
 template <typename T>
-NormedRow<T> normed_row(const LinearArgs& a, int64_t row) {
+NormalizedRow<T> normalized_row(const LinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.k;
     return {x, static_cast<const T*>(a.norm_weight), norm_factor(a, x)};
 }
@@ -85,7 +85,7 @@ inline void hadamard32(F32& first, F32& second) {
 
 template <typename T>
 void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t index) {
-    const NormedRow<T> x = normed_row<T>(a, row);
+    const NormalizedRow<T> x = normalized_row<T>(a, row);
     for (int64_t i = 0; i < a.k; i += CHUNK, block += rows * CODES4) {
         F32 first = x.at(i), second = x.at(i + 16);
         if (a.format == Format::int4_hadamard) hadamard32(first, second);
@@ -156,7 +156,7 @@ struct Head {
 // Rounds a row to bytes with one scale. to(i): the address for the 32 codes from the i-th on.
 template <typename T, typename To>
 Head round_row8(const LinearArgs& a, int64_t row, To to) {
-    const NormedRow<T> x = normed_row<T>(a, row);
+    const NormalizedRow<T> x = normalized_row<T>(a, row);
     thread_local Scratch scratch;
     float* const rotated = scratch.get<float>(a.k);
     const auto at = [&](int64_t i) { return x.at(i); };
