@@ -16,7 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+
+# Loads anyio's part for asyncio now. pytest parses it, for anyio has a plugin, and CPython 3.11
+# fails to parse where a finalizer's warning becomes an error meanwhile.
+anyio.run(anyio.sleep, 0)
 
 MODEL = "quire-tiny"
 KEY = "secret"
