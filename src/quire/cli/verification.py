@@ -73,15 +73,14 @@ def folder_of(model: str) -> Path:
 
 
 def device_of(args: Namespace) -> torch.device:
-    """The device on which the layers run. Raises ConfigError for a GPU that is not there."""
-    import torch
+    """The device on which the layers run, by the engine's rule.
 
-    wanted = vars(args).get("device", "auto")
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but PyTorch finds no GPU; use --device cpu")
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+    Raises ConfigError for a GPU that is not there.
+    """
+    from quire.config import DeviceConfig, EngineConfig
+    from quire.engine.startup.torch_start import torch_device
+
+    return torch_device(EngineConfig(device=DeviceConfig(device=vars(args).get("device", "auto"))))
 
 
 def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
