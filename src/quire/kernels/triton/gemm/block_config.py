@@ -8,24 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY
+from quire.kernels.triton.gemm.tile_config import TileConfig, fitting_programs
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
-
-_OF_ALL, _RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and of a program
 
 
 @dataclass(frozen=True, slots=True)
-class BlockConfig:
-    """`split` programs share a tile of block_n outputs for block_m rows of x."""
-
-    block_m: int
-    block_n: int
-    stages: int
-    split: int = 1
-
-    @property
-    def warps(self) -> int:
-        """A warpgroup for 64 outputs."""
-        return self.block_n // 16
+class BlockConfig(TileConfig):
+    """A tile whose steps are blocks of 128 columns with a scale each."""
 
     @property
     def registers(self) -> int | None:
@@ -34,8 +23,7 @@ class BlockConfig:
 
     def table(self, k: int) -> int:
         """Rows of scales that a program has in shared memory, a power of two."""
-        steps = math.ceil(math.ceil(k / 128) / self.split)
-        return max(4, 1 << (steps - 1).bit_length())
+        return max(4, 1 << (self.steps(k, 128) - 1).bit_length())
 
     def shared_memory(self, k: int) -> int:
         """Bytes of shared memory of a program: the ring of tiles of W and x, and their scales."""
@@ -45,28 +33,24 @@ class BlockConfig:
     def per_sm(self, k: int) -> int:
         """Programs that a multiprocessor has room for."""
         most = 3 if self.block_n == 64 else 1
-        return min(most, _OF_ALL // (self.shared_memory(k) + _RESERVED))
+        return min(most, fitting_programs(self.shared_memory(k)))
 
 
 # microseconds of a step of 128 columns, by rows and outputs of a tile: of a program alone on a
 # multiprocessor, and for each of those beside each other where they take longer; on one H200
 STEP_US = {(128, 64): (0.56, 0.28), (64, 64): (0.42, 0.158), (128, 128): (0.62, 0.62)}
 START_US = 4.5  # of a program besides
-REDUCE_US = 0.06 / 256  # of sums, for each row, output and part
 
 
 def expected_us(m: int, n: int, k: int, num_sms: int, config: BlockConfig) -> float:
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
-    steps = math.ceil(math.ceil(k / 128) / config.split)
-    programs = math.ceil(n / config.block_n) * math.ceil(m / config.block_m) * config.split
+    steps, programs = config.steps(k, 128), config.num_programs(m, n)
     full, rest = divmod(programs, num_sms * config.per_sm(k))
     alone, each = STEP_US[config.block_m, config.block_n]
     us = full * (steps * max(alone, config.per_sm(k) * each) + START_US)
     if rest:
         us += steps * max(alone, math.ceil(rest / num_sms) * each) + START_US
-    if config.split > 1:
-        us += config.split * config.block_n * config.block_m * REDUCE_US
-    return us
+    return us + config.reduce_us
 
 
 def block_configs(m: int, n: int, k: int) -> Iterator[BlockConfig]:

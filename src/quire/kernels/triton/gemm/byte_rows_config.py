@@ -8,50 +8,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.kernels.triton.gemm.int4_config import SHARED_MEMORY
+from quire.kernels.triton.gemm.tile_config import GroupedTileConfig
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRowsConfig:
-    """`split` programs share a tile of block_n outputs for block_m rows of x."""
-
-    block_m: int
-    block_n: int
-    stages: int
-    split: int = 1
-
-    @property
-    def warps(self) -> int:
-        """A warpgroup for 64 outputs."""
-        return self.block_n // 16
-
-    def group_rows(self, k: int, group: int) -> int:
-        """Rows of scales that a program has in shared memory, a power of two."""
-        steps = math.ceil(math.ceil(k / 256) / self.split)
-        return max(4, 1 << (256 // group * steps - 1).bit_length())
+class ByteRowsConfig(GroupedTileConfig):
+    """A tile of a weight of a byte each."""
 
     def shared_memory(self, k: int, group: int, tables: int) -> int:
-        """Bytes of shared memory of a program: the ring of words and columns of x, and tables."""
-        groups = tables * 2 * self.block_n * self.group_rows(k, group)
-        return self.stages * (128 * self.block_n + 256 * self.block_m) + groups + 64
+        """Bytes of shared memory of a program. tables: of scales and zeros."""
+        return self.memory_with(k, group, tables)
 
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile, on one H200
 STEP_US = {(256, 128): 2.95, (128, 128): 1.7, (128, 64): 0.95}
 START_US = 3.0  # of a program besides
-REDUCE_US = 0.06 / 256  # of sums, for each row, output and part
 
 
 def expected_us(m: int, n: int, k: int, num_sms: int, config: ByteRowsConfig) -> float:
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
-    steps = math.ceil(math.ceil(k / 256) / config.split)
-    programs = math.ceil(n / config.block_n) * math.ceil(m / config.block_m) * config.split
+    steps, programs = config.steps(k, 256), config.num_programs(m, n)
     us = math.ceil(programs / num_sms) * (
         steps * STEP_US[config.block_m, config.block_n] + START_US
     )
-    if config.split > 1:
-        us += config.split * config.block_n * config.block_m * REDUCE_US
-    return us
+    return us + config.reduce_us
 
 
 def byte_rows_configs(m: int, n: int, k: int, group: int, tables: int) -> Iterator[ByteRowsConfig]:

@@ -1,0 +1,56 @@
+"""How Hopper cuts a GEMM of many rows into tiles: what the rules of all types of weights share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_OF_ALL, _RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and of a program
+REDUCE_US = 0.06 / 256  # of sums, for each row, output and part, in microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """`split` programs share a tile of block_n outputs for block_m rows of x."""
+
+    block_m: int
+    block_n: int
+    stages: int
+    split: int = 1
+
+    @property
+    def warps(self) -> int:
+        """A warpgroup for 64 outputs."""
+        return self.block_n // 16
+
+    def steps(self, k: int, columns: int) -> int:
+        """Steps of so many columns that a program does."""
+        return math.ceil(math.ceil(k / columns) / self.split)
+
+    def num_programs(self, m: int, n: int) -> int:
+        """Programs for x [m, k] and W [n, k]."""
+        return math.ceil(n / self.block_n) * math.ceil(m / self.block_m) * self.split
+
+    @property
+    def reduce_us(self) -> float:
+        """Microseconds of the reduction of split K."""
+        return self.split * self.block_n * self.block_m * REDUCE_US if self.split > 1 else 0.0
+
+
+def fitting_programs(shared_memory: int) -> int:
+    """Programs of so many bytes of shared memory that a multiprocessor has room for."""
+    return _OF_ALL // (shared_memory + _RESERVED)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTileConfig(TileConfig):
+    """Tiles of words of weights, whose groups have scales, in steps of 256 columns."""
+
+    def group_rows(self, k: int, group: int) -> int:
+        """Rows of scales that a program has in shared memory, a power of two."""
+        return max(4, 1 << (256 // group * self.steps(k, 256) - 1).bit_length())
+
+    def memory_with(self, k: int, group: int, tables: int) -> int:
+        """Bytes of shared memory: the ring of words and columns of x, and tables of groups."""
+        groups = tables * 2 * self.block_n * self.group_rows(k, group)
+        return self.stages * (128 * self.block_n + 256 * self.block_m) + groups + 64
