@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,8 @@ def test_preempted_requests_continue_within_their_grammars(
     core = engine(tiny_model, num_blocks=16, max_num_seqs=7)
     for index, grammar in enumerate(CROWD):
         add(core, "r" * (index + 1), grammar)
+    # all are admitted together, however long their grammars take
+    wait([compiled for _, compiled in core._grammars._pending.values()], timeout=60)
     deltas = run(core)
     assert core.stats.num_preemptions > 0
     assert {name: tokens(parts) for name, parts in deltas.items()} == undisturbed
