@@ -17,6 +17,9 @@ if TYPE_CHECKING:
         cleanup_dist_env_and_memory,
         print_embeddings,
     )
+    from quire.cli.vllm_scripts import (
+        EngineArgs as AsyncEngineArgs,
+    )
     from quire.core.pooling_params import PoolingParams
     from quire.core.request_output import (
         CompletionOutput,
@@ -24,24 +27,32 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoreOutput,
     )
-    from quire.core.sampling_params import SamplingParams
+    from quire.core.sampling_params import RequestOutputKind, SamplingParams
     from quire.core.structured_outputs import StructuredOutputs
     from quire.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
     from quire.engine.frontend.async_engine import AsyncEngine
+    from quire.engine.frontend.async_llm import AsyncLLM
+    from quire.engine.frontend.async_llm import AsyncLLM as AsyncLLMEngine
     from quire.engine.frontend.beam_search import BeamSearchParams
+    from quire.engine.frontend.llm_engine import LLMEngine
     from quire.engine.frontend.prompt_inputs import TextPrompt, TokensPrompt
     from quire.llm import LLM
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineArgs",
     "FlexibleArgumentParser",
+    "LLMEngine",
     "PoolingParams",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoreOutput",
     "StructuredOutputs",
@@ -58,13 +69,18 @@ __all__ = [
 _LAZY = {
     "LLM": ("quire.llm", "LLM"),
     "AsyncEngine": ("quire.engine.frontend.async_engine", "AsyncEngine"),
+    "AsyncEngineArgs": ("quire.cli.vllm_scripts", "EngineArgs"),
+    "AsyncLLM": ("quire.engine.frontend.async_llm", "AsyncLLM"),
+    "AsyncLLMEngine": ("quire.engine.frontend.async_llm", "AsyncLLM"),
     "BeamSearchParams": ("quire.engine.frontend.beam_search", "BeamSearchParams"),
     "CompletionOutput": ("quire.core.request_output", "CompletionOutput"),
     "EmbeddingOutput": ("quire.core.request_output", "EmbeddingOutput"),
     "EngineArgs": ("quire.cli.vllm_scripts", "EngineArgs"),
     "FlexibleArgumentParser": ("quire.cli.vllm_scripts", "FlexibleArgumentParser"),
+    "LLMEngine": ("quire.engine.frontend.llm_engine", "LLMEngine"),
     "PoolingParams": ("quire.core.pooling_params", "PoolingParams"),
     "RequestOutput": ("quire.core.request_output", "RequestOutput"),
+    "RequestOutputKind": ("quire.core.sampling_params", "RequestOutputKind"),
     "SamplingParams": ("quire.core.sampling_params", "SamplingParams"),
     "ScoreOutput": ("quire.core.request_output", "ScoreOutput"),
     "StructuredOutputs": ("quire.core.structured_outputs", "StructuredOutputs"),

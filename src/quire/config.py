@@ -26,6 +26,8 @@ from quire.options import (
     setting,
 )
 
+__path__: list[str] = []  # `from quire.config import X` then asks ForeignModules what X is
+
 BUNDLED_MODEL = "quire-tiny"
 _MILLISECONDS = (0.001, 3_600_000)
 

@@ -105,6 +105,8 @@ def test_an_import_says_what_to_use(name: str) -> None:
         ("quire.distributed", "cleanup_dist_env_and_memory"),
         ("quire.engine.arg_utils", "EngineArgs"),
         ("quire.entrypoints.llm", "LLM"),
+        ("quire.engine.llm_engine", "LLMEngine"),
+        ("quire.v1.engine.async_llm", "AsyncLLM"),
     ],
 )
 def test_modules_of_vllm_have_the_names_of_quire(module: str, name: str) -> None:
@@ -117,6 +119,7 @@ def test_modules_of_vllm_have_the_names_of_quire(module: str, name: str) -> None
     [
         ("quire.lora.request", "LoRARequest", "merge the adapter"),
         ("quire.v1.metrics.reader", "Counter", "use llm.stats"),
+        ("quire.config", "CompilationConfig", "settings are arguments of LLM, by their names"),
         ("quire.utils", "random_uuid", r"quire has no 'random_uuid'; dir\(quire\)"),
     ],
 )

@@ -212,8 +212,8 @@ def test_what_other_engines_have_and_this_one_has_not(given: dict[str, Any], tex
 
 
 def test_hints_without_effect_warn() -> None:
-    with pytest.warns(NoEffectWarning, match="^output_kind has no effect: ") as caught:
-        assert SamplingParams(output_kind=2) == SamplingParams()
+    with pytest.warns(NoEffectWarning, match="^stream_interval has no effect: ") as caught:
+        assert SamplingParams(stream_interval=2) == SamplingParams()
     assert caught[0].filename == __file__
 
 

@@ -5,6 +5,7 @@ The model's name comes from the command line, as the bundled model stands in for
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,59 @@ sql = generate_output("SQL:", SamplingParams(structured_outputs=grammar, max_tok
 assert sql in ("SELECT col_1 FROM table_1", "SELECT col_2 FROM table_1")
 """
 
+# the shape of vLLM's examples/deployment/llm_engine_example
+STEPS = """\
+from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+prompts = [
+    ("A robot may", SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1)),
+    ("What is the meaning of life?", SamplingParams(n=2, temperature=0.8, top_p=0.95)),
+]
+parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+args = parser.parse_args(["--model", MODEL, "--max-model-len", "256"])
+engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+request_id = 0
+while prompts or engine.has_unfinished_requests():
+    if prompts:
+        prompt, sampling_params = prompts.pop(0)
+        engine.add_request(str(request_id), prompt, sampling_params)
+        request_id += 1
+    request_outputs: list[RequestOutput] = engine.step()
+    for request_output in request_outputs:
+        if request_output.finished:
+            print(request_output.request_id, len(request_output.outputs), "answers")
+"""
+
+# the shape of vLLM's examples/deployment/async_llm_streaming
+STREAMS = """\
+import asyncio
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+
+async def main():
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=MODEL, enforce_eager=True))
+    params = SamplingParams(max_tokens=5, seed=42, output_kind=RequestOutputKind.DELTA)
+    try:
+        num_tokens = 0
+        async for output in engine.generate(
+            request_id="stream-1", prompt="The future of", sampling_params=params
+        ):
+            for completion in output.outputs:
+                num_tokens += len(completion.token_ids)
+            if output.finished:
+                print(output.request_id, num_tokens, "tokens")
+                break
+    finally:
+        engine.shutdown()
+
+
+asyncio.run(main())
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "printed"),
@@ -163,14 +217,16 @@ assert sql in ("SELECT col_1 FROM table_1", "SELECT col_2 FROM table_1")
         (CHAT, ["Quire, a small voice assistant"]),
         (EMBED, ["Embeddings: [", "(size=256)", "Score: "]),
         (STRUCTURED, ["@"]),
+        (STEPS, ["0 1 answers", "1 2 answers"]),
+        (STREAMS, ["stream-1 5 tokens"]),
     ],
-    ids=["generate", "arguments", "chat", "embed", "structured"],
+    ids=["generate", "arguments", "chat", "embed", "structured", "steps", "streams"],
 )
 def test_a_script_needs_another_import_line(
     script: str, printed: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "script.py"
-    changed = script.replace("from vllm import", "from quire import")
+    changed = re.sub("from vllm(?=[ .])", "from quire", script)
     file.write_text(changed.replace("MODEL", '"quire-tiny"'))
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ METHODS: Mapping[str, str] = {
     "stream": "use AsyncEngine",
     "get_metrics": "use llm.stats, and output.metrics of each request",
     "reward": "reward models are not supported; use score, or embed",
-    "llm_engine": "use LLM itself; for requests that come one by one use AsyncEngine",
+    "llm_engine": "use LLM itself; for requests that come one by one use LLMEngine or AsyncEngine",
     "collective_rpc": "the model runs in this process; there are no workers to call",
     "apply_model": "the model runs as compiled calls; there is no module to call",
     "start_profile": "run `quire profile MODEL` instead",

@@ -22,7 +22,6 @@ MODULES = (
 )  # fmt: skip
 
 _NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
-_ENGINE = "use LLM; for requests that come one by one use AsyncEngine"
 _SETTINGS = "leave it out: settings are arguments of LLM, by their names"
 _TEXT_ONLY = "leave it out: models read text alone"
 _STATS = "use llm.stats, and output.metrics of each request"
@@ -31,14 +30,9 @@ _CLOSE = "use LLM.close, or `with LLM() as llm:`"
 # names that scripts import from vLLM or llama-cpp-python, and what to use instead
 NAMES = {
     "LoRARequest": _NO_ADAPTER,
-    "LLMEngine": _ENGINE,
-    "AsyncLLM": _ENGINE,
-    "AsyncLLMEngine": _ENGINE,
-    "AsyncEngineArgs": "use EngineArgs, or the arguments of AsyncEngine.start",
     "Llama": "use LLM",
     "LlamaGrammar": "use StructuredOutputs(grammar=...) in SamplingParams",
     "GuidedDecodingParams": "use StructuredOutputs in SamplingParams",
-    "RequestOutputKind": "leave it out: LLM returns whole answers, AsyncEngine streams new parts",
     "PoolingOutput": "use EmbeddingOutput",
     "EmbeddingRequestOutput": "use EmbeddingOutput",
     "destroy_model_parallel": _CLOSE,

@@ -10,9 +10,9 @@ from collections.abc import Container
 _SAMPLING_PARAMS = """
     allowed_token_ids bad_words detokenize frequency_penalty ignore_eos
     include_stop_str_in_output kept_token_ids logit_bias logprob_token_ids logprobs max_tokens
-    min_p min_tokens n presence_penalty prompt_logprobs reasoning_marks repetition_penalty seed
-    skip_special_tokens stop stop_token_ids structured_outputs temperature thinking_token_budget
-    top_k top_p
+    min_p min_tokens n output_kind presence_penalty prompt_logprobs reasoning_marks
+    repetition_penalty seed skip_special_tokens stop stop_token_ids structured_outputs temperature
+    thinking_token_budget top_k top_p
 """
 SAMPLING_PARAMS = frozenset(_SAMPLING_PARAMS.split())
 

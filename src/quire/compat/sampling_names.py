@@ -30,7 +30,6 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("early_stopping", _V, (False,), _BEAMS, "leave it out"),
     only("spaces_between_special_tokens", _V, (True,), "text is that of the tokens",
          "leave it out"),
-    no_effect("output_kind", _V, "LLM returns whole answers; AsyncEngine streams their new parts"),
     no_effect("skip_clone", _V, "each request has its own checked params"),
     no_effect("stream_interval", _V, "each step is streamed"),
     only("flat_logprobs", _V, (False,), "log-probabilities are maps", "leave it out"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import reprlib
+from enum import IntEnum
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,7 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.structured_outputs import StructuredOutputs, structured_outputs_from
 from quire.errors import invalid_value
 
-__all__ = ["SamplingParams", "StructuredOutputs"]
+__all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputs"]
 
 MAX_LOGPROBS = 20  # by default
 MAX_LOGPROB_TOKEN_IDS = 1024
@@ -26,6 +27,14 @@ MAX_ALLOWED_TOKEN_IDS = 1 << 17
 MAX_BAD_WORDS = 128
 MAX_WORD_CHARS = 256  # of a stop string or a bad word
 MAX_LOGIT_BIAS = 1024
+
+
+class RequestOutputKind(IntEnum):
+    """What each item of a stream has: the answer so far, its new part, or all of it at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 class SamplingParams(
@@ -57,6 +66,7 @@ class SamplingParams(
     the model marks it. skip_special_tokens: leave them out of the text,
     but for kept_token_ids. detokenize: whether there is text at all.
     structured_outputs: a schema, expression or grammar that the answer must match.
+    output_kind: what a stream's items have; None: as the engine's class says. LLM has no streams.
 
     A single text stands for a list of it, None for an empty list, a tuple, set or array for a
     list, a map or another engine's object for StructuredOutputs. Names of other engines are
@@ -92,6 +102,7 @@ class SamplingParams(
     kept_token_ids: list[int] = []
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
+    output_kind: RequestOutputKind | None = None
 
     def __post_init__(self) -> None:
         _convert_lists(self)
@@ -102,6 +113,8 @@ class SamplingParams(
             msgspec.structs.force_setattr(self, "logprobs", 0)
         if self.thinking_token_budget == -1:
             msgspec.structs.force_setattr(self, "thinking_token_budget", None)
+        if self.output_kind is not None:
+            _convert_kind(self)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
         _check_types(self, given)
         _check_ranges(self, given)
@@ -192,6 +205,16 @@ def _convert_lists(params: SamplingParams) -> None:
         value = getattr(params, field)
         if value is not None and type(value) is not list:
             msgspec.structs.force_setattr(params, field, _as_list(field, value))
+
+
+def _convert_kind(params: SamplingParams) -> None:
+    """Make a RequestOutputKind of a number. Raises InvalidRequestError."""
+    try:
+        kind = RequestOutputKind(params.output_kind)  # type: ignore[arg-type]  # or ValueError
+    except ValueError:
+        problem = f"must be a RequestOutputKind, not {_shown(params.output_kind)}"
+        raise invalid_value("output_kind", problem) from None
+    msgspec.structs.force_setattr(params, "output_kind", kind)
 
 
 def _as_list(field: str, value: Any) -> Any:

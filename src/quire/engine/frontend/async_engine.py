@@ -30,6 +30,7 @@ from quire.engine.frontend.input_processor import (
 )
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import RequestTracker
+from quire.engine.frontend.streamed_items import streamed_items
 from quire.engine.frontend.thread_link import ThreadLink
 from quire.fair_queue import FairExecutor
 from quire.tokenizer.load_tokenizer import load_tokenizer
@@ -109,7 +110,7 @@ class AsyncEngine:
         stream: bool = True,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answers to a prompt; each item carries only what is new.
+        """Stream the answers to a prompt; each item has what is new, or what output_kind asks for.
 
         Closing the iterator aborts the request. request_id: a label for logs; the engine's own id
         is unique. stream: if False, an engine process may send everything at the end.
@@ -121,11 +122,15 @@ class AsyncEngine:
         prepared = await self._prepare(prompt, sampling, request_id, stream=stream, **options)
         try:
             outputs = self._tracker.send(prepared, arrival)
+            items = streamed_items(sampling.output_kind)
             finished = False
             while not finished:
                 output = await outputs.take()
                 finished = output.finished
-                yield output
+                if items is None:
+                    yield output
+                elif (item := items.add(output)) is not None:
+                    yield item
         finally:
             self._tracker.forget(prepared.request_id)
 

@@ -51,23 +51,25 @@ class InlineEngine:
         self._mend()
         try:
             for request in requests:
-                self._add(request, outputs)
+                self.add(request, outputs)
                 interrupt.deliver()
             while outputs.num_unfinished:
-                on_step(self._step(outputs))
+                on_step(self.step(outputs))
                 interrupt.deliver()
         except BaseException:
-            self._drop(requests, outputs)
+            self.drop(requests, outputs)
             raise
 
-    def _add(self, request: PreparedRequest, outputs: OutputProcessor) -> None:
+    def add(self, request: PreparedRequest, outputs: OutputProcessor) -> None:
+        """Start a request; steps of its caller run it."""
         self._is_whole = False
         outputs.add(request, time.monotonic())
         for message in request.messages:
             self._core.handle(message)
         self._is_whole = True
 
-    def _step(self, outputs: OutputProcessor) -> Processed:
+    def step(self, outputs: OutputProcessor) -> Processed:
+        """Run one step of all requests."""
         self._is_whole = False
         step = outputs.process(self._core.step().deltas)
         if step.aborts:
@@ -75,7 +77,18 @@ class InlineEngine:
         self._is_whole = True
         return step
 
-    def _drop(self, requests: Sequence[PreparedRequest], outputs: OutputProcessor) -> None:
+    def abort(self, request_id: str, outputs: OutputProcessor) -> None:
+        """End one request; others go on. Nothing for one that has ended."""
+        self._is_whole = False
+        self._core.handle(AbortRequests(request_ids=outputs.forget(request_id)))
+        self._is_whole = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no call is half done: else the requests that run are lost."""
+        return self._is_whole
+
+    def drop(self, requests: Sequence[PreparedRequest], outputs: OutputProcessor) -> None:
         """Abort all requests and wait for steps in flight; keeps the prefix cache if it can."""
         if self._is_whole:
             self._is_whole = False

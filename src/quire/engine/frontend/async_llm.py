@@ -1,0 +1,129 @@
+"""AsyncLLM: AsyncEngine as vLLM has it: made without waiting, with ids that can be aborted."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+from quire.config import EngineConfig
+from quire.core.request_output import RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.prompt_inputs import read_prompts
+from quire.errors import EngineError, invalid_value
+from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
+from quire.tokenizer.transformers_api import TransformersTokenizer
+
+
+class AsyncLLM:
+    """A model for one event loop; it is loaded when it is first used.
+
+    Items have the answer so far, unless the params have another output_kind.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        check_tokenizer(config)
+        self.tokenizer = load_tokenizer(config)
+        self._config = config
+        self._start: asyncio.Task[AsyncEngine] | None = None
+        self._aborts: dict[str, asyncio.Event] = {}
+        self._is_closed = False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
+        """Check the settings of AsyncEngineArgs. Raises ConfigError or CheckpointError."""
+        return cls(EngineConfig.from_options(**dataclasses.asdict(engine_args)))
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the answers to a prompt. prompt: as `LLM.generate` takes one.
+
+        One that is aborted ends without a last item. Raises as `AsyncEngine.generate` does.
+        """
+        if request_id in self._aborts:
+            raise invalid_value("request_id", f"{request_id!r} runs already; use another one")
+        aborted = self._aborts[request_id] = asyncio.Event()
+        try:
+            async for item in _until(aborted, self._items(prompt, sampling_params, priority)):
+                item.request_id = request_id
+                yield item
+        finally:
+            del self._aborts[request_id]
+
+    async def _items(
+        self, prompt: Any, params: SamplingParams, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        engine = await self._started()
+        if params.output_kind is None:
+            params = params.clone()
+            params.output_kind = RequestOutputKind.CUMULATIVE
+        (one,) = read_prompts([prompt])
+        async for item in engine.generate(one, params, priority=priority):
+            yield item
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End the streams of these ids; ids of none that runs are ignored."""
+        for each in [request_id] if isinstance(request_id, str) else request_id:
+            if each in self._aborts:
+                self._aborts[each].set()
+
+    def get_tokenizer(self) -> TransformersTokenizer:
+        """The tokenizer with the methods that `transformers` gives its own."""
+        return TransformersTokenizer(self.tokenizer)
+
+    async def check_health(self) -> None:
+        """Raises EngineError if no request can be answered any more."""
+        if not (await self._started()).is_alive:
+            raise EngineError("the engine has ended; make another one")
+
+    async def reset_prefix_cache(self) -> None:
+        """Clear the prefix cache: later requests find nothing that was computed before."""
+        await (await self._started()).reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Free the model's memory, for good; streams end with an EngineError."""
+        self._is_closed = True
+        if self._start is None:
+            return
+        if not self._start.done():
+            self._start.cancel()
+        elif not self._start.cancelled() and self._start.exception() is None:
+            with ThreadPoolExecutor(1) as thread:  # it waits for the engine, and this may not
+                thread.submit(asyncio.run, self._start.result().close()).result()
+
+    async def _started(self) -> AsyncEngine:
+        if self._is_closed:
+            raise EngineError("this AsyncLLM was shut down; make another one")
+        if self._start is None:
+            self._start = asyncio.create_task(AsyncEngine.start(self._config))
+        return await asyncio.shield(self._start)
+
+
+async def _until(
+    aborted: asyncio.Event, items: AsyncGenerator[RequestOutput, None]
+) -> AsyncGenerator[RequestOutput, None]:
+    """The items up to an event, which closes them."""
+    stop = asyncio.create_task(aborted.wait())
+    step: asyncio.Task[RequestOutput | None] | None = None
+    try:
+        while not aborted.is_set():
+            step = asyncio.create_task(anext(items, None))  # type: ignore[arg-type]  # a coroutine
+            await asyncio.wait((step, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not step.done() or (item := step.result()) is None:
+                return
+            yield item
+    finally:
+        stop.cancel()
+        if step is not None:
+            step.cancel()
+            await asyncio.wait([step])
+        await items.aclose()

@@ -1,0 +1,134 @@
+"""LLMEngine: requests that come one by one, and steps that the caller runs, as vLLM has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+from quire.config import EngineConfig
+from quire.core.request_output import RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
+from quire.engine.frontend.input_processor import PreparedRequest
+from quire.engine.frontend.offline_engine import OfflineEngine
+from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.prompt_inputs import read_prompts
+from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
+from quire.errors import QuireError, invalid_value
+from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
+from quire.tokenizer.transformers_api import TransformersTokenizer
+
+
+class LLMEngine(OfflineEngine):
+    """A model whose steps its caller runs. For one thread.
+
+    Items have the answer so far, unless the params have another output_kind.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        check_tokenizer(config)  # before the model is loaded
+        self.tokenizer = load_tokenizer(config)
+        super().__init__(config, self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
+        self._requests: dict[str, tuple[PreparedRequest, StreamedItems | None]] = {}
+        self._items: list[RequestOutput] = []  # of steps, not returned yet
+        self._failures: list[QuireError] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
+        """Load the model of EngineArgs. Raises ConfigError or CheckpointError."""
+        return cls(EngineConfig.from_options(**dataclasses.asdict(engine_args)))
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+    ) -> str:
+        """Start a request; returns its id. prompt: as `LLM.generate` takes one.
+
+        Raises InvalidRequestError.
+        """
+        if request_id in self._requests:
+            raise invalid_value("request_id", f"{request_id!r} runs already; use another one")
+        if not isinstance(params, SamplingParams):
+            raise invalid_value("params", "must be SamplingParams; use LLM.embed for embeddings")
+        engine, (one,) = self._awake(), read_prompts([prompt])
+        prepared = self._inputs.prepare(request_id, one, params, priority=priority)
+        if params.structured_outputs is not None:
+            self._inputs.grammar_checker.check(params.structured_outputs)
+        with DeferredInterrupt():
+            engine.add(prepared, self._outputs)
+            kind = params.output_kind
+            kind = RequestOutputKind.CUMULATIVE if kind is None else kind
+            self._requests[request_id] = prepared, streamed_items(kind)
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns an item for each request that has something new.
+
+        Raises the error that ended a request; the others go on. Ctrl-C comes between two steps,
+        and loses nothing; what else is raised within a step ends all requests.
+        """
+        engine = self._awake()
+        try:
+            with DeferredInterrupt():
+                if self._requests:
+                    self._take(engine.step(self._outputs))
+        finally:
+            if not engine.is_whole:
+                self._drop_all()
+        if self._failures:
+            raise self._failures.pop(0)
+        items, self._items = self._items, []
+        return items
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a request runs, or has an item that no step returned."""
+        return bool(self._requests or self._items or self._failures)
+
+    def get_num_unfinished_requests(self) -> int:
+        """The number of requests that run."""
+        return len(self._requests)
+
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+        """End requests without further items; ids of none that runs are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        with DeferredInterrupt():
+            for request_id in ids:
+                if self._requests.pop(request_id, None) is not None:
+                    self._awake().abort(request_id, self._outputs)
+
+    def get_tokenizer(self) -> TransformersTokenizer:
+        """The tokenizer with the methods that `transformers` gives its own."""
+        return TransformersTokenizer(self.tokenizer)
+
+    def sleep(self) -> None:
+        """End all requests, and free the memory of weights and KV cache until `wake_up`."""
+        if self._engine is not None:
+            self._drop_all()
+        super().sleep()
+
+    def _drop_all(self) -> None:
+        requests = [prepared for prepared, _ in self._requests.values()]
+        self._requests.clear()
+        self._awake().drop(requests, self._outputs)
+        self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
+
+    def _take(self, step: Processed) -> None:
+        for request_id, failure in step.failures.items():
+            self._requests.pop(request_id, None)
+            self._failures.append(failure)
+        for request_id, part in step.outputs.items():
+            if request_id not in self._requests:
+                continue
+            items = self._requests[request_id][1]
+            item = part if items is None else items.add(part)
+            if item is not None:
+                self._items.append(item)
+            if part.finished:
+                del self._requests[request_id]

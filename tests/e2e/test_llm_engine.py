@@ -1,0 +1,162 @@
+"""LLMEngine and AsyncLLM, as scripts for vLLM use them, against the answers of LLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, SamplingParams
+from quire.core.request_output import RequestOutput
+from quire.core.sampling_params import RequestOutputKind
+from quire.errors import EngineError, InvalidRequestError
+
+ARGS = EngineArgs(model="quire-tiny", dtype="float32", max_model_len=256, tensor_parallel_size=1)
+PROMPTS = ["A list is", "The key to", "def f("]
+PARAMS = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLMEngine]:
+    """One engine for all tests, each of which leaves it without requests."""
+    engine = LLMEngine.from_engine_args(ARGS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """The whole answers to PROMPTS."""
+    with LLM("quire-tiny", dtype="float32", max_model_len=256) as llm:
+        return [o.outputs[0].text for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def params(kind: RequestOutputKind) -> SamplingParams:
+    """PARAMS with items of a kind."""
+    return SamplingParams(temperature=0, max_tokens=12, output_kind=kind)
+
+
+def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    """All items by request id."""
+    found: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for item in engine.step():
+            found.setdefault(item.request_id, []).append(item)
+    return found
+
+
+def test_requests_that_come_one_by_one(engine: LLMEngine, texts: list[str]) -> None:
+    waiting, found = list(PROMPTS), dict[str, str]()
+    while waiting or engine.has_unfinished_requests():
+        if waiting:
+            engine.add_request(str(len(PROMPTS) - len(waiting)), waiting.pop(0), PARAMS)
+        for item in engine.step():
+            assert item.outputs[0].text.startswith(found.get(item.request_id, ""))
+            found[item.request_id] = item.outputs[0].text
+    assert found == dict(zip("012", texts, strict=True))
+    assert engine.step() == []
+
+
+def test_kinds_of_items(engine: LLMEngine, texts: list[str]) -> None:
+    for kind in RequestOutputKind:
+        engine.add_request(kind.name, {"prompt": PROMPTS[0]}, params(kind))
+    found = run(engine)
+    assert "".join(item.outputs[0].text for item in found["DELTA"]) == texts[0]
+    assert [item.outputs[0].text for item in found["FINAL_ONLY"]] == [texts[0]]
+    assert found["CUMULATIVE"][-1].outputs[0].text == texts[0]
+    assert len(found["CUMULATIVE"]) == len(found["DELTA"]) > 1
+
+
+def test_aborted_and_refused_requests_leave_others(engine: LLMEngine, texts: list[str]) -> None:
+    for request_id, prompt in zip("ab", PROMPTS, strict=False):
+        engine.add_request(request_id, prompt, PARAMS)
+    with pytest.raises(InvalidRequestError, match=r"^request_id: 'a' runs already"):
+        engine.add_request("a", "x", PARAMS)
+    with pytest.raises(InvalidRequestError, match=r"maximum context length is 256"):
+        engine.add_request("c", [1] * 300, PARAMS)
+    engine.step()
+    engine.abort_request(["a", "unknown"])
+    assert engine.get_num_unfinished_requests() == 1
+    found = run(engine)
+    assert "a" not in found
+    assert found["b"][-1].outputs[0].text == texts[1]
+    assert engine.stats.num_running == 0
+
+
+def test_ctrl_c_loses_nothing(engine: LLMEngine, texts: list[str], monkeypatch: Any) -> None:
+    inner, steps = engine._take, 0
+
+    def take(step: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        inner(step)
+
+    monkeypatch.setattr(engine, "_take", take)
+    engine.add_request("a", PROMPTS[0], params(RequestOutputKind.DELTA))
+    text, interrupts = "", 0
+    while engine.has_unfinished_requests():
+        try:
+            text += "".join(item.outputs[0].text for item in engine.step())
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert (text, interrupts) == (texts[0], 1)
+
+
+def test_an_error_within_a_step_ends_all_and_breaks_nothing(
+    engine: LLMEngine, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    engine.add_request("a", PROMPTS[0], PARAMS)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._outputs, "process", fail)
+        with pytest.raises(MemoryError):
+            engine.step()
+    assert not engine.has_unfinished_requests()
+    engine.add_request("a", PROMPTS[0], PARAMS)
+    assert run(engine)["a"][-1].outputs[0].text == texts[0]
+
+
+def test_asleep_and_awake(engine: LLMEngine, texts: list[str]) -> None:
+    engine.add_request("a", PROMPTS[0], PARAMS)
+    engine.sleep()
+    assert not engine.has_unfinished_requests()
+    engine.wake_up()
+    engine.add_request("a", PROMPTS[2], PARAMS)
+    assert run(engine)["a"][-1].outputs[0].text == texts[2]
+
+
+def test_streams_at_a_time(texts: list[str]) -> None:
+    async def last(llm: AsyncLLM, index: int) -> str:
+        text = ""
+        async for item in llm.generate(PROMPTS[index], PARAMS, str(index)):
+            assert item.request_id == str(index)
+            assert item.outputs[0].text.startswith(text)
+            text = item.outputs[0].text
+        return text
+
+    async def main() -> None:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**vars(ARGS)))
+        assert await asyncio.gather(*(last(llm, index) for index in range(3))) == texts
+        items = llm.generate(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True), "long")
+        assert not (await anext(items)).finished
+        await llm.abort(["long", "unknown"])
+        assert [item async for item in items if item.finished] == []
+        await llm.check_health()
+        assert await last(llm, 1) == texts[1]
+        left = llm.generate(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True), "left")
+        await anext(left)
+        llm.shutdown()
+        with pytest.raises(EngineError, match="was shut down"):
+            [item async for item in left]
+        with pytest.raises(EngineError, match="was shut down; make another one"):
+            await last(llm, 0)
+
+    asyncio.run(main())
