@@ -116,7 +116,7 @@ async def _until(
     step: asyncio.Task[RequestOutput | None] | None = None
     try:
         while not aborted.is_set():
-            step = asyncio.create_task(anext(items, None))  # type: ignore[arg-type]  # a coroutine
+            step = asyncio.create_task(anext(items, None))
             await asyncio.wait((step, stop), return_when=asyncio.FIRST_COMPLETED)
             if not step.done() or (item := step.result()) is None:
                 return
