@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import fair_queue
+from quire.background import waits
 from quire.errors import DrainingError
 from quire.fair_queue import FairExecutor, FairSlots
 
@@ -257,3 +258,26 @@ def test_failed_work_leaves_no_cycles_behind() -> None:
     finally:
         gc.enable()
         threads.close()
+
+
+def test_work_learns_that_its_caller_has_gone() -> None:
+    """The slot of a caller that left in the middle is free as soon as its work looks."""
+    executor = FairExecutor(1, "test")
+    started = threading.Event()
+
+    def work() -> None:
+        started.set()
+        for _ in waits(30.0):
+            threading.Event().wait(0.001)
+
+    async def main() -> None:
+        async with asyncio.timeout(10.0):
+            leaver = asyncio.create_task(executor.run("a", work))
+            await asyncio.to_thread(started.wait, 10.0)
+            leaver.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaver
+            assert await executor.run("b", lambda: 5) == 5
+
+    asyncio.run(main())
+    executor.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,12 +32,62 @@ NUM_THREADS = max(2, (os.cpu_count() or 1) // 2)
 # time that the event loop wants it, would be most of a step.
 SWITCH_SECONDS = 5e-4
 
-# is_background: one of BackgroundThreads; is_hurried: inside `hurry`
+# How often work that waits looks whether its caller is still there.
+CHECK_SECONDS = 0.1
+MOST_SECONDS = 2.0  # that a look may be late on a busy machine
+
+# is_background: one of BackgroundThreads; is_hurried: inside `hurry`; caller: see `working_for`
 _here = threading.local()
 
 
 class TooLongError(Exception):
     """Work on an event loop takes too long; it is to begin anew in a thread."""
+
+
+class CallerGoneError(Exception):
+    """Nobody waits for the work any more: its client has gone, or its deadline has passed."""
+
+
+class Caller:
+    """Who waits for work in another thread; is_gone: no longer."""
+
+    __slots__ = ("is_gone",)
+
+    def __init__(self) -> None:
+        self.is_gone = False
+
+
+@contextmanager
+def working_for(caller: Caller) -> Iterator[None]:
+    """A context in which `check_caller` of this thread looks at this caller."""
+    _here.caller = caller
+    try:
+        yield
+    finally:
+        _here.caller = None
+
+
+def check_caller() -> None:
+    """Raise CallerGoneError if nobody waits for what the calling thread does."""
+    caller: Caller | None = getattr(_here, "caller", None)
+    if caller is not None and caller.is_gone:
+        raise CallerGoneError
+
+
+def waits(seconds: float) -> Iterator[float]:
+    """The seconds to wait for something, piece by piece, at least one, until they are over.
+
+    A piece in which the process was stopped (SIGSTOP) counts as MOST_SECONDS. Raises
+    CallerGoneError between two pieces.
+    """
+    left, before = seconds, time.monotonic()
+    while True:
+        check_caller()
+        yield max(0.0, min(CHECK_SECONDS, left))
+        before, begin = time.monotonic(), before
+        left -= min(before - begin, MOST_SECONDS)
+        if left <= 0.0:
+            return
 
 
 def lower_priority(process: int = 0, steps: int = NICENESS) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.background import BackgroundThreads
+from quire.background import BackgroundThreads, Caller, working_for
 from quire.errors import DrainingError
 
 T = TypeVar("T")
@@ -49,14 +49,15 @@ class FairExecutor:
         Raises TimeoutError, DrainingError after `close`, and RuntimeError where no thread can be
         started.
 
-        max_wait: seconds. expected: seconds that it may take; quicker work goes first. Work that
-        has started is not interrupted by a cancellation.
+        max_wait: seconds. expected: seconds that it may take; quicker work goes first. A
+        cancellation does not interrupt work that has started, but its `check_caller` finds out.
         """
         async with asyncio.timeout(max_wait):
             await self._slots.enter(caller, expected)
-        begin = time.monotonic()
+        begin, waiting = time.monotonic(), Caller()
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(self._pool, _work_for, waiting, work)
         except BaseException:  # the pool was closed, or there is no memory for a thread
             self._slots.leave(caller, 0.0)  # the next one's turn, to be refused as well
             if self._is_closed:
@@ -66,6 +67,7 @@ class FairExecutor:
         try:
             return await asyncio.shield(future)
         finally:
+            waiting.is_gone = True
             del future  # else an error, its traceback and the future would be a cycle
 
     @property
@@ -85,6 +87,11 @@ class FairExecutor:
         if not future.cancelled():
             future.exception()  # its caller may have been cancelled
         self._slots.leave(caller, time.monotonic() - begin)
+
+
+def _work_for(waiting: Caller, work: Callable[[], T]) -> T:
+    with working_for(waiting):
+        return work()
 
 
 class _Turn(msgspec.Struct, eq=False):

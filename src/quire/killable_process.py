@@ -1,32 +1,23 @@
 """KillableProcess: work in a child process that is killed when it takes too long.
 
-For libraries that cannot be interrupted inside a thread. Parent and child exchange frames over
-pipes: a length of LENGTH_BYTES, then as many bytes.
+For libraries that cannot be interrupted inside a thread.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import select
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from quire.background import lower_priority
+from quire.background import CallerGoneError, waits
 from quire.errors import OverloadedError
 
+if TYPE_CHECKING:
+    from quire.framed_child import FramedChild
+
 logger = logging.getLogger(__name__)
-
-START_SECONDS = 60.0  # for the process to start, on a busy machine
-NICENESS = 5  # a third of what an equal would get: an answer waits for it, quick as it mostly is
-LENGTH_BYTES = 4
-
-
-Answer = Callable[[bytes], bytes]
 
 
 class ChildDiedError(Exception):
@@ -47,7 +38,7 @@ class KillableProcess:
         self._program, self._name = program, name
         self._first_frame = first_frame
         self._not_now = not_now
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: FramedChild | None = None
 
     @property
     def pid(self) -> int | None:
@@ -58,13 +49,14 @@ class KillableProcess:
         """The child's answer.
 
         seconds: of the child's processor time. Raises TimeoutError after them; OverloadedError if
-        it had less in wall_seconds, if no child can be started or it was killed from outside; and
-        ChildDiedError. After TimeoutError and ChildDiedError another child is there, if one can be
-        started; after any other error the next question starts it.
+        it had less in wall_seconds, if no child can be started or it was killed from outside;
+        ChildDiedError; and CallerGoneError as soon as nobody waits for the answer. After
+        TimeoutError, ChildDiedError and CallerGoneError another child is there or starts, if one
+        can be started; after any other error the next question starts it.
         """
-        child = self._child or self._start()
+        child = self._ready_child()
         try:
-            return self._answer(child, frame, seconds, time.monotonic() + wall_seconds)
+            return self._answer(child, frame, seconds, wall_seconds)
         except (EOFError, BrokenPipeError):
             status = child.wait()
             self.close()
@@ -74,7 +66,7 @@ class KillableProcess:
             if status == -signal.SIGPROF:  # its own timer, see end_self_after
                 raise TimeoutError from None
             raise ChildDiedError from None
-        except TimeoutError:
+        except (TimeoutError, CallerGoneError):
             self._restart()
             raise
         except BaseException:
@@ -86,50 +78,38 @@ class KillableProcess:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                assert pipe is not None
-                pipe.close()
 
     def __del__(self) -> None:
         self.close()
 
     def _restart(self) -> None:
-        """Replace a child that was lost; its caller waits, so that the next does not."""
+        """Replace a child that was lost; its caller waits, if it is there, so the next does not."""
         self.close()
-        with suppress(OverloadedError):
-            self._start()
+        with suppress(OverloadedError, CallerGoneError):
+            self._ready_child()
 
     def _answer(
-        self, child: subprocess.Popen[bytes], frame: bytes, seconds: float, deadline: float
+        self, child: FramedChild, frame: bytes, seconds: float, wall_seconds: float
     ) -> bytes:
         try:
-            _send(child, frame, deadline)
+            child.send(frame, wall_seconds)
         except TimeoutError:  # it does not even read
             raise OverloadedError(self._not_now) from None
-        started = _worked_seconds(child.pid)
-        left = seconds
-        while True:
-            try:
-                return _receive(child, left)
-            except TimeoutError:
-                left = started + seconds - _worked_seconds(child.pid)
-                if left <= 0.0:
-                    raise
-                if time.monotonic() > deadline:
-                    raise OverloadedError(self._not_now) from None
+        left, end = seconds, child.worked_seconds() + seconds
+        for most in waits(wall_seconds):
+            if child.has_answered(min(left, most)):
+                return child.receive()
+            if (left := end - child.worked_seconds()) <= 0.0:
+                raise TimeoutError
+        raise OverloadedError(self._not_now)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        first = self._first_frame()
+    def _ready_child(self) -> FramedChild:
+        """The child, once it has started; if its caller does not wait so long, it goes on."""
+        child = self._child or self._open()
         try:
-            child = self._child = self._open()
-        except OSError as error:  # no memory, no file descriptor, no process
-            logger.error("the %s could not be started: %s", self._name, error.strerror)
-            raise OverloadedError(self._not_now) from None
-        try:
-            lower_priority(child.pid, NICENESS)
-            _send(child, first, time.monotonic() + START_SECONDS)
-            _receive(child, START_SECONDS)
+            child.make_ready()
+        except CallerGoneError:
+            raise
         except (TimeoutError, EOFError, BrokenPipeError):
             self.close()
             logger.error("the %s could not be started", self._name)
@@ -139,100 +119,13 @@ class KillableProcess:
             raise
         return child
 
-    def _open(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-P", *self._program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            process_group=0,  # only the parent handles Ctrl-C
-        )
+    def _open(self) -> FramedChild:
+        from quire.framed_child import FramedChild  # most processes never need one
 
-
-def _worked_seconds(pid: int) -> float:
-    """Processor seconds that a process has used; the resolution is some milliseconds."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _send(child: subprocess.Popen[bytes], frame: bytes, deadline: float) -> None:
-    """Write a frame. Raises TimeoutError and BrokenPipeError."""
-    assert child.stdin is not None
-    pipe = child.stdin.fileno()
-    os.set_blocking(pipe, False)
-    poller = select.poll()  # select() itself knows no file descriptors above 1023
-    poller.register(pipe, select.POLLOUT)
-    data = memoryview(len(frame).to_bytes(LENGTH_BYTES) + frame)
-    while data:
-        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
-            raise TimeoutError
-        data = data[os.write(pipe, data) :]
-
-
-def _receive(child: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """The next frame; `seconds`: to wait for its beginning. Raises TimeoutError or EOFError."""
-    assert child.stdout is not None
-    poller = select.poll()
-    poller.register(child.stdout, select.POLLIN)
-    if not poller.poll(max(1.0, seconds * 1000.0)):
-        raise TimeoutError
-    return _read_frame(child.stdout.read)
-
-
-def _read_frame(read: Callable[[int], bytes | None]) -> bytes:
-    """One frame. Raises EOFError."""
-
-    def exactly(count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = read(count - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
-
-    return exactly(int.from_bytes(exactly(LENGTH_BYTES)))
-
-
-def serve_frames(begin: Callable[[bytes], Answer], memory: int) -> None:
-    """The child's loop: answer the frames on stdin on stdout, until stdin ends.
-
-    begin: from the first frame to the function that answers. memory: bytes besides what the
-    process has at its start.
-    """
-    out = os.dup(1)
-    os.dup2(2, 1)  # what libraries print must not reach the frames on stdout
-    answer = begin(_read_frame(_read))
-    _bound_memory(memory)
-    _write(out, b"")
-    with suppress(EOFError):
-        while True:
-            reply = answer(_read_frame(_read))
-            end_self_after(0.0)
-            _write(out, reply)
-
-
-def end_self_after(seconds: float) -> None:
-    """End this process after so much processor time, in case that its parent died; 0: do not."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _bound_memory(most: int) -> None:
-    import resource
-
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[0])
-    limit = pages * resource.getpagesize() + most
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _read(count: int) -> bytes:
-    return os.read(0, count)
-
-
-def _write(out: int, frame: bytes) -> None:
-    data = memoryview(len(frame).to_bytes(LENGTH_BYTES) + frame)
-    while data:
-        data = data[os.write(out, data) :]
+        first = self._first_frame()
+        try:
+            child = self._child = FramedChild(self._program, first)
+        except OSError as error:  # no memory, no file descriptor, no process
+            logger.error("the %s could not be started: %s", self._name, error.strerror)
+            raise OverloadedError(self._not_now) from None
+        return child

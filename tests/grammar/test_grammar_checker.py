@@ -14,6 +14,7 @@ import pytest
 from quire import fair_queue
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, OverloadedError
+from quire.framed_child import NICENESS
 from quire.grammar.grammar_checker import (
     CHECK_SECONDS,
     TRIAL_SECONDS,
@@ -24,7 +25,6 @@ from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.grammar_subprocess import TOO_MUCH, GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
-from quire.killable_process import NICENESS
 from quire.tokenizer.tokenizer import Tokenizer
 
 
@@ -250,7 +250,7 @@ def test_no_process_stays_without_its_vocabulary(
         raise PermissionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("quire.killable_process.lower_priority", refuse)
+        patch.setattr("quire.framed_child.lower_priority", refuse)
         with pytest.raises(PermissionError):
             subprocess_validator.find_problem(StructuredOutputs(regex="a"))
     assert subprocess_validator.pid is None
@@ -275,8 +275,7 @@ def test_a_process_without_a_parent_ends(subprocess_validator: GrammarSubprocess
     subprocess_validator.find_problem(StructuredOutputs(regex="a"))
     child = subprocess_validator._process._child
     assert child is not None
-    assert child.stdin is not None
-    child.stdin.close()
+    child._stdin.close()
     assert child.wait(10) == 0
 
 

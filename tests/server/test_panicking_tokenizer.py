@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi_client import Reply, call, request
+from asgi_client import JSON, Reply, call, request
 from fake_engine import FakeEngine, FakeTokenizer
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 from quire.tokenizer import encoding_guard
+from quire.tokenizer.encoding_guard import EncodingGuard
 from quire.tokenizer.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "src/quire/bundled"
@@ -82,6 +83,45 @@ def test_a_text_that_takes_too_long_is_refused_and_others_are_answered(
     assert refused.status == 400, refused.body
     assert "tokenizer has not finished this text" in refused.json()["error"]["message"]
     assert answered.status == 200, answered.body
+
+
+@pytest.mark.parametrize(
+    ("bound", "where"), [("header", "process"), ("field", "process"), ("client", "thread")]
+)
+def test_a_text_that_takes_long_ends_with_its_request(
+    stuck: Starlette, monkeypatch: pytest.MonkeyPatch, bound: str, where: str
+) -> None:
+    """A request's own timeout bounds it, and the thread and the process are free again."""
+    if where == "process":
+        in_child = EncodingGuard._in_child
+        ids = lambda guard, _, question: in_child(guard, question, 1000.0)  # noqa: E731
+        monkeypatch.setattr(EncodingGuard, "ids", ids)
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 1000.0)
+    text = "\u0e01" * 9000 + "!Q"
+    headers = {"x-request-timeout": "0.2"} if bound == "header" else {}
+
+    async def slow(path: str) -> int:
+        fields = {"timeout": 0.2} if bound == "field" else {}
+        body = json.dumps(BODIES[path] | fields).replace("hello", text).encode()
+        asked = request(stuck, path, body, headers=JSON | headers)
+        if bound != "client":
+            return (await asked).status
+        task = asyncio.create_task(asked)
+        await asyncio.sleep(0.2)
+        task.cancel()
+        return 0
+
+    async def all_of_them() -> list[int]:
+        paths = ["/v1/chat/completions"]
+        if bound != "field":
+            paths += ["/v1/messages", "/v1/responses", "/tokenize", "/v1/messages/count_tokens"]
+        async with asyncio.timeout(20.0):
+            statuses = await asyncio.gather(*map(slow, paths))
+            for path in BODIES:
+                assert (await request(stuck, path, BODIES[path])).status == 200
+        return statuses
+
+    assert set(asyncio.run(all_of_them())) == {0 if bound == "client" else 408}
 
 
 def test_a_panic_elsewhere_is_an_internal_error_and_touches_no_other() -> None:

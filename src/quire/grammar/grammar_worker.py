@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.structured_outputs import StructuredOutputs
+from quire.framed_child import Answer, end_self_after, serve_frames
 from quire.grammar.grammar_compiler import GrammarCompiler, compile_problem
 from quire.grammar.grammar_subprocess import VocabularyMessage
 from quire.grammar.vocabulary import GreedyVocabulary
-from quire.killable_process import Answer, end_self_after, serve_frames
 
 MEMORY_BYTES = 1 << 30  # for grammars, besides what the process has at its start
 

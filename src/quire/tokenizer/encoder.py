@@ -9,7 +9,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from quire.background import TooLongError, is_hurried
+from quire.background import CallerGoneError, TooLongError, is_hurried
 from quire.errors import InvalidRequestError, QuireError, invalid_value, is_failure
 from quire.tokenizer.conversation_input import BREAK
 from quire.tokenizer.pattern_check import quick_chars
@@ -47,7 +47,7 @@ class Encoder:
                 return self._guarded_ids(encode, text, is_broken, add_special_tokens)
             (encoding,) = encode([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
-        except (QuireError, TooLongError):
+        except (QuireError, TooLongError, CallerGoneError):
             raise
         except BaseException as error:
             if not is_failure(error):

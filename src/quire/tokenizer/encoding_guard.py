@@ -12,12 +12,12 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from quire.background import is_background, lower_priority
+from quire.background import is_background, lower_priority, waits
 from quire.errors import OverloadedError, invalid_value
 from quire.tokenizer.encoding_subprocess import EncodingSubprocess, Question
 
@@ -55,19 +55,31 @@ class EncodingGuard:
 
         Raises InvalidRequestError (param "prompt") if it takes too much processor time, and
         OverloadedError if no thread or process can be started or is free in time, or if it takes
-        very long without processor time.
+        very long without processor time. Raises CallerGoneError as soon as nobody waits for it.
         """
         seconds = MAX_SECONDS + MAX_SECONDS_PER_CHAR * len(question.text)
-        with self._threads:
+        with self._one_of_threads():
             if not self._is_slow and not self._left_behind:
                 return self._in_thread(encode, seconds)
         return self._in_child(question, seconds)
 
-    def _in_child(self, question: Question, seconds: float) -> list[int]:
+    @contextmanager
+    def _one_of_threads(self) -> Iterator[None]:
+        if not any(self._threads.acquire(timeout=wait) for wait in waits(_longest_wait())):
+            raise OverloadedError(ALL_BUSY)
         try:
-            child = self._children.get(timeout=WALL_SECONDS_PER_SECOND * MAX_SECONDS)
-        except queue.Empty:
-            raise OverloadedError(ALL_BUSY) from None
+            yield
+        finally:
+            self._threads.release()
+
+    def _free_child(self) -> EncodingSubprocess:
+        for seconds in waits(_longest_wait()):
+            with suppress(queue.Empty):
+                return self._children.get(timeout=seconds)
+        raise OverloadedError(ALL_BUSY)
+
+    def _in_child(self, question: Question, seconds: float) -> list[int]:
+        child = self._free_child()
         try:
             return child.ids(question, seconds, WALL_SECONDS_PER_SECOND * seconds)
         except TimeoutError:
@@ -88,17 +100,19 @@ class EncodingGuard:
     def _wait(
         self, result: Future[list[int]], used: Callable[[], float], seconds: float
     ) -> list[int]:
-        deadline = time.monotonic() + WALL_SECONDS_PER_SECOND * seconds
-        while (left := seconds - used()) > 0 and not result.done():
-            if time.monotonic() > deadline:
-                raise OverloadedError(
-                    f"the model's tokenizer has not finished this text after "
-                    f"{WALL_SECONDS_PER_SECOND * seconds:.1f} s, in which it had little processor "
-                    "time; send the request again when the machine is less busy"
-                )
-            wait([result], max(left, _SHORTEST_WAIT))
+        for most in waits(WALL_SECONDS_PER_SECOND * seconds):
+            left = seconds - used()
+            if left <= 0 or result.done():
+                break
+            wait([result], max(min(left, most), _SHORTEST_WAIT))
         if result.done():
             return result.result()
+        if left > 0:
+            raise OverloadedError(
+                f"the model's tokenizer has not finished this text after "
+                f"{WALL_SECONDS_PER_SECOND * seconds:.1f} s, in which it had little processor "
+                "time; send the request again when the machine is less busy"
+            )
         if not self._is_slow:
             self._is_slow = True
             logger.warning(
@@ -106,6 +120,11 @@ class EncodingGuard:
                 "are encoded in child processes"
             )
         raise _too_long(seconds)
+
+
+def _longest_wait() -> float:
+    """Seconds to wait for a thread or a child process that others use."""
+    return WALL_SECONDS_PER_SECOND * MAX_SECONDS
 
 
 def _too_long(seconds: float) -> Exception:

@@ -6,7 +6,7 @@ import msgspec
 import tokenizers
 
 from quire.errors import is_failure
-from quire.killable_process import Answer, end_self_after, serve_frames
+from quire.framed_child import Answer, end_self_after, serve_frames
 from quire.tokenizer.encoder import drop_breaks
 from quire.tokenizer.encoding_subprocess import Failure, Question
 

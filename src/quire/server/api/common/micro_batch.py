@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.background import hurry
+from quire.background import check_caller, hurry
 from quire.errors import is_failure
 
 T = TypeVar("T")
@@ -74,9 +74,10 @@ def _run_stage(work: _Work) -> bool:
 
 
 def run_stages(stages: Stages[T]) -> T:
-    """Run all stages of one preparation, in any thread."""
+    """Run all stages of one preparation, in any thread, while its caller waits."""
     try:
         while True:
+            check_caller()
             next(stages)
     except StopIteration as end:
         result: T = end.value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -104,7 +104,7 @@ class _GenerationApp(Generic[T]):
             await self._send_answer(job, context, send)
             return
         except ModelNotLoadedError as error:  # nothing has been sent
-            context.deadline.shorten(_timeout_decoder.decode(body).timeout, "timeout")
+            context.deadline.shorten(_own_timeout(body), "timeout")
             await context.wait_for_model(error.model, self._load_timeout)
         await self._send_answer(await self._prepared(body, context), context, send)
 
@@ -117,16 +117,28 @@ class _GenerationApp(Generic[T]):
             except TooLongError:
                 pass
         run = self._gate.prepare_threads.run
-        return await run(context.caller, lambda: run_stages(prepare()))
+        context.deadline.shorten(_own_timeout(body), "timeout")
+        async with context.deadline.enforced():
+            return await run(context.caller, lambda: run_stages(prepare()))
 
 
 class _Timeout(msgspec.Struct):
-    """The field of a body that bounds how long it waits for a model."""
+    """The field of a body that bounds how long it waits: for a model, or to be prepared."""
 
-    timeout: float | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
 
 
 _timeout_decoder = msgspec.json.Decoder(_Timeout)
+
+
+def _own_timeout(body: bytes) -> float | None:
+    """The timeout of a body that is not checked yet; None for any that is wrong."""
+    if b'"timeout"' not in body:  # which is quicker than to skip all other fields
+        return None
+    try:
+        return _timeout_decoder.decode(body).timeout
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class _LightApp:
