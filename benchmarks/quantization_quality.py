@@ -75,11 +75,11 @@ def main() -> None:
         replace(kernels_for("meta"), linear=partial(rounded_fp8, rounded))
         for rounded in (rounded_rows, rounded_stretches)
     )
-    plain, fp8, on_gpu, on_hopper, int8, int4 = (
+    plain, fp8, on_gpu, on_hopper, int8, w8a16, int4 = (
         load(folder, model_config, scheme, kernels)
         for scheme, kernels in (
             ("none", own), ("fp8", own), ("fp8", by_rows), ("fp8", by_stretches), ("int8", own),
-            ("int4", own),
+            ("w8a16", own), ("int4", own),
         )
     )  # fmt: skip
     fp8_queries, int8_queries = (
@@ -94,6 +94,7 @@ def main() -> None:
     rows = []
     for name, model, cache in (
         ("INT8 weights and activations", int8, "auto"),
+        ("INT8 weights, activations in 16 bits", w8a16, "auto"),
         ("INT4 weights, INT8 activations and head", int4, "auto"),
         ("FP8 weights", fp8, "auto"),
         ("FP8 weights and activations", on_gpu, "auto"),

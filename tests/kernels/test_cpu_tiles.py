@@ -127,8 +127,8 @@ def test_bytes_give_the_same_bits(
 ) -> None:
     for n, k in SHAPES:
         codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        for hadamard in (True, False):
-            rows_of = Int8Weight(codes, torch.rand(n) + 0.5, hadamard)
+        for kind in ((True, True), (False, True), (False, False)):
+            rows_of = Int8Weight(codes, torch.rand(n) + 0.5, *kind)
             weight = quantized_linear.pack_rows(rows_of)
             for rows in ROWS:
                 x = torch.randn(rows, k).to(dtype)

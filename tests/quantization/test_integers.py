@@ -162,7 +162,7 @@ def load(quantization: str, load_format: str) -> LlamaForCausalLM:
     return load_model(config, model_config, folder, torch.device("cpu"), torch.float32)
 
 
-LIKENESS = {"int8": 0.9999, "int4": 0.99, "nf4": 0.99, "mxfp4": 0.985}
+LIKENESS = {"int8": 0.9999, "w8a16": 0.99995, "int4": 0.99, "nf4": 0.99, "mxfp4": 0.985}
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])

@@ -32,7 +32,7 @@ def test_the_setting_names_the_schemes_that_there_are() -> None:
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
-        match="must be one of none, fp8, int8, int4, nf4, mxfp4, dequantized, not 'fp7'",
+        match="must be one of none, fp8, int8, w8a16, int4, nf4, mxfp4, dequantized, not 'fp7'",
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):
@@ -142,3 +142,25 @@ def test_layers_and_the_memory_plan_choose_by_the_same_names() -> None:
     assert chosen.keys() == linears.keys()
     plain = {name for name, each in chosen.items() if each is None}
     assert plain == {"model.layers.0.mlp.down_proj", "lm_head"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "served"),
+    [("bfloat16", (9, 0), True), ("float16", (9, 0), False), ("bfloat16", (8, 9), False)],
+)
+@pytest.mark.parametrize("setting", ["quantization", "quantization_overrides"])
+def test_activations_in_16_bits_need_their_kernels(
+    setting: str, dtype: str, capability: tuple[int, int], served: bool
+) -> None:
+    value = "w8a16" if setting == "quantization" else "lm_head=w8a16"
+    spec = ModelConfig.from_folder(resolve_model("quire-tiny")).spec
+
+    def choose() -> object:
+        settings = ModelSettings(**{setting: value})
+        return choose_formats(settings, None, spec, "cuda", dtype=dtype, capability=capability)
+
+    if served:
+        assert choose() is not None
+    else:
+        with pytest.raises(ConfigError, match="w8a16 needs a Hopper GPU and bfloat16; take int8"):
+            choose()

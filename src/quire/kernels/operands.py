@@ -186,15 +186,16 @@ class Int8Weight(QuantizedWeight):
     """A weight in signed bytes: codes · scale, Hadamard-rotated or not.
 
     Where it is rotated, inputs of the linear operation are rotated by the same matrices. codes:
-    int8 [N, K]. scale: float32 [N].
+    int8 [N, K]. scale: float32 [N]. rounds: whether inputs are rounded to bytes, too.
     """
 
     hadamard: bool = True
+    rounds: bool = True
 
     @property
     def spec(self) -> QuantSpec:
         """See `QuantizedWeight`."""
-        return QuantSpec("int8", hadamard=self.hadamard)
+        return QuantSpec("int8" if self.rounds else "int8_a16", hadamard=self.hadamard)
 
 
 @dataclass(frozen=True, slots=True)

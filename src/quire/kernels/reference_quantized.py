@@ -100,8 +100,12 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: x [T, K] is Hadamard-rotated where the weight is, then rounded to bytes.
 
     Returns [T, N] in x's data type. Each row of x has one scale. Products of bytes are summed
-    exactly, which float32 does here for up to 1,040 columns.
+    exactly, which float32 does here for up to 1,040 columns. Where the weight does not round its
+    inputs, x stays as it is: a native kernel has 16 bits of it.
     """
+    if not weight.rounds:
+        exact = F.linear(x.float(), weight.codes.float()) * weight.scale
+        return (exact if bias is None else exact + bias.float()).to(x.dtype)
     x32 = hadamard_rotate(x.float()) if weight.hadamard else x.float()
     codes, scale = round_int8(x32)
     out = F.linear(codes.float(), weight.codes.float()) * scale * weight.scale

@@ -15,7 +15,7 @@ from quire.core.layer_spec import Role
 from quire.errors import ConfigError
 from quire.kernels.formats.fp8 import FP8
 from quire.kernels.formats.int4 import INT4, INT4_GROUP_64
-from quire.kernels.formats.int8 import INT8, INT8_UNROTATED
+from quire.kernels.formats.int8 import INT8, INT8_A16, INT8_GROUP_64, INT8_UNROTATED
 from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
@@ -53,6 +53,12 @@ class Scheme(msgspec.Struct, frozen=True):
         formats = () if own is None else own.formats.get(role, ())
         return next((each for each in formats if each.fits(n, k)), None)
 
+    @property
+    def codes(self) -> set[str]:
+        """Formats that it may choose, by `QuantSpec.codes`."""
+        own = {each.spec.codes for formats in self.formats.values() for each in formats}
+        return own.union(*(each.codes for _, each in self.overrides if each is not None))
+
     def applying_to(self, module: str) -> Scheme | None:
         """This scheme, or the one that overrides it for a module."""
         matching = (each for pattern, each in self.overrides if fnmatchcase(module, pattern))
@@ -66,6 +72,10 @@ SCHEMES: dict[str, dict[str, Scheme]] = {  # by setting, then by the type of a d
     "int8": {
         "cpu": Scheme("int8", {"layer": (INT8,), "head": (INT8,)}),
         "cuda": Scheme("int8", {"layer": (INT8_UNROTATED,), "head": (INT8_UNROTATED,)}),
+    },
+    "w8a16": {
+        "cpu": Scheme("w8a16", {"layer": (INT8_A16,), "head": (INT8_A16,)}),
+        "cuda": Scheme("w8a16", {"layer": (INT8_GROUP_64,), "head": (INT8_GROUP_64,)}),
     },
     "int4": {
         "cpu": Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}),

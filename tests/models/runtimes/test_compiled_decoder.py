@@ -120,7 +120,7 @@ def test_weight_formats_and_kv_dtypes(quantization: str, kv: str, paces: tuple[i
     assert_same_bits(load_folder(folder, "bfloat16", quantization=quantization), kv, paces)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "nf4", "mxfp4"])
+@pytest.mark.parametrize("quantization", ["int8", "w8a16", "int4", "nf4", "mxfp4"])
 def test_biases_with_each_weight_format(quantization: str, checkpoint: Callable) -> None:
     assert_same_bits(load_folder(checkpoint("llama_biased_d16")[0], quantization=quantization))
 

@@ -6,8 +6,9 @@ columns (or 32, or 16) at a time, and so are the inputs of each layer: outliers 
 scale. Codes made elsewhere are not rotated, and inputs are not, either. (Dettmers et al., 2022;
 rotation: Ashkboos et al., 2024)
 
-With a scale for each group of inputs (GPTQ's and compressed-tensors' eight bits) activations are
-not rounded; a GPU multiplies these, on a CPU they become numbers when they are read.
+For `w8a16` activations stay in 16 bits: on a CPU as two planes of bytes, by as many products again.
+With a scale for each group of inputs (`w8a16` on a GPU, GPTQ's and compressed-tensors' eight bits)
+they are not rounded at all; such codes of checkpoints become numbers on a CPU when they are read.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Int8(WeightFormat):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
         """See `WeightFormat`."""
-        return Int8Weight(tensors["codes"], tensors["scale"], self.spec.hadamard)
+        return self._weight(tensors["codes"], tensors["scale"])
 
     def round_rows(self, weight: Tensor) -> Int8Weight:
         """See `WeightFormat`."""
@@ -57,6 +58,9 @@ class Int8(WeightFormat):
             return found.codes, found.scale
 
         codes, scale = by_pieces(weight, rounded)
+        return self._weight(codes, scale)
+
+    def _weight(self, codes: Tensor, scale: Tensor) -> Int8Weight:
         return Int8Weight(codes, scale, self.spec.hadamard)
 
     def dequantize(self, weight: QuantizedWeight) -> Tensor:
@@ -73,6 +77,19 @@ class Int8(WeightFormat):
 
 INT8 = Int8(QuantSpec("int8", hadamard=True))
 INT8_UNROTATED = Int8(QuantSpec("int8"))  # for a GPU, which does not rotate
+
+
+class Int8A16(Int8):
+    """The same codes, not rotated, for activations of 16 bits."""
+
+    __slots__ = ()
+    native_formats: ClassVar[Variants] = {(False, False): NativeFormat.INT8_A16}
+
+    def _weight(self, codes: Tensor, scale: Tensor) -> Int8Weight:
+        return Int8Weight(codes, scale, hadamard=False, rounds=False)
+
+
+INT8_A16 = Int8A16(QuantSpec("int8_a16"))
 
 
 class GroupedBytes(WeightFormat):
@@ -145,3 +162,6 @@ class GroupedInt8(GroupedBytes):
         from quire.kernels.reference_bytes import quantize_int8_groups
 
         return quantize_int8_groups(weight, self.spec.group, zeros=self.spec.zeros)
+
+
+INT8_GROUP_64 = GroupedInt8(QuantSpec("int8_group", 64))  # for a GPU

@@ -21,6 +21,7 @@ class NativeFormat(IntEnum):
     INT4_HADAMARD = 6  # inputs are Hadamard-rotated
     NF4 = 7
     MXFP4 = 8
+    INT8_A16 = 9  # inputs are not rounded to bytes, but to 16 bits
 
 
 # What the 16 codes stand for in a native kernel, in units of the second number: codebook.h.

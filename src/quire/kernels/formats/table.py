@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from quire.kernels.formats.fp8 import BlockFp8, Fp8
 from quire.kernels.formats.int4 import Int4
-from quire.kernels.formats.int8 import GroupedInt8, Int8
+from quire.kernels.formats.int8 import GroupedInt8, Int8, Int8A16
 from quire.kernels.formats.mxfp4 import Mxfp4
 from quire.kernels.formats.native_format import NativeFormat
 from quire.kernels.formats.nf4 import Nf4
@@ -20,6 +20,7 @@ from quire.kernels.operands import QuantSpec
 FORMATS: dict[str, type[WeightFormat]] = {
     "fp8": Fp8,
     "int8": Int8,
+    "int8_a16": Int8A16,
     "int4": Int4,
     "nf4": Nf4,
     "mxfp4": Mxfp4,

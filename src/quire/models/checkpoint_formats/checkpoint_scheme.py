@@ -99,21 +99,26 @@ def choose_formats(
     """The formats of a model's weights; None for its data type.
 
     The settings go before what the checkpoint has. device, dtype, capability: see
-    `served_formats`. Raises ConfigError for overrides that match
-    nothing, or that would be of a checkpoint's formats.
+    `served_formats`. Raises ConfigError for a format that the GPU has no kernels for, and for
+    overrides that match nothing, or that would be of a checkpoint's formats.
     """
     setting, overrides = settings.quantization, settings.quantization_overrides
+    served = served_formats(device, dtype, capability)
     if setting == "none" and checkpoint is not None:
         require(
             overrides is None,
             f"quantization_overrides changes weights of the checkpoint, which is quantized by "
             f"{checkpoint.name}; leave it out, or give quantization, too",
         )
-        served = served_formats(device, dtype, capability)
         return CheckpointScheme(checkpoint, spec, device, served)
     found = scheme_of(setting, device, overrides)
     if found is not None:
         check_patterns(found, [name for name, _ in spec.named_linears])
+        missing = found.codes & set(_ON_HOPPER) - set(served)
+        require(
+            not missing,
+            "quantization w8a16 needs a Hopper GPU and bfloat16; take int8, or dtype='bfloat16'",
+        )
     return found
 
 

@@ -52,6 +52,7 @@ void linear_int_amx(const LinearArgs& a) {
     switch (a.format) {
         case Format::int8:
         case Format::int8_hadamard:
+        case Format::int8_a16:
             if (whole) return amx::linear_bytes(a);
             break;
         case Format::int4_hadamard:

@@ -50,10 +50,18 @@ inline __attribute__((always_inline)) void finish_row(const LinearArgs& a, int64
     }
 }
 
-// Stores several rows in memory order; sums_of(r): the `at` of row r.
+// Stores several rows in memory order; sums_of(r): the `at` of row r. Two planes of a row are added.
 template <typename T, typename Sums>
 inline void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t first, int64_t outputs,
                    Sums sums_of) {
+    if (a.format == Format::int8_a16) {
+        for (int64_t r = 0; r < rows; r += 2) {
+            const auto codes = sums_of(r), errors = sums_of(r + 1);
+            finish_row<T>(a, (row + r) / 2, first, outputs,
+                          [&](int64_t i) { return codes(i) + errors(i); });
+        }
+        return;
+    }
     for (int64_t r = 0; r < rows; ++r) finish_row<T>(a, row + r, first, outputs, sums_of(r));
 }
 

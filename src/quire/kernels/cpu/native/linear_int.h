@@ -200,7 +200,7 @@ struct Ints {
 };
 
 void linear_int(const LinearArgs& a) {
-    if (is_int8(a.format)) return multiply<Ints<Format::int8>>(a);  // rotated rows or not
+    if (is_int8(a.format)) return multiply<Ints<Format::int8>>(in_planes(a));  // rotated or not
     switch (a.format) {
         case Format::int4_zeros: return multiply<Ints<Format::int4_zeros>>(a);
         case Format::int4_hadamard: return multiply<Ints<Format::int4_hadamard>>(a);

@@ -187,7 +187,7 @@ struct Tiled {
     }
 };
 
-void linear_bytes(const LinearArgs& a) { multiply<Tiled<Bytes>>(a); }
+void linear_bytes(const LinearArgs& a) { multiply<Tiled<Bytes>>(in_planes(a)); }
 void linear_bf16(const LinearArgs& a) { multiply<Tiled<Pairs>>(a); }
 void linear_nibbles(const LinearArgs& a) { multiply<Tiled<Nibbles<ByPairs, widen_to_pairs>>>(a); }
 void linear_hadamard_nibbles(const LinearArgs& a) {

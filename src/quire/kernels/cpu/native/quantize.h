@@ -143,8 +143,14 @@ inline F32 rotate_row(int64_t k, int64_t size, At at, float* out) {
 
 // Size of the Hadamard matrices by which rows of k are rotated before they are rounded to bytes.
 constexpr int64_t hadamard_size(Format format, int64_t k) {
-    if (format == Format::int8) return 1;
+    if (format == Format::int8 || format == Format::int8_a16) return 1;
     return format == Format::int8_hadamard && k % 64 == 0 ? 64 : 32;
+}
+
+// The same product with as many rows as there are planes of them.
+inline LinearArgs in_planes(LinearArgs a) {
+    if (a.format == Format::int8_a16) a.rows *= 2;
+    return a;
 }
 
 // What a row's codes are multiplied by, and where a sum of their products begins.
@@ -153,10 +159,20 @@ struct Head {
     int32_t start;
 };
 
-// Rounds a row to bytes with one scale. to(i): the address for the 32 codes from the i-th on.
+// Of 32 numbers, by how much their codes are off, as codes in units of 1/254.
+inline __m256i errors_of(__m256i codes, F32 first, F32 second) {
+    alignas(32) int8_t stored[CHUNK];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(stored), codes);
+    const F32 unit = F32::all(254.0f);
+    return bytes_of((first - F32::load(stored)) * unit, (second - F32::load(stored + 16)) * unit);
+}
+
+// Rounds a row to bytes with one scale. to(i): the address for the 32 codes from the i-th on. In
+// int8_a16 rows 2r and 2r + 1 are two planes of x's row r: its codes, and their errors as codes.
 template <typename T, typename To>
 Head round_row8(const LinearArgs& a, int64_t row, To to) {
-    const NormalizedRow<T> x = normalized_row<T>(a, row);
+    const bool planes = a.format == Format::int8_a16, second = planes && row % 2;
+    const NormalizedRow<T> x = normalized_row<T>(a, planes ? row / 2 : row);
     thread_local Scratch scratch;
     float* const rotated = scratch.get<float>(a.k);
     const auto at = [&](int64_t i) { return x.at(i); };
@@ -165,10 +181,12 @@ Head round_row8(const LinearArgs& a, int64_t row, To to) {
     const F32 inverse = F32::all(inverse_of(largest));
     __m256i sums = _mm256_setzero_si256();
     for (int64_t i = 0; i < a.k; i += CHUNK) {
-        const __m256i codes =
-            bytes_of(F32::load(rotated + i) * inverse, F32::load(rotated + i + 16) * inverse);
+        const F32 low = F32::load(rotated + i) * inverse;
+        const F32 high = F32::load(rotated + i + 16) * inverse;
+        __m256i codes = bytes_of(low, high);
+        if (second) codes = errors_of(codes, low, high);
         sums = _mm256_add_epi32(sums, four_sums(codes));
         store_wide(codes, to(i));
     }
-    return {scale, -128 * total(sums)};
+    return {second ? scale / 254.0f : scale, -128 * total(sums)};
 }

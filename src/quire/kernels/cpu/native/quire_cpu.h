@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 12;
+constexpr int32_t INTERFACE = 13;
 
 struct bf16 {
     uint16_t bits;
@@ -64,6 +64,7 @@ enum class Format : int32_t {
     int4_hadamard = 6,  // without zero points, of a weight rotated by matrices of 32, as rows are here
     nf4 = 7,            // codes are looked up in a codebook
     mxfp4 = 8,
+    int8_a16 = 9,  // packed as int8; rows have 16 bits, in two planes of bytes (see quantize.h)
 };
 constexpr bool has_codebook(Format format) {
     return format == Format::nf4 || format == Format::mxfp4;
@@ -74,7 +75,7 @@ constexpr int64_t group_header(Format format) {
     return 32 * (scale_bytes(format) + (format == Format::int4_zeros ? 1 : 0));
 }
 constexpr bool is_int8(Format format) {
-    return format == Format::int8 || format == Format::int8_hadamard;
+    return format == Format::int8 || format == Format::int8_hadamard || format == Format::int8_a16;
 }
 
 struct LinearArgs {
