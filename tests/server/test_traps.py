@@ -34,7 +34,8 @@ def pattern_of(path: str) -> str:
 
 def message_of(reply: Reply) -> str:
     """The error's sentence, in whichever API's words."""
-    message: str = reply.json()["error"]["message"]
+    error = reply.json()["error"]  # Ollama's is the sentence itself
+    message: str = error if isinstance(error, str) else error["message"]
     return message
 
 

@@ -17,6 +17,8 @@ from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.request_gate import RequestGate
 from quire.server.api.llama_cpp import apply_template, native_completion
 from quire.server.api.llama_cpp.props import props_route
+from quire.server.api.ollama import ollama_chat, ollama_embed, ollama_models
+from quire.server.api.ollama.ollama_models import OllamaModels
 from quire.server.api.openai import (
     batch_chat,
     chat,
@@ -65,6 +67,9 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     *native_completion.ROUTES,
     input_tokens.CHAT_ROUTE,
     apply_template.ROUTE,
+    *ollama_chat.ROUTES,
+    ollama_embed.ROUTE,
+    ollama_models.SHOW_ROUTE,
 )
 
 
@@ -104,6 +109,7 @@ def build_server(
             *StoredResponsesRoutes(store, gate).routes,
             Invocations(apps, gate, settings.max_body_bytes).route,
             *ModelsRoutes(models).routes,
+            *OllamaModels(models).routes,
             *Health(models, drain, settings.engine_hang_timeout).routes,
             LiveView(models, observer.metrics).route,
             ServerLoad(models).route,

@@ -1,4 +1,4 @@
-"""Error responses: maps each exception to a status and a body, in OpenAI's or Anthropic's format.
+"""Error responses: maps each exception to a status and a body, in the format of the path's API.
 
 All texts are our own. The text of an unknown exception is never sent or logged.
 """
@@ -36,6 +36,8 @@ INVALID_REQUEST = "invalid_request_error"
 CONTEXT_EXCEEDED = "exceed_context_size_error"  # llama.cpp's; the code is OpenAI's
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
+_OLLAMA = "chat generate embed tags show ps version pull push copy create delete blobs"
+OLLAMA_PATHS = tuple([f"/api/{name}" for name in _OLLAMA.split()])  # `{"error": "..."}` there
 _SHARED_PATHS = "/v1/models"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -88,7 +90,9 @@ class ErrorReply(msgspec.Struct):
     request_id: str | None = None
 
     def body(self, path: str = "") -> bytes:
-        """The JSON text: OpenAI's `{"error": {...}}`, or Anthropic's on the paths of its API."""
+        """The JSON text: OpenAI's `{"error": {...}}`, or another API's on its paths."""
+        if path.startswith(OLLAMA_PATHS):
+            return _encoder.encode(PlainError(self.error.message))
         if path.startswith(ANTHROPIC_PATHS):
             return _encoder.encode(AnthropicError.of(self))
         return _encoder.encode(ErrorChunk(self.error))
@@ -98,6 +102,12 @@ class ErrorChunk(msgspec.Struct):
     """OpenAI's error, as a body and as a stream's last event."""
 
     error: ErrorBody
+
+
+class PlainError(msgspec.Struct):
+    """Ollama's error, as a body and as a stream's last line."""
+
+    error: str
 
 
 class AnthropicErrorBody(msgspec.Struct):

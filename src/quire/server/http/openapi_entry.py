@@ -15,7 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from quire.server.http.http_errors import ANTHROPIC_PATHS, AnthropicError, ErrorChunk
+from quire.server.http.http_errors import (
+    ANTHROPIC_PATHS,
+    OLLAMA_PATHS,
+    AnthropicError,
+    ErrorChunk,
+    PlainError,
+)
 from quire.server.http.strict_json import NeutralValues
 
 # Statuses of routes that read a body, and of those that run a model.
@@ -44,11 +50,11 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     rules: what a body must satisfy besides its schema, in words, because it depends on the model
     or JSON Schema cannot express it. events: the types of a stream's events; () without streams.
-    media: content type of the answer; binary: of the answer that is no text, where a field asks
-    for one. errors: statuses besides those of all paths. failures: the
-    struct of an error body where it is not the API's own error object. struct_rules: of the
-    structs in the body. names_model: whether the query may name a model. items: of a list that the
-    reply may be, instead of `reply`.
+    lines: whether it is a stream of lines of JSON instead. media: content type of the answer;
+    binary: of the answer that is no text, where a field asks for one. errors: statuses besides
+    those of all paths. failures: the struct of an error body where it is not the API's own error
+    object. struct_rules: of the structs in the body. names_model: whether the query may name a
+    model. items: of a list that the reply may be, instead of `reply`.
     """
 
     path: str
@@ -61,6 +67,7 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     reply: type[msgspec.Struct] | None = None
     items: type[msgspec.Struct] | None = None
     events: Sequence[type[msgspec.Struct]] = ()
+    lines: bool = False
     media: str = "application/json"
     binary: str = ""
     errors: tuple[int, ...] = ()
@@ -75,7 +82,11 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     def failure(self, status: int) -> type[msgspec.Struct]:
         """The struct of the error body with this status."""
-        default = AnthropicError if self.path.startswith(ANTHROPIC_PATHS) else ErrorChunk
+        default: type[msgspec.Struct] = ErrorChunk
+        if self.path.startswith(ANTHROPIC_PATHS):
+            default = AnthropicError
+        elif self.path.startswith(OLLAMA_PATHS):
+            default = PlainError
         return self.failures.get(status, default)
 
 

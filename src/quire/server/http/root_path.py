@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # keeps the import light for the parent process
 
 _PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
-SERVED = frozenset({  # what the server's own paths begin with
+# what the server's own paths begin with; but for /api, a usual prefix: Ollama's are then below it
+SERVED = frozenset({
     "apply-template", "chat", "completion", "completions", "detokenize", "docs", "health",
     "invocations", "live", "load", "metrics", "models", "openapi.json", "page", "ping", "pooling",
     "props", "ready", "rerank", "responses", "score", "tokenize", "tokenizer_info", "v1", "v2",

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from quire.server.http.http_errors import AnthropicError, ErrorChunk, id_headers
+from quire.server.http.http_errors import AnthropicError, ErrorChunk, PlainError, id_headers
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.ops.openapi_schemas import Schema, Schemas
 from quire.version import __version__
@@ -101,7 +101,7 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     ]
     schemas = Schemas(
         bodies=[entry.body for entry in entries if entry.body is not None],
-        others=[*replies, ErrorChunk, AnthropicError],
+        others=[*replies, ErrorChunk, AnthropicError, PlainError],
         rules=[rules for entry in entries for rules in entry.struct_rules],
     )
     paths: dict[str, dict[str, Any]] = {}
@@ -184,7 +184,10 @@ def _content(entry: OpenApiEntry, schemas: Schemas) -> dict[str, Any]:
     content = {entry.media: {"schema": schema}}
     if entry.binary:
         content[entry.binary] = {"schema": {"type": "string", "format": "binary"}}
-    if entry.events:
+    if entry.lines:
+        lines = {"anyOf": [schemas.ref(kind) for kind in entry.events]}
+        content["application/x-ndjson"] = {"schema": lines}
+    elif entry.events:
         content["text/event-stream"] = {"schema": _event(entry, schemas)}
     return content
 

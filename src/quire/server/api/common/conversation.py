@@ -95,18 +95,21 @@ def prepare(
     id_prefix: str = "chatcmpl-",
     new_call_id: Callable[[], str] | None = None,
     names: FieldNames = SAME,
+    cuts_to_context: bool = False,
 ) -> Stages[Conversation]:
     """Check, render and encode a conversation for a model, in stages (micro_batch.py).
 
     Other APIs convert their requests to a ChatRequest first. id_prefix: of the reply's id. names:
     the API's field names. new_call_id: makes ids of tool calls; None: the tool parser's own.
+    cuts_to_context: answers end with the context where max_tokens would not.
     Raises InvalidRequestError or ContextLengthError.
     """
     engine, parsers = model.engine, model.parsers
     with names:
         use = _checked_use(request, model)
         _check_parser(use, model)
-        cut = take_defaults(request, model.request_defaults) or request.is_cut_to_context
+        is_default = take_defaults(request, model.request_defaults)
+        cut = is_default or cuts_to_context or request.is_cut_to_context
         sampling = chat_request.sampling(request)
         yield
         prompt = _rendered(request, use, model)

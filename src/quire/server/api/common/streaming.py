@@ -1,4 +1,4 @@
-"""Sends one job's answer: as one JSON response, or as a stream of server-sent events (SSE).
+"""Sends one job's answer: as one JSON response, or as a stream of server-sent events or of lines.
 
 Until the first event, a failure still gets its own HTTP status. After it, a failure is an error
 event, and the missing `[DONE]` shows that the answer is cut and not merely short.
@@ -27,13 +27,38 @@ from quire.server.http.http_errors import ErrorChunk, ErrorReply, describe, send
 
 DONE = b"data: [DONE]\n\n"
 
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # asks a reverse proxy to pass each event on at once
-]
-
 _encoder = msgspec.json.Encoder()
+
+
+class Framing(msgspec.Struct, frozen=True):
+    """How a stream's chunks become bytes. encode: from one chunk to its bytes."""
+
+    media_type: bytes
+    encode: Callable[[msgspec.Struct], bytes]
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the response."""
+        return [
+            (b"content-type", self.media_type),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # asks a reverse proxy to pass each event on at once
+        ]
+
+
+def _event(chunk: msgspec.Struct) -> bytes:
+    """One of the server-sent events. Chunks whose struct has a tag are events of this name."""
+    tag = chunk.__struct_config__.tag
+    name = b"" if tag is None else f"event: {tag}\n".encode()
+    return name + b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+def _line(chunk: msgspec.Struct) -> bytes:
+    return _encoder.encode(chunk) + b"\n"
+
+
+EVENTS = Framing(b"text/event-stream; charset=utf-8", _event)  # server-sent events
+LINES = Framing(b"application/x-ndjson", _line)  # of JSON
 
 
 class OpenAIReplyFormatter:
@@ -46,20 +71,22 @@ class OpenAIReplyFormatter:
         return ErrorChunk(reply.error)
 
 
-async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send) -> None:
+async def answer(
+    formatter: ReplyFormatter, context: RequestContext, send: Send, framing: Framing = EVENTS
+) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
     admitted = context.start(formatter.job)
     formatter = timed(formatter)
     if formatter.job.stream:
         record = context.record
-        stream = events(formatter, admitted, context.usage)
+        stream = events(formatter, admitted, context.usage, framing.encode)
 
         def failed(error: Exception) -> bytes:
             reply = describe(error, record.request_id)
             record.error_code = reply.error.code
-            return _event(formatter.failure(reply))
+            return framing.encode(formatter.failure(reply))
 
-        await _send_events(stream, send, failed, context.deadline)
+        await _send_events(stream, send, framing.headers, failed, context.deadline)
         return
     usage = context.usage
     async with context.deadline.enforced():
@@ -74,20 +101,23 @@ async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send)
 
 
 async def events(
-    formatter: ReplyFormatter, admitted: AdmittedJob, usage: UsageCounter
+    formatter: ReplyFormatter,
+    admitted: AdmittedJob,
+    usage: UsageCounter,
+    encode: Callable[[msgspec.Struct], bytes] = EVENTS.encode,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events; all that come from one engine step are one item."""
+    """The encoded chunks; all that come from one engine step are one item."""
     async with aclosing(run(admitted)) as outputs:
         async for index, output in outputs:
             usage.add(index, output)
             chunks = formatter.chunks(index, output)
             if formatter.job.continuous_usage:
                 chunks = _with_usage(chunks, usage.total(), output)
-            if data := b"".join([_event(chunk) for chunk in chunks]):
+            if data := b"".join([encode(chunk) for chunk in chunks]):
                 yield data
 
     def ending() -> bytes:
-        return b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
+        return b"".join(map(encode, formatter.ending(usage.total()))) + formatter.end_marker
 
     yield await asyncio.to_thread(ending) if formatter.job.is_stored else ending()
 
@@ -117,13 +147,14 @@ def _gives_role(chunk: msgspec.Struct) -> bool:
 async def _send_events(
     stream: AsyncGenerator[bytes, None],
     send: Send,
+    headers: list[tuple[bytes, bytes]],
     failed: Callable[[Exception], bytes],
     deadline: Deadline,
 ) -> None:
     async with aclosing(stream):
         async with deadline.enforced():
             first = await anext(stream)
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_part(send, first)
         try:
             async with deadline.enforced():
@@ -138,10 +169,3 @@ async def _send_events(
 
 async def _send_part(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def _event(chunk: msgspec.Struct) -> bytes:
-    """One event. Chunks whose struct has a tag are events of this name."""
-    tag = chunk.__struct_config__.tag
-    name = b"" if tag is None else f"event: {tag}\n".encode()
-    return name + b"data: " + _encoder.encode(chunk) + b"\n\n"

@@ -1,0 +1,104 @@
+"""Ollama's /api/embed, over /v1/embeddings."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+import msgspec
+from starlette.types import Send
+
+from quire.core.request_output import RequestOutput
+from quire.server.api.common import route_rules
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.ollama.ollama_request import Options, served_name
+from quire.server.api.openai import embeddings
+from quire.server.api.openai.embeddings import EmbeddingJob, embed_all, start_embedding
+from quire.server.api.openai.embeddings_request import MAX_DIMENSIONS, MAX_INPUTS, Text
+from quire.server.http.http_errors import send_complete
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.model_registry import ModelRegistry
+
+_Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
+class EmbedBody(RequestBody, kw_only=True, dict=True):
+    """Body of /api/embed. truncate: cut texts to the context; false: refuse longer ones.
+
+    options: without effect.
+    """
+
+    model: str | None = None
+    input: Text | _Texts
+    truncate: bool | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    options: Options | None = None
+
+
+class EmbedReply(msgspec.Struct, kw_only=True):
+    """A vector for each text, in order. Durations are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
+_decoder = msgspec.json.Decoder(EmbedBody)
+
+
+def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
+    """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
+    request, _ = read_body(data, _decoder, {})
+    own = {
+        "model": served_name(request.model, models),
+        "input": request.input,
+        "dimensions": request.dimensions,
+        "truncate_prompt_tokens": None if request.truncate is False else -1,
+    }
+    return (yield from embeddings.prepare(msgspec.json.encode(own), models))
+
+
+async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
+    """Embed all texts and send the vectors."""
+    admitted = start_embedding(request.job, context)
+    async with context.deadline.enforced():
+        outputs = await embed_all(admitted, request.pooling, context.usage)
+    times = [output.times for output in outputs]
+    last = max(each.last_token or each.first_token or each.arrival for each in times)
+    reply = EmbedReply(
+        model=request.job.model,
+        embeddings=[_vector(output) for output in outputs],
+        total_duration=int((last - min(each.arrival for each in times)) * 1e9),
+        prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+    )
+    await send_complete(send, 200, msgspec.json.encode(reply))
+
+
+def _vector(output: RequestOutput) -> list[float]:
+    assert output.embedding is not None, "a request for an embedding got none"
+    return list(struct.unpack(f"<{len(output.embedding) // 4}f", output.embedding))
+
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/api/embed",
+        summary="Texts to vectors, in Ollama's format.",
+        rules=(
+            *(route_rules.MODEL, "Each text has at least one token, and fits the KV cache."),
+            "`dimensions` is at most the model's hidden size.",
+        ),
+        example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
+        body=EmbedBody,
+        struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody, {})),),
+        reply=EmbedReply,
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)

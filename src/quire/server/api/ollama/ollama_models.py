@@ -1,0 +1,187 @@
+"""Ollama's /api/tags, /api/ps, /api/show and /api/version: the models of this server."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.api.common import route_rules
+from quire.server.api.common.model_route import LightRoute
+from quire.server.api.ollama.ollama_request import served_name
+from quire.server.http.json_response import JsonResponse
+from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
+from quire.server.http.request_body import RequestBody, read_body
+from quire.server.model_registry import ModelEntry, ModelRegistry, RegisteredModel
+from quire.version import __version__
+
+_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class ModelDetails(msgspec.Struct, kw_only=True):
+    """What a model is; empty where it is not known here, or not loaded."""
+
+    parent_model: str = ""
+    format: str = ""
+    family: str = ""
+    families: list[str] = []
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class TaggedModel(msgspec.Struct, kw_only=True):
+    """A model. modified_at: start of the server. size: bytes of its memory; 0 if not known.
+
+    digest: made of its name. Of a model in memory: size_vram, expires_at and context_length.
+    """
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int
+    digest: str
+    details: ModelDetails
+    size_vram: int | UnsetType = UNSET
+    expires_at: datetime | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+
+
+class TaggedModels(msgspec.Struct, kw_only=True):
+    """A list of models."""
+
+    models: list[TaggedModel]
+
+
+class OllamaVersion(msgspec.Struct):
+    """Quire's version."""
+
+    version: str
+
+
+class ShowBody(RequestBody, kw_only=True, dict=True):
+    """Body of /api/show. verbose: without effect."""
+
+    model: str | None = None
+    verbose: bool | None = None
+
+
+class ShownModel(msgspec.Struct, kw_only=True):
+    """One model. parameters: sampling params that it has by default, one a line."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class OllamaModels:
+    """The routes that list models."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+        self._started = datetime.fromtimestamp(int(time.time()), UTC)
+
+    @property
+    def routes(self) -> list[ApiRoute]:
+        """The routes of all paths."""
+        return [
+            _route("/api/tags", "The models of this server", TaggedModels, self._tags),
+            _route("/api/ps", "The models in memory", TaggedModels, self._loaded),
+            _route("/api/version", "The server's version", OllamaVersion, self._version),
+        ]
+
+    async def _tags(self, _request: Request) -> Response:
+        named = self._models.named_entries()
+        return JsonResponse(TaggedModels(models=[self._tagged(*one) for one in named]))
+
+    async def _loaded(self, _request: Request) -> Response:
+        found = []
+        for name, entry in self._models.named_entries():
+            if entry.model is not None and entry.is_usable:
+                one, info = self._tagged(name, entry), entry.model.engine.info
+                one.size_vram = one.size if info.device != "cpu" else 0
+                one.expires_at, one.context_length = _NEVER, info.limits.max_model_len
+                found.append(one)
+        return JsonResponse(TaggedModels(models=found))
+
+    async def _version(self, _request: Request) -> Response:
+        return JsonResponse(OllamaVersion(__version__))
+
+    def _tagged(self, name: str, entry: ModelEntry) -> TaggedModel:
+        return TaggedModel(
+            name=name,
+            model=name,
+            modified_at=self._started,
+            size=entry.condition.num_bytes or 0,
+            digest=hashlib.sha256(entry.name.encode()).hexdigest(),
+            details=_details(entry.model),
+        )
+
+
+def _route(
+    path: str,
+    summary: str,
+    reply: type[msgspec.Struct],
+    handler: Callable[[Request], Awaitable[Response]],
+) -> ApiRoute:
+    text = f"{summary}, in Ollama's format."
+    return ApiRoute(handler, OpenApiEntry(path=path, summary=text, reply=reply))
+
+
+def _details(model: RegisteredModel | None) -> ModelDetails:
+    if model is None:
+        return ModelDetails()
+    info = model.engine.info
+    kind = "gguf" if info.model.endswith(".gguf") else "safetensors"
+    level = info.dtype if info.quantization == "none" else info.quantization
+    return ModelDetails(format=kind, quantization_level=level)
+
+
+_show_decoder = msgspec.json.Decoder(ShowBody)
+
+
+def show(data: bytes, models: ModelRegistry) -> ShownModel:
+    """The reply to a body of /api/show. Raises InvalidRequestError."""
+    request, _ = read_body(data, _show_decoder, {})
+    model = models.find(served_name(request.model, models))
+    info, tokenizer = model.engine.info, model.engine.tokenizer
+    thinks, calls = model.parsers.reasoning is not None, model.parsers.tools is not None
+    extra = [name for name, has in (("tools", calls), ("thinking", thinks)) if has]
+    return ShownModel(
+        modelfile=f"FROM {info.model}\n",
+        parameters="\n".join(f"{name} {value}" for name, value in info.sampling_defaults.items()),
+        template=tokenizer.chat_template_text,
+        details=_details(model),
+        model_info={
+            "general.architecture": "quire",
+            "quire.context_length": info.limits.max_model_len,
+            "quire.vocab_size": info.limits.vocab_size,
+        },
+        capabilities=["completion", "embedding", *extra],
+        modified_at=datetime.fromtimestamp(int(time.time()), UTC),
+    )
+
+
+SHOW_ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/api/show",
+        summary="One model, in Ollama's format.",
+        rules=(route_rules.MODEL,),
+        example={},
+        body=ShowBody,
+        reply=ShownModel,
+        errors=RUN_ERRORS,
+    ),
+    show,
+)

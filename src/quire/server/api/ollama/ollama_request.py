@@ -1,0 +1,304 @@
+"""Bodies of Ollama's /api/chat and /api/generate, and the ChatRequests that they are.
+
+Answers are streamed unless `stream` is false, and end with the context where num_predict would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import invalid_value
+from quire.server.api.common import chat_messages
+from quire.server.api.common.chat_messages import CalledFunction
+from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest
+from quire.server.api.common.field_names import FieldNames
+from quire.server.api.common.response_format import (
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    ResponseFormat,
+)
+from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools, check_tool_names
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import Int32, ShortText
+from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.model_registry import ModelRegistry
+
+LATEST = ":latest"  # the tag that Ollama's clients add to a name
+_HINTS = (
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
+    *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
+)
+_NO_HINT = "has no effect: the model is loaded with the server's settings"
+# fields of Options → of a ChatRequest
+_SAMPLING = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+}
+_REFUSED_OPTIONS: strict_json.NeutralValues = {
+    "typical_p": (None, 1, 1.0),
+    "tfs_z": (None, 1, 1.0),
+    "repeat_last_n": (None, -1),
+    "mirostat": (None, 0),
+    "penalize_newline": (None, True),
+}
+
+
+_NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """Sampling params, and settings of a load, which have no effect. num_predict: -1: no limit."""
+
+    temperature: field_bounds.Temperature | None = None
+    top_k: field_bounds.TopK | None = None
+    top_p: field_bounds.TopP | None = None
+    min_p: field_bounds.MinP | None = None
+    repeat_penalty: field_bounds.RepetitionPenalty | None = None
+    presence_penalty: field_bounds.Penalty | None = None
+    frequency_penalty: field_bounds.Penalty | None = None
+    seed: field_bounds.Seed | None = None
+    stop: field_bounds.Word | field_bounds.StopStrings | None = None
+    num_predict: Annotated[int, _NUM_PREDICT] | None = None
+    num_ctx: Int32 | None = None
+    num_batch: Int32 | None = None
+    num_gpu: Int32 | None = None
+    main_gpu: Int32 | None = None
+    num_thread: Int32 | None = None
+    num_keep: Int32 | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+
+
+class OllamaFunction(msgspec.Struct, kw_only=True):
+    """A function that was called, or is called in an answer."""
+
+    name: ShortText
+    arguments: dict[str, Any] = {}
+
+
+class OllamaCall(msgspec.Struct, kw_only=True):
+    """A call of a tool. id: of it, where a client has one."""
+
+    function: OllamaFunction
+    id: ShortText | None = None
+    type: field_bounds.FunctionKind = "function"
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """One message. tool_name: whose result a tool's message is; else of the call that is next."""
+
+    role: chat_messages.Role
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[OllamaCall], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_name: ShortText | None = None
+    tool_call_id: ShortText | None = None
+
+
+class OllamaBody(RequestBody, kw_only=True, dict=True):
+    """What both bodies have. format: "json", or a JSON schema. think: whether, or how much."""
+
+    model: str | None = None
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | ShortText | None = None
+    keep_alive: str | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: field_bounds.NumLogprobs | None = None
+
+
+class OllamaChat(OllamaBody, kw_only=True, dict=True):
+    """Body of /api/chat. Without messages it only loads the model."""
+
+    messages: Annotated[list[OllamaMessage], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Tools | None = None
+
+
+class OllamaPrompt(OllamaBody, kw_only=True, dict=True):
+    """Body of /api/generate. raw: without the chat template. No prompt only loads the model."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+_MESSAGE_REFUSED: strict_json.NeutralValues = {"images": (None, [])}
+_REFUSED: strict_json.NeutralValues = {
+    "template": (None, ""),
+    "context": (None, []),
+    "suffix": (None, ""),
+    **dict.fromkeys(("width", "height", "steps"), (None,)),
+}
+_chat_decoder = msgspec.json.Decoder(OllamaChat)
+_prompt_decoder = msgspec.json.Decoder(OllamaPrompt)
+_OWN = {
+    **{f"response_format{inner}": "format" for inner in (".json_schema.schema", ".schema", "")},
+    **{own: f"options.{name}" for name, own in _SAMPLING.items()},
+    "max_tokens": "options.num_predict",
+    "reasoning_effort": "think",
+}
+NAMES = FieldNames(_OWN)
+PROMPT_NAMES = FieldNames({**_OWN, "messages": "prompt"})
+
+
+def parse_chat(data: bytes) -> OllamaChat:
+    """Decode a body of /api/chat. Raises InvalidRequestError."""
+    request, found = read_body(data, _chat_decoder, _REFUSED)
+    _check_options(found)
+    check_tool_names(found.get("tools"), None)
+    for index, message in enumerate(found.get("messages") or ()):
+        if message.get("images"):
+            raise invalid_value(f"messages[{index}].images", "models read text alone; remove them")
+        names = strict_json.names_of(OllamaMessage)
+        strict_json.check_names(message, names, _MESSAGE_REFUSED, f"messages[{index}].")
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            where = f"messages[{index}].tool_calls[{number}]."
+            strict_json.check_names(call, OllamaCall.__struct_fields__, {}, where)
+            inner, known = call["function"], OllamaFunction.__struct_fields__
+            strict_json.check_names(inner, known, {"index": _INDICES}, f"{where}function.")
+    return request
+
+
+def parse_prompt(data: bytes) -> OllamaPrompt:
+    """Decode a body of /api/generate. Raises InvalidRequestError."""
+    request, found = read_body(data, _prompt_decoder, _REFUSED)
+    _check_options(found)
+    if request.raw and request.system:
+        raise invalid_value("system", "a raw prompt has none; leave one of the two out")
+    return request
+
+
+_INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
+
+
+def _check_options(found: dict[str, Any]) -> None:
+    options, known = found.get("options") or {}, strict_json.names_of(Options)
+    strict_json.check_names(options, known, _REFUSED_OPTIONS, "options.")
+
+
+def served_name(name: str | None, models: ModelRegistry) -> str | None:
+    """The name without the tag that Ollama's clients add, unless a model has it with the tag."""
+    if name is None or not name.endswith(LATEST):
+        return name
+    names = [known for known, _ in models.named_entries()]
+    return name if name in names else name.removesuffix(LATEST)
+
+
+def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
+    """The conversation. Raises InvalidRequestError."""
+    if isinstance(request, OllamaChat):
+        return list(_messages(request.messages or ()))
+    assert isinstance(request, OllamaPrompt)
+    user = chat_messages.Message(role="user", content=request.prompt or "")
+    if not request.system:
+        return [user]
+    return [chat_messages.Message(role="system", content=request.system), user]
+
+
+def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) -> ChatRequest:
+    """The same as a ChatRequest. name: the model's. variables: of the chat template."""
+    options = request.options or Options()
+    given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
+    limit = options.num_predict
+    if limit == 0:
+        raise invalid_value("options.num_predict", "must be an integer >= 1, or -1, not 0")
+    chat = ChatRequest(
+        **given,
+        model=name,
+        messages=messages_of(request),
+        max_tokens=None if limit is None or limit < 0 else limit,
+        stream=request.stream is not False,
+        logprobs=request.logprobs or request.top_logprobs is not None,
+        top_logprobs=request.top_logprobs,
+        response_format=_response_format(request.format),
+        tools=request.tools if isinstance(request, OllamaChat) else None,
+    )
+    chat.note_no_effect(*request.no_effect, *_hints(request, options))
+    _add_thinking(chat, request.think, variables)
+    return chat
+
+
+def _hints(request: OllamaBody, options: Options) -> Iterator[str]:
+    if request.keep_alive is not None:
+        yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
+    for name in _HINTS:
+        if getattr(options, name) is not None:
+            yield f"options.{name} {_NO_HINT}"
+
+
+def _add_thinking(chat: ChatRequest, think: bool | str | None, variables: frozenset[str]) -> None:
+    if think is None:
+        return
+    if isinstance(think, str):
+        chat.reasoning_effort = think
+    elif "enable_thinking" in variables:
+        chat.chat_template_kwargs = {"enable_thinking": think}
+    elif think:
+        chat.note_no_effect("think has no effect: the chat template has no variable for it")
+
+
+def _response_format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if not given:
+        return None
+    if isinstance(given, dict):
+        return JsonSchemaFormat(JsonSchema(schema=given))
+    if given != "json":
+        raise invalid_value("format", f"must be 'json' or a JSON schema, not {given[:64]!r}")
+    return JsonObjectFormat()
+
+
+def _messages(given: Sequence[OllamaMessage]) -> Iterator[chat_messages.Message]:
+    """Messages with ids of calls, which Ollama's need not have."""
+    unanswered: list[tuple[str, str]] = []  # names and ids of calls
+    for index, message in enumerate(given):
+        calls = [
+            _call(call, f"call_{index}_{n}") for n, call in enumerate(message.tool_calls or ())
+        ]
+        unanswered += [(call.function.name, call.id) for call in calls]
+        yield chat_messages.Message(
+            role=message.role,
+            content=message.content or (None if message.role == "assistant" else ""),
+            name=message.tool_name,
+            tool_calls=calls or None,
+            tool_call_id=_answered(message, unanswered),
+            reasoning_content=message.thinking,
+        )
+
+
+def _call(call: OllamaCall, new_id: str) -> chat_messages.ToolCall:
+    arguments = msgspec.json.encode(call.function.arguments).decode()
+    function = CalledFunction(name=call.function.name, arguments=arguments)
+    return chat_messages.ToolCall(id=call.id or new_id, function=function)
+
+
+def _answered(message: OllamaMessage, unanswered: list[tuple[str, str]]) -> str | None:
+    """The id of the call that a tool's message answers: by its id, by its name, or the next."""
+    if message.role != "tool":
+        return message.tool_call_id
+    if message.tool_call_id is not None:
+        unanswered[:] = [call for call in unanswered if call[1] != message.tool_call_id]
+        return message.tool_call_id
+    named = [call for call in unanswered if call[0] == message.tool_name] or unanswered
+    if not named:
+        return "call"
+    found = named[0]
+    unanswered.remove(found)
+    return found[1]
+
+
+RULES = (
+    StructRules(struct=OllamaChat, neutral=neutral_values(OllamaChat, _REFUSED)),
+    StructRules(struct=OllamaPrompt, neutral=neutral_values(OllamaPrompt, _REFUSED)),
+    StructRules(struct=OllamaMessage, neutral=_MESSAGE_REFUSED),
+    StructRules(struct=Options, neutral=_REFUSED_OPTIONS),
+)

@@ -1,0 +1,196 @@
+"""Ollama's API: lines as its clients read them, names of its options, calls without ids."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+HI = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+CALL = 'Well.<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
+
+
+@pytest.fixture
+def calling() -> tuple[Starlette, FakeEngine]:
+    """A server whose template knows tools and thoughts, and whose model calls one."""
+    engine = FakeEngine(script=CALL)
+    engine.tokenizer.chat_template_text = "<tool_call></think>"
+    engine.tokenizer.chat_variables = frozenset({"messages", "tools", "enable_thinking"})
+    return build_app(engine, ServerSettings()), engine
+
+
+def ask(app: Starlette, **fields: Any) -> Reply:
+    return call(app, "/api/chat", {"messages": HI} | fields)
+
+
+def lines(reply: Reply) -> list[dict[str, Any]]:
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in reply.body.decode().splitlines()]
+
+
+def prompt_of(engine: FakeEngine) -> str:
+    return "".join(map(chr, engine.calls[-1]["ids"]))
+
+
+def test_a_chat_is_streamed_unless_it_says_otherwise(app: Starlette, engine: FakeEngine) -> None:
+    *parts, end = lines(ask(app, model="fake:latest"))
+    assert "".join(part["message"]["content"] for part in parts) == "Hello!"
+    assert {part["done"] for part in parts} == {False}
+    assert {part["model"] for part in (*parts, end)} == {"fake"}
+    assert (end["done"], end["done_reason"], end["message"]["content"]) == (True, "stop", "")
+    counts = {name: end[name] for name in ("prompt_eval_count", "eval_count", "load_duration")}
+    assert counts == {
+        "prompt_eval_count": len(engine.calls[-1]["ids"]), "eval_count": 6, "load_duration": 0
+    }  # fmt: skip
+    whole = ask(app, stream=False).json()
+    assert whole["message"] == {"role": "assistant", "content": "Hello!"}
+    assert set(whole) == set(end)
+    assert engine.calls[-1]["cut_to_context"] is True
+
+
+def test_a_prompt_goes_through_the_template_unless_it_is_raw(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    whole = call(app, "/api/generate", {"prompt": "hi", "system": "be", "stream": False}).json()
+    assert (whole["response"], whole["done"]) == ("Hello!", True)
+    assert prompt_of(engine) == "<system>be<user>hi<assistant>"
+    parts = lines(call(app, "/api/generate", {"prompt": "hi", "raw": True}))
+    assert "".join(part["response"] for part in parts) == "Hello!"
+    assert prompt_of(engine) == "^hi"
+    engine.tokenizer.has_chat_template = False
+    call(app, "/api/generate", {"prompt": "hi"})
+    assert prompt_of(engine) == "^hi"
+
+
+def test_options(app: Starlette, engine: FakeEngine) -> None:
+    options = {"num_predict": 3, "repeat_penalty": 1.5, "seed": 7, "stop": "x", "top_k": 5}
+    reply = ask(app, options=options | {"num_ctx": 64, "mirostat": 0}, keep_alive="5m", think=True)
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.max_tokens, sampling.repetition_penalty, sampling.seed) == (3, 1.5, 7)
+    assert (sampling.stop, sampling.top_k) == (["x"], 5)
+    told = reply.headers["x-quire-no-effect"]
+    assert all(name in told for name in ("keep_alive", "options.num_ctx", "think"))
+    ask(app, options={"num_predict": -1})
+    assert engine.calls[-1]["sampling"].max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"options": {"temperature": -1}}, "options.temperature: must be"),
+        ({"options": {"mirostat": 2}}, "options.mirostat: not supported"),
+        ({"options": {"temprature": 1}}, "options.temprature: unknown field; did you mean"),
+        ({"options": {"num_predict": 0}}, "options.num_predict: must be an integer >= 1"),
+        ({"format": "xml"}, "format: must be 'json' or a JSON schema"),
+        ({"format": {"type": "nope"}}, "format: "),
+        ({"messages": [HI[0] | {"images": ["aa"]}]}, "messages[0].images: models read text alone"),
+        ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role: must be one of"),
+        ({"tools": TOOLS}, "tools: this model's chat template does not read them"),
+        ({"top_logprobs": 30}, "top_logprobs: must be"),
+    ],
+)
+def test_errors_name_the_fields_of_this_api(
+    app: Starlette, fields: dict[str, Any], text: str
+) -> None:
+    reply = ask(app, **fields)
+    assert reply.status == 400, reply.body
+    assert reply.json()["error"].startswith(text)
+
+
+def test_errors_are_sentences(app: Starlette, engine: FakeEngine) -> None:
+    assert ask(app, model="nope").status == 404
+    assert ask(app, model="nope").json()["error"].startswith("model: 'nope' is not served here")
+    gone = call(app, "/api/pull", {"model": "x"})
+    assert gone.status == 404
+    assert "hf download" in gone.json()["error"]
+    engine.fail_at = 3
+    *_, last = lines(ask(app))
+    assert last["error"].startswith("internal error; see the server log")
+
+
+def test_nothing_to_answer_loads_the_model(app: Starlette, engine: FakeEngine) -> None:
+    for path, fields in (("chat", {"messages": []}), ("generate", {"prompt": ""})):
+        reply = call(app, f"/api/{path}", fields).json()
+        assert (reply["done"], reply["done_reason"]) == (True, "load")
+    assert engine.calls == []
+
+
+def test_a_call_is_one_part_with_its_arguments(calling: tuple[Starlette, FakeEngine]) -> None:
+    app, _ = calling
+    *parts, end = lines(ask(app, tools=TOOLS))
+    calls = [call for part in parts for call in part["message"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == [{"name": "look", "arguments": {"at": "x"}}]
+    assert "".join(part["message"]["content"] for part in parts).strip() == "Well."
+    assert end["done_reason"] == "stop"
+    message = ask(app, tools=TOOLS, stream=False).json()["message"]
+    assert message["tool_calls"][0]["function"] == calls[0]["function"]
+
+
+def test_results_of_calls_need_no_id(calling: tuple[Starlette, FakeEngine]) -> None:
+    app, engine = calling
+    call_of = [{"function": {"name": name, "arguments": {"n": 1}}} for name in ("look", "go")]
+    results = [
+        {"role": "tool", "tool_name": "go", "content": "went"},
+        {"role": "tool", "content": "saw"},
+    ]
+    turn = {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": call_of}
+    assert ask(app, messages=[*HI, turn, *results], tools=TOOLS).status == 200
+    _, asked, went, saw = engine.tokenizer.seen[0]
+    ids = [each["id"] for each in asked["tool_calls"]]
+    assert (went["tool_call_id"], saw["tool_call_id"]) == (ids[1], ids[0])
+    assert asked["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_thoughts_have_a_field_of_their_own(
+    calling: tuple[Starlette, FakeEngine], *, stream: bool
+) -> None:
+    app, engine = calling
+    engine.script = "<think>hm</think>Yes."
+    reply = ask(app, think=False, stream=stream)
+    assert prompt_of(engine) == "<user>hi[enable_thinking=False]<assistant>"
+    parts = [part["message"] for part in (lines(reply) if stream else [reply.json()])]
+    assert "".join(part.get("thinking", "") for part in parts).strip() == "hm"
+    assert "".join(part["content"] for part in parts).strip() == "Yes."
+
+
+def test_answers_of_a_form(app: Starlette, engine: FakeEngine) -> None:
+    ask(app, format="json")
+    assert engine.calls[-1]["sampling"].structured_outputs.json_object
+    ask(app, format={"type": "integer"})
+    assert engine.calls[-1]["sampling"].structured_outputs.json == '{"type":"integer"}'
+
+
+def test_log_probabilities(app: Starlette) -> None:
+    *parts, _ = lines(ask(app, logprobs=True, top_logprobs=1))
+    assert [one["token"] for part in parts for one in part["logprobs"]] == list("Hello!")
+    assert parts[0]["logprobs"][0]["top_logprobs"]
+
+
+def test_vectors(app: Starlette, engine: FakeEngine) -> None:
+    reply = call(app, "/api/embed", {"model": "fake", "input": ["ab", "c"], "dimensions": 2}).json()
+    assert reply["embeddings"] == [[97.0, 2.0], [99.0, 1.0]]
+    assert (reply["model"], reply["prompt_eval_count"]) == ("fake", 3)
+    long = "x" * (engine.info.limits.max_model_len + 1)
+    assert call(app, "/api/embed", {"input": long}).status == 200
+    assert call(app, "/api/embed", {"input": long, "truncate": False}).status == 400
+
+
+def test_models(app: Starlette) -> None:
+    (one,) = call(app, "/api/tags").json()["models"]
+    assert (one["name"], one["details"]["format"], len(one["digest"])) == ("fake", "gguf", 64)
+    (loaded,) = call(app, "/api/ps").json()["models"]
+    assert loaded["context_length"] > 0
+    shown = call(app, "/api/show", {"model": "fake:latest"}).json()
+    assert shown["modelfile"] == "FROM /models/fake.gguf\n"
+    assert "completion" in shown["capabilities"]
+    assert call(app, "/api/show", {"model": "other"}).status == 404
+    assert call(app, "/api/version").json()["version"]
