@@ -76,8 +76,8 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
     sampling = engine.calls[-1]["sampling"]
     assert (sampling.max_tokens, sampling.repetition_penalty, sampling.seed) == (3, 1.5, 7)
     assert (sampling.stop, sampling.top_k) == (["x"], 5)
-    told = reply.headers["x-quire-no-effect"]
-    assert all(name in told for name in ("keep_alive", "options.num_ctx", "think"))
+    noted = reply.headers["x-quire-no-effect"]
+    assert all(name in noted for name in ("keep_alive", "options.num_ctx", "think"))
     ask(app, options={"num_predict": -1})
     assert engine.calls[-1]["sampling"].max_tokens is None
 
@@ -162,7 +162,7 @@ def test_thoughts_have_a_field_of_their_own(
     assert "".join(part["content"] for part in parts).strip() == "Yes."
 
 
-def test_answers_of_a_form(app: Starlette, engine: FakeEngine) -> None:
+def test_answers_by_a_schema(app: Starlette, engine: FakeEngine) -> None:
     ask(app, format="json")
     assert engine.calls[-1]["sampling"].structured_outputs.json_object
     ask(app, format={"type": "integer"})
