@@ -12,7 +12,7 @@ import time
 import pytest
 
 from quire.line_writer import BRIEF_WAIT_SECONDS, MAX_QUEUED_BYTES, LineWriter
-from quire.logs import JsonFormatter, LineHandler, TextFormatter
+from quire.logs import JsonFormatter, LineHandler, RecordWithFields, TextFormatter
 
 
 def test_a_line_stays_one_line_whatever_is_in_it() -> None:
@@ -20,8 +20,12 @@ def test_a_line_stays_one_line_whatever_is_in_it() -> None:
         raise ValueError("two\nlines")
     except ValueError:
         info = sys.exc_info()
-    record = logging.LogRecord("quire.x", logging.ERROR, "f.py", 1, "a\nb %s", ("c",), info)
-    record.request_id = "r"
+
+    class Record(RecordWithFields):
+        def fields(self) -> dict[str, object]:
+            return {"request_id": "r"}
+
+    record = Record("quire.x", logging.ERROR, "f.py", 1, "a\nb %s", ("c",), info)
     record.other = "not told"
     text = JsonFormatter().format(record)
     assert "\n" not in text

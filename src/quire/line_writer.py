@@ -49,7 +49,7 @@ class LineWriter:
         """Queue text, or drop it; never waits. hurry: write it at once."""
         line = text.encode(errors="backslashreplace")
         with self._lock:
-            before = self._num_waiting
+            before = self._num_put - self._num_done
             after = before + len(line)
             self._is_slow = self._is_slow and before > 0
             if after > MAX_QUEUED_BYTES:

@@ -1,7 +1,7 @@
 """Logging, the same in all processes: lines as text or JSON.
 
 No process waits for who reads its lines (line_writer.py). A line never holds a prompt, an
-answer or a key; fields beyond the message come with `extra`, under the names in FIELDS.
+answer or a key; fields beyond the message are those of a RecordWithFields.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ import msgspec
 from quire.line_writer import LineWriter, QueuedStream
 
 logger = logging.getLogger(__name__)
-
-FIELDS = (
-    *("request_id", "method", "path", "status", "seconds", "model"),
-    *("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "error_code"),
-)
 
 FLUSH_SECONDS = 1.0  # at the end of a process, for lines that are not written yet
 DROPPED = "%d log lines dropped: the reader of stderr is too slow"
@@ -85,6 +80,11 @@ class LineHandler(logging.Handler):
         super().__init__()
         self.writer = writer
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Handle a record without a lock and filters of the handler: the writer has a lock."""
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a line; warnings are written at once, others some milliseconds later."""
         is_urgent = record.levelno >= logging.WARNING
@@ -100,20 +100,28 @@ class LineHandler(logging.Handler):
         self.writer.wait(FLUSH_SECONDS)
 
 
+class RecordWithFields(logging.LogRecord):
+    """A log record that has fields besides its message in a JSON log."""
+
+    def fields(self) -> dict[str, object]:
+        """The fields by name."""
+        raise NotImplementedError
+
+
 class TextFormatter(logging.Formatter):
     """Time, level, who says it, and what; a traceback below."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._second, self._shown = 0, ""
+        self._shown = 0, ""  # the latest second, and its text
 
     def format(self, record: logging.LogRecord) -> str:
         """A log record as one line of text."""
-        second = int(record.created)
-        if second != self._second:  # each is put into words once
-            self._second = second
-            self._shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        line = f"{self._shown},{int(record.msecs):03} {record.levelname} {record.name}: "
+        latest, shown = self._shown
+        if (second := int(record.created)) != latest:  # each is put into words once
+            shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+            self._shown = second, shown
+        line = f"{shown},{int(record.msecs):03} {record.levelname} {record.name}: "
         line += record.getMessage()
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
@@ -131,7 +139,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "pid": record.process,
         }
-        line |= {name: vars(record)[name] for name in FIELDS if name in vars(record)}
+        if isinstance(record, RecordWithFields):
+            line |= record.fields()
         if record.exc_info is not None:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()

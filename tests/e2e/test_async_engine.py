@@ -13,6 +13,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.input_processor import PreparedRequest
+from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import CheckpointError, EngineError, InvalidRequestError
 
 
@@ -159,7 +160,8 @@ def test_every_request_is_counted_once_by_how_it_ended(tiny_model: Path) -> None
         await engine.close()
         with pytest.raises(EngineError):
             await anext(left)
-        metrics, stats = engine.metrics, engine.stats
+        metrics, stats = RequestMetrics(), engine.stats
+        metrics.add(engine.metrics.figures())
         assert metrics.finished == {"length": 6, "abort": 1, "error": 1}
         assert metrics.num_sent == sum(metrics.finished.values()) == metrics.e2e_latency.count
         assert metrics.time_to_first_token.count == 8

@@ -7,8 +7,9 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from quire.server.api.common import chat_request
+from quire.server.api.common import chat_request, generation_request
 from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common.generation_request import GenerationRequest
 from quire.server.api.common.micro_batch import Stages, run_stages
 from quire.server.api.openai import chat, completions, completions_request
 from quire.server.api.openai.completions_request import CompletionRequest
@@ -33,20 +34,17 @@ def unread_fields() -> set[str]:
 
 def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> set[str]:
     read: set[str] = set()
-
-    class Noting(request_type):  # type: ignore[misc]
-        def __getattribute__(self, name: str) -> Any:
-            read.add(name)
-            return super().__getattribute__(name)
-
+    noting = _noting(request_type, read)
     parse: Callable[[bytes], Any] = protocol.parse
 
     def noting_parse(data: bytes) -> Any:
         plain = parse(data)
         values = {name: getattr(plain, name) for name in request_type.__struct_fields__}
-        return Noting(**values)
+        return noting(**values)
 
     protocol.parse = noting_parse
+    generation_request.GenerationRequest = _noting(GenerationRequest, read)  # type: ignore[misc]
+    generation_request._cached_sampling.cache_clear()  # else its fields are not read again
     try:
         engine = FakeEngine()
         engine.tokenizer.chat_variables |= {"tools"}
@@ -54,4 +52,16 @@ def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> 
         run_stages(prepare(body, models))
     finally:
         protocol.parse = parse
+        generation_request.GenerationRequest = GenerationRequest  # type: ignore[misc]
     return set(request_type.__struct_fields__) - read
+
+
+def _noting(kind: Any, read: set[str]) -> Any:
+    """A struct like `kind` that notes each field that is read."""
+
+    class Noting(kind):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    return Noting

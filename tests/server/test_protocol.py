@@ -238,6 +238,17 @@ def test_every_sampling_sampling_param_is_reachable() -> None:
     assert set(SamplingParams.__struct_fields__) <= fields | set_by_servers | of_python
 
 
+def test_bodies_begin_with_the_fields_that_are_read_together() -> None:
+    """As `sampling_of` reads them by their places."""
+    first, bodies = generation_request.GenerationRequest.__struct_fields__, []
+    kinds = [generation_request.GenerationRequest]
+    while kinds:
+        kinds += (derived := kinds.pop().__subclasses__())
+        bodies += derived
+    assert {chat_request.ChatRequest, completions_request.CompletionRequest} <= set(bodies)
+    assert all(body.__struct_fields__[: len(first)] == first for body in bodies)
+
+
 def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
     complete()
     chat()

@@ -7,6 +7,7 @@ here. Bounds are those that dashboards for vLLM expect, with finer ones at the f
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -57,6 +58,13 @@ class Histogram:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count values, which is quicker than one by one: many are equal."""
+        bounds, counts = self.bounds, self.counts
+        for value, count in Counter(values).items():
+            counts[bisect_left(bounds, value)] += count
+        self.sum += sum(values)
 
     def add(self, data: HistogramData) -> None:
         """Add the content of another histogram with the same bounds."""

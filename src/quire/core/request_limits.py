@@ -176,7 +176,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
         try:  # one fast pass; what is wrong is found out only if something is
-            msgspec.convert(token_ids, _ids_below(self.vocab_size))
+            msgspec.convert((token_ids,), _ids_below(self.vocab_size))
             return
         except msgspec.ValidationError:
             pass
@@ -195,5 +195,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _ids_below(vocab_size: int) -> Any:
-    """The type of a list of token ids below `vocab_size`."""
-    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
+    """A struct of one list of token ids below `vocab_size`; msgspec reads its types only once."""
+    ids = list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
+    return msgspec.defstruct("TokenIds", [("ids", ids)], array_like=True)

@@ -19,6 +19,7 @@ from quire.background import TooLongError, is_hurried
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import CheckpointError, invalid_value
 from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
+from quire.tokenizer.template_metering import MeteredContext
 from quire.tokenizer.template_sandbox import Sandbox
 from quire.tokenizer.template_work import TemplateLimitError, start_render
 from quire.tokenizer.tokenizer_folder import TOKEN_NAMES
@@ -98,14 +99,14 @@ class ChatTemplate:
         prepared_tools = prepare_tools(tools, map_text)
         if prepared_tools and self._has_tools_in_message:
             prepared = _with_tools(prepared, prepared_tools)
-        given: dict[str, Any] = _functions(prepared_tools) if self._has_functions else {}
-        given |= _plain_options(options, map_text) if options else {}
-        given |= {
-            "messages": prepared,
-            "tools": prepared_tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        rendered = self._run(self._common | given)
+        variables = self._common.copy()
+        if self._has_functions:
+            variables |= _functions(prepared_tools)
+        if options:
+            variables |= _plain_options(options, map_text)
+        variables["messages"], variables["tools"] = prepared, prepared_tools
+        variables["add_generation_prompt"] = add_generation_prompt
+        rendered = self._run(variables)
         return _before_mark(rendered) if continue_final_message else rendered
 
     def _read_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +126,9 @@ class ChatTemplate:
             raise TooLongError
         start_render()
         try:
-            context = self._template.new_context(variables, shared=True)
+            context = MeteredContext(
+                environment, variables, self._template.name, self._template.blocks
+            )
             return environment.concat(self._template.root_render_func(context))
         except TemplateLimitError as error:
             if is_hurried():

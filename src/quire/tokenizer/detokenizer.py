@@ -128,6 +128,9 @@ class Detokenizer:
 
     def _read_prompt(self, token_ids: Sequence[int]) -> tuple[bool, bytes]:
         """Whether the answer begins the text, and the prompt's last, incomplete character."""
+        tail = b"".join(map(self._pieces.__getitem__, token_ids[-_LONGEST_CHARACTER:]))
+        if len(tail) >= _LONGEST_CHARACTER and tail.isascii():  # as mostly
+            return False, b""
         tail, is_first = b"", True
         for token_id in reversed(token_ids):
             piece = self._pieces[token_id]

@@ -7,11 +7,17 @@ from hypothesis import strategies as st
 
 from quire.core.messages import RequestTiming
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.engine.frontend.request_metrics import BATCH, RequestMetrics
 
 
 def sent(metrics: RequestMetrics, n: int = 1):
     return metrics.record_request(100.0, 7, SamplingParams(n=n, max_tokens=20))
+
+
+def as_read(metrics: RequestMetrics) -> RequestMetrics:
+    total = RequestMetrics()
+    total.add(metrics.figures())
+    return total
 
 
 def test_a_streamed_answer() -> None:
@@ -22,6 +28,7 @@ def test_a_streamed_answer() -> None:
     metrics.tokens(times, 2, 100.8)
     times.timing = RequestTiming(100.1, 100.2, 100.5, 100.5, 2)  # as told with the first token
     metrics.finish(times, "stop", 100.8)
+    metrics = as_read(metrics)
     assert metrics.time_to_first_token.count == 1
     assert metrics.inter_token_latency.count == 3
     assert abs(metrics.inter_token_latency.sum - 0.3) < 1e-9
@@ -39,8 +46,9 @@ def test_the_longest_of_several_answers_counts_once() -> None:
     first.num_cached_tokens = 4
     for times, count in ((first, 3), (second, 8)):
         metrics.tokens(times, count, 100.5)
-        assert metrics.max_num_generation_tokens.count == 0
+        assert as_read(metrics).max_num_generation_tokens.count == 0
         metrics.finish(times, "stop", 101.0)
+    metrics = as_read(metrics)
     longest = metrics.max_num_generation_tokens
     assert (longest.count, longest.sum) == (1, 8)
     assert metrics.num_computed_prompt_tokens.sum == 3 + 7
@@ -91,4 +99,17 @@ def test_each_of_n_answers_counts() -> None:
     metrics = RequestMetrics()
     for times in sent(metrics, n=3):
         metrics.finish(times, "abort", 100.1)
-    assert (metrics.num_sent, metrics.finished["abort"], metrics.params_n.count) == (3, 3, 1)
+    assert (metrics.num_sent, metrics.finished["abort"], as_read(metrics).params_n.count) == (
+        3,
+        3,
+        1,
+    )
+
+
+def test_what_nobody_reads_takes_no_memory() -> None:
+    metrics = RequestMetrics()
+    for _ in range(BATCH):
+        (times,) = sent(metrics)
+        metrics.finish(times, "stop", 100.1)
+    assert metrics.e2e_latency.count == metrics.params_n.count == BATCH
+    assert as_read(metrics).e2e_latency.count == BATCH  # and each counts once

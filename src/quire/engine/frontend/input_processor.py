@@ -180,7 +180,7 @@ class InputProcessor:
             raise _renamed(error, prompt_field, prompt_field) from None
         text = _text_of(prompt, encoding)
         return PreparedRequest(
-            *(request_id, text, token_ids, sampling, messages, limits, stop_when, caller)
+            request_id, text, token_ids, sampling, messages, limits, stop_when, caller
         )
 
     def prepare_embedding(
@@ -276,13 +276,12 @@ def _renamed(error: InvalidRequestError, field: str, item: str) -> InvalidReques
 def _answer(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
     """One answer's sampling params: a copy, which skips the checks of the constructor."""
     answer: SamplingParams = sampling.__copy__()  # type: ignore[attr-defined]  # as all structs
-    # a signed number of 64 bits
-    own_seed = (seed + index * _SEED_STRIDE + 2**63) % 2**64 - 2**63
-    force_setattr(answer, "seed", own_seed)
     if sampling.n > 1:
         force_setattr(answer, "n", 1)
     if index:
+        seed = (seed + index * _SEED_STRIDE + 2**63) % 2**64 - 2**63  # a signed number of 64 bits
         force_setattr(answer, "prompt_logprobs", None)
+    force_setattr(answer, "seed", seed)
     return answer
 
 

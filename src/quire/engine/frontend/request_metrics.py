@@ -2,6 +2,8 @@
 
 They count engine requests, as vLLM does: a prompt with n answers counts n times. Each ends with
 exactly one finish reason, so sent == unfinished + the sum over all reasons.
+
+Most histograms are of whole requests: these are observed together, by BATCH or when they are read.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from quire.core.histogram import (
 )
 from quire.core.messages import RequestTiming
 from quire.core.sampling_params import SamplingParams
+
+BATCH = 64  # requests that are observed together
 
 
 class RequestFigures(msgspec.Struct, kw_only=True):
@@ -55,6 +59,7 @@ class AnswerTimes(msgspec.Struct, eq=False):
     num_tokens: int = 0
     first_token: float = 0.0
     last_token: float = 0.0
+    end: float = 0.0
     timing: RequestTiming | None = None
 
 
@@ -62,7 +67,8 @@ class RequestMetrics:
     """Counters and histograms of one front's requests to one engine.
 
     Tokens that arrive together share the time since the previous ones equally; so do all tokens of
-    a request that is sent only at its end.
+    a request that is sent only at its end. What ended requests were is read from `figures` or
+    `histograms`, which bring it up to date.
     """
 
     def __init__(self) -> None:
@@ -84,6 +90,8 @@ class RequestMetrics:
         self.num_preemptions = Histogram(COUNT_BOUNDS)
         self.params_n = Histogram(COUNT_BOUNDS)
         self.params_max_tokens = Histogram(TOKEN_BOUNDS)
+        self._sent: list[SamplingParams] = []  # of requests that are not observed yet
+        self._ended: list[AnswerTimes] = []  # answers that are not observed yet
         self._gap = math.nan  # seconds between two tokens, as last observed
         self._bucket = 0  # where it belongs
 
@@ -92,9 +100,9 @@ class RequestMetrics:
     ) -> list[AnswerTimes]:
         """Record a request; returns one AnswerTimes for each of its n answers."""
         self.num_sent += sampling.n
-        self.params_n.observe(sampling.n)
-        if sampling.max_tokens is not None:
-            self.params_max_tokens.observe(sampling.max_tokens)
+        self._sent.append(sampling)
+        if len(self._sent) == BATCH:
+            self._observe_sent()
         request = RequestCount(sampling.n)
         return [AnswerTimes(arrival, num_prompt_tokens, request) for _ in range(sampling.n)]
 
@@ -132,29 +140,19 @@ class RequestMetrics:
     def finish(self, times: AnswerTimes, reason: str, now: float) -> None:
         """Record that an answer has ended."""
         self.finished[reason] += 1
-        self.e2e_latency.observe(now - times.arrival)
-        self.num_prompt_tokens.observe(times.num_prompt_tokens)
-        self.num_computed_prompt_tokens.observe(times.num_prompt_tokens - times.num_cached_tokens)
-        self.num_generation_tokens.observe(times.num_tokens)
-        self.longest = max(self.longest, times.num_prompt_tokens + times.num_tokens)
-        request = times.request
-        request.num_unfinished -= 1
-        request.longest = max(request.longest, times.num_tokens)
-        if not request.num_unfinished:
-            self.max_num_generation_tokens.observe(request.longest)
-        if times.num_tokens > 1:
-            seconds = times.last_token - times.first_token
-            self.time_per_output_token.observe(seconds / (times.num_tokens - 1))
-        if times.timing is not None:
-            self._observe_timing(times.timing, times.last_token)
+        times.end = now
+        self._ended.append(times)
+        if len(self._ended) == BATCH:
+            self._observe_ended()
 
     def figures(self) -> RequestFigures:
         """A copy of all counters and histograms as a message."""
+        histograms = {name: histogram.data() for name, histogram in self.histograms()}
         return RequestFigures(
             num_sent=self.num_sent,
             longest=self.longest,
             finished=dict(self.finished),
-            histograms={name: histogram.data() for name, histogram in self.histograms()},
+            histograms=histograms,
         )
 
     def add(self, figures: RequestFigures) -> None:
@@ -167,19 +165,66 @@ class RequestMetrics:
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
         """All histograms by metric name."""
+        self._observe_sent()
+        self._observe_ended()
         for name, value in vars(self).items():
             if isinstance(value, Histogram):
                 yield name, value
 
-    def _observe_timing(self, timing: RequestTiming, last_seen: float) -> None:
-        """last_seen: when the last token arrived here; the engine's own time may be earlier."""
-        if timing.started is None:
-            return
-        self.queue_time.observe(timing.started - timing.queued)
-        self.num_preemptions.observe(timing.num_preemptions)
-        if timing.first_token is None or timing.last_token is None:
-            return
-        self.prefill_time.observe(timing.first_token - timing.started)
-        last = max(timing.last_token, last_seen)
-        self.decode_time.observe(last - timing.first_token)
-        self.inference_time.observe(last - timing.started)
+    def _observe_sent(self) -> None:
+        sent, self._sent = self._sent, []
+        self.params_n.observe_all([sampling.n for sampling in sent])
+        limits = [sampling.max_tokens for sampling in sent if sampling.max_tokens is not None]
+        self.params_max_tokens.observe_all(limits)
+
+    def _observe_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        self.e2e_latency.observe_all([times.end - times.arrival for times in ended])
+        self.num_prompt_tokens.observe_all([times.num_prompt_tokens for times in ended])
+        computed = [times.num_prompt_tokens - times.num_cached_tokens for times in ended]
+        self.num_computed_prompt_tokens.observe_all(computed)
+        self.num_generation_tokens.observe_all([times.num_tokens for times in ended])
+        totals = [times.num_prompt_tokens + times.num_tokens for times in ended]
+        self.longest = max([self.longest, *totals])
+        self.time_per_output_token.observe_all(
+            [
+                (times.last_token - times.first_token) / (times.num_tokens - 1)
+                for times in ended
+                if times.num_tokens > 1
+            ]
+        )
+        self._observe_longest_answers(ended)
+        self._observe_timings(ended)
+
+    def _observe_longest_answers(self, ended: list[AnswerTimes]) -> None:
+        """Observe the longest answers of the requests that end with these answers."""
+        complete = []
+        for times in ended:
+            request = times.request
+            request.num_unfinished -= 1
+            if times.num_tokens > request.longest:
+                request.longest = times.num_tokens
+            if not request.num_unfinished:
+                complete.append(request.longest)
+        self.max_num_generation_tokens.observe_all(complete)
+
+    def _observe_timings(self, ended: list[AnswerTimes]) -> None:
+        """Observe the engine's times. The last token may have arrived here later than it says."""
+        queue, preemptions, prefill, decode, inference = [], [], [], [], []
+        for times in ended:
+            timing = times.timing
+            if timing is None or timing.started is None:
+                continue
+            queue.append(timing.started - timing.queued)
+            preemptions.append(timing.num_preemptions)
+            if timing.first_token is None or timing.last_token is None:
+                continue
+            last = max(timing.last_token, times.last_token)
+            prefill.append(timing.first_token - timing.started)
+            decode.append(last - timing.first_token)
+            inference.append(last - timing.started)
+        self.queue_time.observe_all(queue)
+        self.num_preemptions.observe_all(preemptions)
+        self.prefill_time.observe_all(prefill)
+        self.decode_time.observe_all(decode)
+        self.inference_time.observe_all(inference)

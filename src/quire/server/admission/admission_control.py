@@ -141,14 +141,17 @@ class Ticket:
 
     def move(self, at: Admission) -> None:
         """Count as one answer in another admission from now on. Raises QueueFullError."""
+        if at is self.admission:
+            return
         self._count_out()
         self.admission = at
         at.take(1, 0)
         self._num_answers = 1
 
     def _count_out(self, *, are_complete: bool = False) -> None:
-        counted = self._num_answers, self._num_prompt_tokens
-        self.admission.release(*counted, are_complete=are_complete)
+        self.admission.release(
+            self._num_answers, self._num_prompt_tokens, are_complete=are_complete
+        )
         self._num_answers = self._num_prompt_tokens = 0
 
     def __enter__(self) -> Ticket:

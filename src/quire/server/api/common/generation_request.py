@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ import msgspec
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
 from quire.server.api.common.response_format import (
-    FORMAT_FIELDS,
     ResponseFormatFields,
     check_format_names,
     structured_outputs_of,
@@ -154,8 +152,10 @@ _SAME = tuple(
 )
 
 
-_SAMPLING_FIELDS = (*_SAME, "stop", *FORMAT_FIELDS)
-_fields_of = attrgetter(*_SAMPLING_FIELDS)
+# these, the other fields of which SamplingParams are made, and a few more: the first ones of the
+# struct and of its subclasses, which are read together
+_NUM_FIRST = GenerationRequest.__struct_fields__.index("stream")
+_FIRST_FIELDS = GenerationRequest.__struct_fields__[:_NUM_FIRST]
 
 
 def sampling_of(
@@ -168,7 +168,7 @@ def sampling_of(
 
     They are cached by the values of the fields, since clients seldom change them.
     """
-    values = _fields_of(request)
+    values = msgspec.structs.astuple(request)[:_NUM_FIRST]
     try:
         return _cached_sampling(values, max_tokens, logprobs, prompt_logprobs)
     except TypeError:  # lists and structs are not hashable
@@ -181,7 +181,7 @@ def _checked_sampling(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    request = GenerationRequest(**dict(zip(_SAMPLING_FIELDS, values, strict=True)))
+    request = GenerationRequest(**dict(zip(_FIRST_FIELDS, values, strict=True)))
     given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     stop = request.stop
     return SamplingParams(

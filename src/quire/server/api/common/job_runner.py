@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.input_processor import GenerateOptions
+from quire.engine.frontend.prompt_encoding import USUAL_ENCODING
 from quire.server.api.common.generation_job import AdmittedJob
 from quire.server.api.common.usage import UsageCounter
 
@@ -27,10 +28,9 @@ async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutp
     """Run all prompts to their end; one complete output per prompt, in order."""
     job = admitted.job
     if len(job.prompts) == 1:
+        prompt, sampling, label = job.prompts[0], job.sampling_of(0), f"{job.reply_id}-0"
         item = await admitted.engine.complete(
-            *(job.prompts[0], job.sampling_of(0)),
-            request_id=f"{job.reply_id}-0",
-            **_options(admitted),
+            prompt, sampling, request_id=label, **_options(admitted)
         )
         if job.prompt_alone:
             _clear_answers(item)
@@ -59,18 +59,24 @@ def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, N
 
 
 def _options(admitted: AdmittedJob) -> GenerateOptions:
+    """The options of a job, most of which are those of any request and so left out."""
     job = admitted.job
-    return {
-        "encoding": job.encoding,
-        "priority": job.priority,
-        "cache_salt": admitted.cache_salt,
-        "queue_timeout": admitted.queue_timeout,
-        "caller": admitted.caller,
-        "cut_to_context": job.cut_to_context,
-        "stop_when": job.stop_when,
-        "prompt_field": job.prompt_field,
-        "report_progress": job.reports_progress,
-    }
+    options: GenerateOptions = {"caller": admitted.caller, "prompt_field": job.prompt_field}
+    if job.encoding is not USUAL_ENCODING:
+        options["encoding"] = job.encoding
+    if job.priority:
+        options["priority"] = job.priority
+    if admitted.cache_salt:
+        options["cache_salt"] = admitted.cache_salt
+    if admitted.queue_timeout is not None:
+        options["queue_timeout"] = admitted.queue_timeout
+    if job.cut_to_context:
+        options["cut_to_context"] = True
+    if job.stop_when is not None:
+        options["stop_when"] = job.stop_when
+    if job.reports_progress:
+        options["report_progress"] = True
+    return options
 
 
 async def _without_answers(

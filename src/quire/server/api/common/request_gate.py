@@ -24,7 +24,7 @@ from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
 from quire.server.http.deadline import Deadline
 from quire.server.http.disconnect import outlive_client
-from quire.server.http.request_reader import first_headers
+from quire.server.http.request_reader import first_headers, has_body
 from quire.server.http.request_record import RequestRecord
 from quire.server.model_loading import ModelLoader
 from quire.server.settings import ServerSettings
@@ -140,16 +140,21 @@ class RequestGate:
     def admit(self, scope: Scope) -> RequestContext:
         """Admit a request whose body is still to come.
 
-        A full queue refuses it here, before its body is read. It takes its position in the queue
-        later, by its ticket: a client that sends slowly must not hold one while the engine is idle.
+        A full queue refuses it here, before its body is read. It takes its position in the queue,
+        by its ticket, only once the body is complete, as it mostly is: a client that sends slowly
+        must not hold one while the engine is idle.
 
         Raises OverloadedError, or InvalidRequestError for an invalid X-Request-Timeout.
         """
         if not self._loader.models.may_answer:
             raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
-        timeout = _timeout_of(scope)
-        self._loader.models.entrance.check()
-        ticket, space = Ticket(self._receiving), BodySpace(self.bodies)
+        timeout, entrance = _timeout_of(scope), self._loader.models.entrance
+        if has_body(scope):
+            ticket = Ticket(entrance)
+        else:
+            entrance.check()
+            ticket = Ticket(self._receiving)
+        space = BodySpace(self.bodies)
         context = RequestContext(scope, self._loader, self._settings, ticket, space)
         context.deadline.shorten(timeout, TIMEOUT_HEADER)
         return context

@@ -102,12 +102,6 @@ class ResponseFormatFields(EncodingFields, kw_only=True, dict=True):
     grammar: field_bounds.Grammar | None = None
 
 
-FORMAT_FIELDS = tuple(
-    name
-    for name in ResponseFormatFields.__struct_fields__
-    if name not in EncodingFields.__struct_fields__
-)
-
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
 
 UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
