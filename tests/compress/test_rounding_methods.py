@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
-from quire.compress.activation_aware_scaling import clipped_scales
 from quire.compress.block_error import BlockError
+from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
@@ -109,7 +109,8 @@ def test_gptq_without_correlations_is_rounding_to_nearest() -> None:
     stats = InputStatistics(torch.eye(192) * 3.0, torch.ones(192), torch.ones(192), 1)
     for grid in GRIDS:
         rows = HessianRounding(grid, "off", 0.01)(weight, stats)
-        assert torch.equal(rows.codes, nearest(weight, grid).codes)
+        scales = clipped_scales(weight, stats.hessian, grid)
+        assert torch.equal(rows.codes, nearest(weight, grid, scales).codes)
     floats = HessianRounding(FP8_GRID, "off", 0.01)(weight, stats)
     assert torch.equal(floats.numbers(), nearest_fp8(weight, FP8_GRID).numbers())
 
@@ -121,13 +122,37 @@ def test_gptq_takes_inputs_that_are_always_zero() -> None:
     assert rows.numbers().isfinite().all()
 
 
+@pytest.mark.parametrize("act_order", ["off", "static", "group"])
+def test_gptq_cuts_groups_off_where_that_loses_less(
+    act_order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, stats = weight_and_inputs()
+    weight[:, ::40] *= 3
+    rounding = HessianRounding(GRIDS[0], act_order, 0.01)
+    clipped = stats.loss(rounding(weight, stats).numbers() - weight)
+    monkeypatch.setattr("quire.compress.clipping._FACTORS", (1.0,))
+    assert clipped < 0.97 * stats.loss(rounding(weight, stats).numbers() - weight)
+
+
+def test_four_symmetric_bits_use_all_codes() -> None:
+    """The larger extreme of a group has code 0, whatever its sign, and is exact."""
+    grid = IntegerGrid(4, 32, True, "float16")
+    weight = torch.linspace(-1, 0.75, 32).repeat(2, 1) * torch.tensor([[1.0], [-1.0]])
+    rows = nearest(weight, grid)
+    assert rows.scales.scale.sign().flatten().tolist() == [1.0, -1.0]
+    assert (rows.codes[:, 0] == 0).all()
+    assert torch.equal(rows.numbers()[:, 0], weight[:, 0])
+    assert rows.codes.amax() == 14
+    assert (rows.numbers() - weight).abs().amax() <= 1 / 16 + 1e-6
+
+
 @pytest.mark.parametrize("grid", GRIDS, ids=["symmetric", "zeros", "channel"])
 def test_clipping_never_loses_more(grid: IntegerGrid) -> None:
     """Of uncorrelated inputs: groups are clipped for themselves."""
     weight, stats = weight_and_inputs()
     weight[:, ::40] *= 6
     stats.hessian = torch.diag(stats.hessian.diagonal())
-    clipped = nearest(weight, grid, clipped_scales(weight, stats, grid)).numbers()
+    clipped = nearest(weight, grid, clipped_scales(weight, stats.hessian, grid)).numbers()
     assert stats.loss(clipped - weight) < stats.loss(nearest(weight, grid).numbers() - weight)
 
 

@@ -1,7 +1,7 @@
 """AWQ: inputs that matter get finer steps, by scales that are searched for.
 
 Lin et al., 2024 ("AWQ"): section 3.2, scales s = magnitude^a with a searched on a grid; with the
-weights' own magnitude as in the authors' code; then the clipping of each group's extremes.
+weights' own magnitude as in the authors' code.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from quire.compress.foldings import Folding
 from quire.compress.input_statistics import InputStatistics
-from quire.compress.integer_grid import GroupScales, IntegerGrid, limits
+from quire.compress.integer_grid import IntegerGrid
 
 _RATIOS = 20  # of exponents between 0 and 1
-_SHRINKS = tuple(1.0 - 0.05 * step for step in range(11))
-_PIECE = 1 << 22  # elements of a weight whose clipping is searched for at once
 
 
 def best_scale(
@@ -58,40 +56,3 @@ def _normalized(scale: Tensor, folding: Folding) -> Tensor:
     """So that neither weights nor inputs grow much on the whole."""
     scale = folding.shared(scale.clamp(1e-4, 1e4))
     return scale / (scale.amax() * scale.amin()).sqrt()
-
-
-def clipped_scales(weight: Tensor, stats: InputStatistics, grid: IntegerGrid) -> GroupScales:
-    """Scales of a weight's groups, each cut off where the loss of its own outputs is least."""
-    size = grid.group_size(weight.shape[1])
-    blocks = _diagonal_blocks(stats.hessian, size)
-    step = max(1, _PIECE // weight.shape[1])
-    parts = [_clipped(piece, blocks, grid) for piece in torch.split(weight, step)]
-    return GroupScales(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
-def _clipped(weight: Tensor, blocks: Tensor, grid: IntegerGrid) -> tuple[Tensor, Tensor]:
-    groups = grid.groups(weight)
-    low, high = limits(groups)
-    best: GroupScales | None = None
-    for shrink in _SHRINKS:
-        scales = grid.scales(low * shrink, high * shrink)
-        change = grid.groups(grid.numbers(grid.codes(weight, scales), scales)) - groups
-        loss = (torch.einsum("ngi,gij->ngj", change, blocks) * change).sum(2)
-        if best is None:
-            best, least = scales, loss
-            continue
-        better = loss < least
-        least = torch.minimum(loss, least)
-        best = GroupScales(
-            torch.where(better, scales.scale, best.scale),
-            torch.where(better, scales.zero, best.zero),
-        )
-    assert best is not None
-    return best.scale, best.zero
-
-
-def _diagonal_blocks(hessian: Tensor, size: int) -> Tensor:
-    """The blocks [G, size, size] on the diagonal of a matrix [G · size, G · size]."""
-    return torch.stack(
-        [hessian[at : at + size, at : at + size] for at in range(0, len(hessian), size)]
-    )

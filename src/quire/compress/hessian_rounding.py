@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import ActOrder
+from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.input_statistics import InputStatistics
 from quire.compress.integer_grid import GroupScales, IntegerGrid
@@ -46,9 +47,9 @@ class HessianRounding:
         if self.act_order == "group":
             scales = None
         if scales is None and (self.act_order == "static" or size == k):
-            scales = self.grid.scales_of(weight)
-        factor = self._factor(stats.hessian[order][:, order])
-        codes, scales = self._round(weight[:, order], factor, group_of, scales)
+            scales = self._scales_of(weight, stats.hessian)
+        hessian = stats.hessian[order][:, order]
+        codes, scales = self._round(weight[:, order], hessian, group_of, scales)
         by_input = torch.empty_like(codes)
         by_input[:, order] = codes
         if isinstance(self.grid, FloatGrid):
@@ -58,6 +59,12 @@ class HessianRounding:
         groups = torch.empty_like(group_of)
         groups[order] = group_of
         return IntegerCodes(self.grid, by_input, scales, groups.int())
+
+    def _scales_of(self, weight: Tensor, hessian: Tensor) -> GroupScales:
+        """Scales of a weight's groups: of four bits, those with the least loss."""
+        if isinstance(self.grid, FloatGrid) or self.grid.bits > 4:
+            return self.grid.scales_of(weight)
+        return clipped_scales(weight, hessian, self.grid)
 
     def _factor(self, hessian: Tensor) -> Tensor:
         """The upper Cholesky factor of the inverse Hessian [K, K]. Raises CheckpointError."""
@@ -79,13 +86,14 @@ class HessianRounding:
         )
 
     def _round(
-        self, weight: Tensor, factor: Tensor, group_of: Tensor, scales: GroupScales | None
+        self, weight: Tensor, hessian: Tensor, group_of: Tensor, scales: GroupScales | None
     ) -> tuple[Tensor, GroupScales]:
         """Codes of a weight in order of rounding, and scales of its groups. Changes the weight.
 
         group_of: the group of each column. scales: None to take each group's as it is reached.
         """
         n, k = weight.shape
+        factor = self._factor(hessian)
         size, groups = self.grid.group_size(k), group_of.tolist()
         is_open = scales is None
         scales = scales or GroupScales(*(weight.new_ones(n, k // size) for _ in range(2)))
@@ -105,7 +113,8 @@ class HessianRounding:
                     later = slice(end, max(end, column + size))
                     changes = errors[:index].t() @ rows[:index, later]
                     values = [block[index : index + size].t(), weight[:, later] - changes]
-                    found = self.grid.scales_of(torch.cat(values, 1))
+                    inside = slice(column, column + size)
+                    found = self._scales_of(torch.cat(values, 1), hessian[inside, inside])
                     scales.scale[:, column // size] = found.scale[:, 0]
                     scales.zero[:, column // size] = found.zero[:, 0]
                 own, value = groups[column], block[index]

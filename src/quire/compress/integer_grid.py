@@ -61,12 +61,21 @@ class IntegerGrid:
         is_empty = (low == 0.0) & (high == 0.0)
         if self.least_zero:  # a range wide enough for the codes below such a zero point
             low = torch.minimum(low, -high * (self.least_zero / (self.most - self.least_zero)))
-        width = torch.maximum(-low, high) * 2 if self.symmetric else high - low
-        scale = self._storable(width / self.most)
+        scale = self._storable(self.steps(low, high))
         if self.symmetric:
             return GroupScales(scale, torch.full_like(scale, self.middle))
         zero = (-low / scale).round().clamp(self.least_zero, self.most)
         return GroupScales(scale, zero.masked_fill(is_empty, self.middle))
+
+    def steps(self, low: Tensor, high: Tensor) -> Tensor:
+        """Scales before they are rounded. Of four symmetric bits the larger extreme gets code 0,
+        since there are more codes on that side; so the scale has the other sign of that extreme.
+        """
+        if not self.symmetric:
+            return (high - low) / self.most
+        if self.bits > 4:
+            return torch.maximum(-low, high) * 2 / self.most
+        return torch.where(-low >= high, -low, -high) / self.middle
 
     def scales_of(self, weight: Tensor) -> GroupScales:
         """Scales of a weight [N, K] by the smallest and the largest number of each group."""
@@ -92,9 +101,9 @@ class IntegerGrid:
         return (code - zero) * scale
 
     def _storable(self, scale: Tensor) -> Tensor:
-        scale = torch.where(scale > 0.0, scale, torch.ones_like(scale))
+        scale = torch.where(scale == 0.0, torch.ones_like(scale), scale)
         if self.bits == 4:
-            scale = scale.clamp(2.0**-20, 65504.0).half()
+            scale = scale.abs().clamp(2.0**-20, 65504.0).copysign(scale).half()
         return scale.to(torch_dtype(self.dtype)).float()
 
 

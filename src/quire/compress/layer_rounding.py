@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.compress.activation_aware_scaling import best_scale, clipped_scales
+from quire.compress.activation_aware_scaling import best_scale
 from quire.compress.block_error import BlockError
 from quire.compress.checkpoint_layout import CheckpointLayout, Packing
+from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
@@ -89,7 +90,9 @@ class LayerRounding:
         if self._method.scaling == "smoothquant":
             return {}
         clipped = partial(clipped_scales, grid=grid_of(self._layout))
-        return {name: clipped(weight_of(self._linears[name]), found[name]) for name in names}
+        return {
+            name: clipped(weight_of(self._linears[name]), found[name].hessian) for name in names
+        }
 
     def _scale(self, folding: Folding, stats: InputStatistics, inputs: list[Tensor]) -> Tensor:
         linear, last = (self._linears[each.module] for each in (folding.linear, folding.last))

@@ -51,10 +51,9 @@ class LearnedWeight:
         """The scales of its groups; gradients pass through their rounding."""
         low, high, grid = self.low * self.below, self.high * self.above, self.grid
         found = grid.scales(low, high)
+        scale = _passing(grid.steps(low, high), found.scale)
         if grid.symmetric:
-            width = torch.maximum(-low, high) * 2
-            return GroupScales(_passing(width / grid.most, found.scale), found.zero)
-        scale = _passing((high - low) / grid.most, found.scale)
+            return GroupScales(scale, found.zero)
         return GroupScales(scale, _passing(-low / scale, found.zero))
 
     def numbers(self) -> Tensor:
@@ -157,6 +156,7 @@ def _passing(exact: Tensor, rounded: Tensor) -> Tensor:
 def _limits_of(grid: IntegerGrid, scales: GroupScales) -> tuple[Tensor, Tensor]:
     """Extremes that lead to given scales."""
     if grid.symmetric:
-        half = scales.scale * (grid.most / 2)
-        return -half, half
+        largest = scales.scale.abs() * grid.middle
+        is_low = scales.scale > 0
+        return torch.where(is_low, -largest, 0.0), torch.where(is_low, 0.0, largest)
     return -scales.zero * scales.scale, (grid.most - scales.zero) * scales.scale
