@@ -151,6 +151,8 @@ def test_pooling_is_vllms(app: Starlette) -> None:
     assert reply["data"] == [item]
     refused = call(app, "/pooling", {"input": "abc", "task": "token_embed"})
     assert (refused.status, refused.error["param"]) == (400, "task")
+    assert refused.error["type"] == "BadRequestError"
+    assert refused.error["message"].startswith("Unsupported task: 'token_embed'; ")
 
 
 def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:

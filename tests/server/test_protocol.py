@@ -10,6 +10,7 @@ import pytest
 from asgi_client import Post, call
 from fake_engine import FakeEngine
 from read_fields import unread_fields
+from starlette.applications import Starlette
 
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import chat_messages, chat_request, generation_request
@@ -217,6 +218,25 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
     prompt = {"complete": "prompt", "chat": "messages"}[route]
     named = {field, prompt} if "context" in str(reply.error["code"]) else {field}
     assert reply.error["param"].partition("[")[0].partition(".")[0] in named, reply.error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        (
+            "chat/completions",
+            {"prompt": "a"},
+            "messages: it is missing; prompt is a field of /v1",
+        ),
+        ("completions", {"messages": []}, "prompt: it is missing; messages is a field of /v1/chat"),
+        ("chat/completions", {}, "messages: it is missing; send it"),
+        ("completions", {"model": "messages"}, "prompt: it is missing; "),
+    ],
+)
+def test_a_body_of_another_route(
+    app: Starlette, path: str, body: dict[str, Any], text: str
+) -> None:
+    assert call(app, f"/v1/{path}", body).error["message"].startswith(text)
 
 
 def test_tables_cover_every_field() -> None:

@@ -81,9 +81,21 @@ def test_base_url() -> None:
         assert base_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
+def test_several_addresses_have_one_port() -> None:
+    with bind_api("127.0.0.1, 127.0.0.2,", 0, None) as socks:
+        names = [sock.getsockname() for sock in socks]
+        assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.2"]
+        assert names[0][1] == names[1][1] > 0
+        port = names[0][1]
+        taken = bind_api("127.0.0.3,127.0.0.1", port, None)
+        with pytest.raises(ConfigError, match=f"^port {port} of 127.0.0.1 is in use"), taken:
+            pass
+        bind("127.0.0.3", port).close()  # which was given back
+
+
 def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
-    with bind_api("", 0, str(path)) as sock:
+    with bind_api("", 0, str(path)) as (sock,):
         assert base_url(sock) == f"unix:{path}"
         assert is_loopback(sock)
         with pytest.raises(ConfigError, match="--uds"), bind_api("", 0, str(path)):

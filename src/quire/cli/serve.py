@@ -115,10 +115,10 @@ def run(argv: Sequence[str]) -> int:
     raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (
-        bind_api(settings.host, settings.port, settings.uds) as listener,
+        bind_api(settings.host, settings.port, settings.uds) as listeners,
         bind_admin(settings.admin_port, settings.admin_uds) as admin,
     ):
-        return asyncio.run(_serve(plans, settings, listener, admin, begin, key))
+        return asyncio.run(_serve(plans, settings, listeners, admin, begin, key))
 
 
 def read_config(args: argparse.Namespace) -> None:
@@ -200,7 +200,7 @@ def _log_options(settings: ServerSettings) -> LogOptions:
 async def _serve(
     plans: Sequence[ModelSpec],
     settings: ServerSettings,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     admin: socket.socket | None,
     begin: float,
     key: str,
@@ -222,16 +222,18 @@ async def _serve(
     limits = FleetSettings(
         memory_bytes=settings.model_memory_bytes, idle_seconds=settings.idle_unload_seconds
     )
-    async with ServerSupervisor(processes, listener, admin) as supervisor:
+    async with ServerSupervisor(processes, listeners, admin) as supervisor:
         fleet = ModelFleet(supervisor, plans, limits)
 
         async def work() -> None:
             infos = await fleet.start()
             waiting = [plan.name for plan in plans if not plan.at_start]
             seconds, admin_url = time.monotonic() - begin, admin_address(admin) if admin else ""
-            url = base_url(listener)
+            url = base_url(listeners[0])
             print(ready_text(infos, waiting, url, seconds, key=key, admin=admin_url), flush=True)
-            if not key and not is_loopback(listener):
+            for listener in listeners[1:]:
+                print(f"also at {base_url(listener)}", flush=True)
+            if not key and not all(map(is_loopback, listeners)):
                 print(_OPEN_TO_ALL, flush=True)
             # a thread, as it waits for DNS
             threading.Thread(target=settings.hosts.log_names, daemon=True).start()

@@ -10,6 +10,7 @@ from quire.options import MOST, MOST_BYTES, check_ranges, setting
 from quire.server.http.allowed_hosts import AllowedHosts, parse_hosts
 from quire.server.http.api_keys import ApiKeys, all_keys, listed
 from quire.server.http.cors import ANY, parse_origins
+from quire.server.http.listen_address import addresses
 from quire.server.http.root_path import plain_root_path
 from quire.server.parsing.template_defaults import parse_template_defaults
 
@@ -25,7 +26,9 @@ _WAITING = (0, MOST)
 class ServerSettings:
     """Where the server listens, which requests it accepts, and its limits."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
+    host: str = setting(
+        "127.0.0.1", "address to listen on, or several (a,b); 0.0.0.0 is every interface"
+    )
     port: int = setting(8000, "port to listen on; 0 takes a free one", within=_PORTS)
     uds: str | None = setting(None, "path of a Unix socket to listen on, instead of host and port")
     root_path: str | None = setting(
@@ -212,7 +215,7 @@ class ServerSettings:
     def hosts(self) -> AllowedHosts:
         """The names of hosts that requests may be sent to. Reads the key file."""
         listed = [] if self.allowed_hosts is None else parse_hosts(self.allowed_hosts)
-        return AllowedHosts(listed, bound=self.host, needs_key=self.keys.are_required)
+        return AllowedHosts(listed, bound=addresses(self.host), needs_key=self.keys.are_required)
 
     @property
     def keys(self) -> ApiKeys:

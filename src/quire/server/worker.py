@@ -88,8 +88,9 @@ async def _serve(line: ParentConnection, start: StartWorker) -> None:
     are_running = all(model.state == "loaded" for model in start.models if model.at_start)
     if are_running and settings.api_server_count > 1:
         await _connect_engines(frontends)
-    with socket.socket(fileno=start.listener) as listener:
-        await server.serve(sockets=[listener])
+    with contextlib.ExitStack() as stack:
+        listeners = [socket.socket(fileno=number) for number in start.listeners]
+        await server.serve(sockets=[stack.enter_context(each) for each in listeners])
 
 
 async def _connect_engines(frontends: EngineFrontends) -> None:

@@ -128,7 +128,7 @@ def test_an_engine_that_is_stopped_leaves_no_files(
             log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         with socket.socket() as listener:
-            async with ServerSupervisor(settings, listener) as supervisor:
+            async with ServerSupervisor(settings, [listener]) as supervisor:
                 engine = supervisor.start_engine("m", EngineConfig(), supervisor.fail)
                 await supervisor.wait_until_started(engine)
                 folder, pages = supervisor._folder, supervisor._free_pages

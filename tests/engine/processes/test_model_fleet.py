@@ -47,7 +47,7 @@ def plan(
 def start(*plans: ModelSpec, limit: int | None) -> None:
     async def run() -> None:
         with socket.socket() as listener:
-            async with ServerSupervisor(SETTINGS, listener) as supervisor:
+            async with ServerSupervisor(SETTINGS, [listener]) as supervisor:
                 await ModelFleet(supervisor, plans, FleetSettings(memory_bytes=limit)).start()
 
     asyncio.run(run())

@@ -72,7 +72,7 @@ def test_the_full_name_is_looked_up_beside_the_start(
         return "Node7.Corp.Example.com."
 
     monkeypatch.setattr(socket, "getfqdn", getfqdn)
-    hosts = AllowedHosts([], bound="0.0.0.0", needs_key=False)
+    hosts = AllowedHosts([], bound=["0.0.0.0"], needs_key=False)
     with pytest.raises(HttpError):
         hosts.check({b"host": b"node7.corp.example.com"})
     answered.set()
@@ -89,9 +89,9 @@ def test_nothing_is_looked_up_or_logged_where_it_does_not_matter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO"):
-        AllowedHosts([], bound="0.0.0.0", needs_key=True).log_names()
+        AllowedHosts([], bound=["0.0.0.0"], needs_key=True).log_names()
     assert not caplog.text
-    assert AllowedHosts([], bound="127.0.0.1", needs_key=False).lookup.ident is None
+    assert AllowedHosts([], bound=["127.0.0.1"], needs_key=False).lookup.ident is None
 
 
 def test_names_can_be_added() -> None:
@@ -118,7 +118,7 @@ def test_what_is_no_name_is_refused_at_the_start(wrong: str) -> None:
 @given(st.one_of(st.binary(max_size=40), st.text(".:[]@/a0 ", max_size=20).map(str.encode)))
 @example(b"[::1")
 def test_any_bytes_are_judged(host: bytes) -> None:
-    hosts = AllowedHosts([], bound="127.0.0.1", needs_key=False)
+    hosts = AllowedHosts([], bound=["127.0.0.1"], needs_key=False)
     for _ in range(2):  # also what is remembered
         with suppress(HttpError):
             hosts.check({b"host": host})

@@ -132,7 +132,7 @@ class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_left")
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
     """Message to an API process: serve HTTP.
 
-    client: its name towards engines. settings: the server's, as msgpack. listener, admin: file
+    client: its name towards engines. settings: the server's, as msgpack. listeners, admin: file
     descriptors of the listening sockets, public and (for one process) of the admin endpoints.
     memory, counters: those of shared memory, for pages and for what is in flight. metrics_folder:
     shared by all API processes. models: the first is the default.
@@ -141,7 +141,7 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     client: str
     settings: bytes
     models: list[ModelStatus] = []
-    listener: int
+    listeners: list[int]
     admin: int | None = None
     memory: int
     counters: int

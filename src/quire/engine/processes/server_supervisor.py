@@ -12,7 +12,7 @@ import shutil
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,17 +58,17 @@ class ServerSupervisorSettings:
 class ServerSupervisor:
     """Starts the processes of one server and keeps them running; leaving the context ends them.
 
-    listener, admin: the listening sockets, public and for administrators.
+    listeners, admin: the listening sockets, public and for administrators.
     """
 
     def __init__(
         self,
         settings: ServerSupervisorSettings,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         admin: socket.socket | None = None,
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self._listeners = listeners
         self._admin = admin
         self._engines: dict[str, EngineSupervisor] = {}
         self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
@@ -207,7 +207,7 @@ class ServerSupervisor:
             first = StartWorker(
                 client=str(index),
                 settings=self._settings.worker_settings,
-                listener=self._listener.fileno(),
+                listeners=[listener.fileno() for listener in self._listeners],
                 admin=admin if index == 0 else None,
                 memory=self._memory,
                 counters=self._counters,

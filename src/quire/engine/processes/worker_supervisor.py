@@ -110,7 +110,7 @@ class WorkerSupervisor:
         """Run one process to its end; returns how it ended."""
         models = self._parent.statuses()
         first = msgspec.structs.replace(self._first, client=client, models=models)
-        inherited = (first.listener, first.admin, first.memory, first.counters)
+        inherited = (*first.listeners, first.admin, first.memory, first.counters)
         descriptors = tuple(fd for fd in inherited if fd is not None)
         self._heartbeats.clear(self._index)
         child = await Child.spawn(self._module, first, pass_fds=descriptors, low_priority=True)

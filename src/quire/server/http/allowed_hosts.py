@@ -38,15 +38,16 @@ class AllowedHosts:
     The full name of this machine, which DNS knows, is looked up in a thread and then served too.
     """
 
-    def __init__(self, listed: Sequence[str], *, bound: str, needs_key: bool) -> None:
+    def __init__(self, listed: Sequence[str], *, bound: Sequence[str], needs_key: bool) -> None:
         self._is_open = ANY in listed or (needs_key and not listed)
-        self._names = {bound.lower(), socket.gethostname().lower(), *listed}
+        self._names = {*map(str.lower, bound), socket.gethostname().lower(), *listed}
         self._suffixes = (*_LOCAL, *(name[1:] for name in listed if name.startswith("*.")))
-        if not _is_loopback(bound):
+        is_local = all(map(_is_loopback, bound))
+        if not is_local:
             self._suffixes += _PRIVATE
         self._known: set[bytes] = set()  # headers that were allowed before
         self.lookup = threading.Thread(target=self._add_full_name, name="quire-fqdn", daemon=True)
-        if not self._is_open and not _is_loopback(bound):
+        if not self._is_open and not is_local:
             self.lookup.start()
 
     def log_names(self) -> None:

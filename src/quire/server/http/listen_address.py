@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -37,14 +37,19 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def bind_api(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
-    """The API's socket: a port, or a Unix socket at a path, with the permissions of the umask.
+def bind_api(host: str, port: int, uds: str | None) -> Iterator[list[socket.socket]]:
+    """The API's sockets: a port of each address of `host`, or a Unix socket at a path.
 
-    The Unix socket's file is deleted at the end of the context. Raises ConfigError.
+    The latter has the permissions of the umask, and its file is deleted at the end of the context.
+    Port 0 is one that is free at the first address. Raises ConfigError.
     """
     if uds is None:
-        with bind(host, port) as sock:
-            yield sock
+        with ExitStack() as stack:
+            socks: list[socket.socket] = []
+            for address in addresses(host):
+                socks.append(stack.enter_context(bind(address, port)))
+                port = port or socks[0].getsockname()[1]
+            yield socks
         return
     try:
         sock = _bind_file(uds)
@@ -52,7 +57,12 @@ def bind_api(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
         why = error.strerror or str(error)
         raise ConfigError(f"cannot listen on uds {uds} ({why}); use another --uds") from None
     with _deleted_at_end(sock, uds):
-        yield sock
+        yield [sock]
+
+
+def addresses(host: str) -> list[str]:
+    """The addresses of a setting, which commas separate; "" is any address."""
+    return [name for part in host.split(",") if (name := part.strip())] or [host]
 
 
 def base_url(sock: socket.socket) -> str:

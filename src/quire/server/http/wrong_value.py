@@ -24,6 +24,12 @@ MAX_KEY_CHARS = 64
 MAX_NAMED_KEYS = 4  # entries of a map that are wrong in the same way
 TAGS = ("type",)  # fields that tell which struct of a union an object is
 
+# a field that is missing: the one that was perhaps sent in its place, and whose that is
+_OF_OTHER_ROUTES = {
+    "messages": ("prompt", "/v1/completions"),
+    "prompt": ("messages", "/v1/chat/completions"),
+}
+
 
 def wrong_value(
     problem: str, path: str, decoder: msgspec.json.Decoder[Any], body: bytes
@@ -38,8 +44,11 @@ def wrong_value(
     missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
     if missing:
         field = f"{field}.{missing[1]}".removeprefix(".")
+        other = _OF_OTHER_ROUTES.get(field)
+        is_elsewhere = other is not None and f'"{other[0]}"'.encode() in body
+        fix = f"{other[0]} is a field of {other[1]}" if other and is_elsewhere else "send it"
         return InvalidRequestError(
-            f"{field}: it is missing; send it", param=field, code="missing_field"
+            f"{field}: it is missing; {fix}", param=field, code="missing_field"
         )
     if not field:
         return InvalidRequestError("the body must be a JSON object", code="invalid_value")

@@ -123,7 +123,7 @@ class ChatFormatter(OpenAIReplyFormatter):
 
     def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
         self._started.add(index)
-        delta = Delta(role="assistant", content=self._echoed)
+        delta = Delta(role="assistant", content=self._echoed or UNSET)
         chunk = self._chunk(ChunkChoice(index=index, delta=delta))
         if self.job.return_token_ids:
             chunk.prompt_token_ids = item.prompt_token_ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
@@ -13,7 +13,8 @@ from quire.server.api.common.chat_request import ChatRequest, Messages
 from quire.server.api.common.encoding_fields import EncodingFields
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http import field_bounds, strict_json
-from quire.server.http.field_bounds import Int32, ShortText, TokenId
+from quire.server.http.field_bounds import Int32, ShortText, TokenId, one_of
+from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
@@ -74,7 +75,7 @@ class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
 class PoolingRequest(EmbeddingRequest, kw_only=True, dict=True):
     """Body of /pooling, the same but for the task: one vector for each input."""
 
-    task: Literal["embed"] | None = None
+    task: Annotated[ShortText, one_of("embed")] | None = None
 
 
 EMBEDDING_REFUSED: strict_json.NeutralValues = {}
@@ -92,6 +93,12 @@ def parse(data: bytes) -> EmbeddingRequest:
 def parse_pooling(data: bytes) -> PoolingRequest:
     """Decode a body of /pooling. Raises InvalidRequestError."""
     request, found = read_body(data, _pooling_decoder, EMBEDDING_REFUSED, long="input")
+    if request.task not in (None, "embed"):
+        text = f"Unsupported task: {request.task!r}; task must be 'embed'"
+        # in vLLM's words, as the path is vLLM's
+        error = HttpError(400, text, code="invalid_value", kind="BadRequestError")
+        error.param = "task"
+        raise error
     return _checked(request, found)
 
 
