@@ -7,7 +7,9 @@ of other work on the machine. Absolute figures still follow the machine's mood; 
 bare stacks, taken round by round, do not.
 
 --profile samples the API process with py-spy and tells where its time goes. --before takes a
-checkout of another commit, with its native library built, in place of the bare stacks.
+checkout of another commit, with its native library built, in place of the bare stacks; --starts
+starts both several times in turns, as a start decides up to a tenth. server_instructions.py counts
+instead of timing.
 """
 
 from __future__ import annotations
@@ -144,7 +146,9 @@ def start(name: str, command: list[str], log: IO[str], checkout: str = "") -> Se
 
     checkout: folder whose Quire is started; empty: the installed one.
     """
-    env = os.environ | ({"PYTHONPATH": f"{checkout}/src"} if checkout else {})
+    env = dict(os.environ)
+    if checkout:
+        env["PYTHONPATH"] = os.pathsep.join((f"{checkout}/src", env.get("PYTHONPATH", "")))
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
     assert parent.stdout is not None
     found = re.search(r"ready at (http://\S+)", parent.stdout.readline())
@@ -213,6 +217,37 @@ def compare(servers: list[Server], args: argparse.Namespace, *, stream: bool) ->
     }
 
 
+def compare_starts(args: argparse.Namespace, log: IO[str]) -> dict[str, Any]:
+    """Both builds, started anew in turns: each start's processor time, and the medians' ratio.
+
+    A start decides where its code and data lie, and so up to a tenth of its speed.
+    """
+    checkouts = {"before": args.before, "quire": str(Path(__file__).parents[1])}
+    rows = []
+    for stream in (False, True):
+        found: dict[str, list[float]] = {"before": [], "quire": []}
+        for _ in range(args.starts):
+            for name, checkout in checkouts.items():
+                found[name].append(_milliseconds(name, checkout, args, log, stream=stream))
+        medians = {name: statistics.median(times) for name, times in found.items()}
+        ratio = round(medians["quire"] / medians["before"], 3)
+        rows.append({"stream": stream, "ms_per_request": found, "ratio": ratio})
+    return {"connections": args.connections, "rounds": args.rounds, "rows": rows}
+
+
+def _milliseconds(
+    name: str, checkout: str, args: argparse.Namespace, log: IO[str], *, stream: bool
+) -> float:
+    """Processor milliseconds of the API process for a request: the median of a start's rounds."""
+    server = start(name, SERVE, log, checkout)
+    try:
+        rounds = [measure(server, args, stream=stream) for _ in range(args.rounds + 1)][1:]
+    finally:
+        server.stop()
+    rate = statistics.median(found["requests_per_api_core_second"] for found in rounds)
+    return round(1e3 / rate, 4)
+
+
 def _ratio(rounds: list[dict[str, dict[str, float]]], name: str, unit: str) -> float:
     """The median over rounds of Quire's figure by another server's."""
     return round(statistics.median(found["quire"][unit] / found[name][unit] for found in rounds), 3)
@@ -276,7 +311,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 profiles = [profile(servers[0], args, spy, stream=stream) for stream in kinds]
                 print(json.dumps(profiles, indent=1))
                 if args.save:
-                    record.save("server_profile", {"profiles": profiles})
+                    record.save("server_profile", {"profiles": profiles}, args.out)
             return found
         finally:
             for server in servers:
@@ -294,9 +329,13 @@ def main() -> None:
     )
     parser.add_argument("--before", metavar="FOLDER", help="compare with the Quire of a checkout")
     parser.add_argument(
+        "--starts", type=int, default=0, help="with --before: of each build, in turns"
+    )
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder of result files")
+    parser.add_argument(
         "--save",
         action="store_true",
-        help="write results/server_overhead.json (or _builds.json), and server_profile.json",
+        help="write server_overhead.json (_builds.json, _starts.json) and server_profile.json",
     )
     parser.add_argument("--load", metavar="URL", help="only keep this server busy")
     parser.add_argument("--stream", action="store_true", help="with --load: ask for streams")
@@ -304,10 +343,16 @@ def main() -> None:
     if args.load:
         uvloop.run(load(args.load, args.connections, 1 << 20, stream=args.stream))
         return
-    found = run(args)
+    name = "server_overhead_builds" if args.before else "server_overhead"
+    if args.starts:
+        name = "server_overhead_starts"
+        with tempfile.TemporaryFile("w") as log:
+            found = compare_starts(args, log)
+    else:
+        found = run(args)
     print(json.dumps(found, indent=1))
     if args.save:
-        record.save("server_overhead_builds" if args.before else "server_overhead", found)
+        record.save(name, found, args.out)
 
 
 if __name__ == "__main__":
