@@ -29,8 +29,9 @@ from gpu_timing import (
 )
 from torch import Tensor
 
-from quire.kernels.byte_operands import ByteWords
+from quire.kernels.byte_operands import ByteWords, Fp8Blocks, Int8Blocks
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import RoundedRows
 from quire.kernels.triton.gemm.block_config import (
     BlockConfig,
     block_config,
@@ -154,11 +155,16 @@ def measure(
             "configs": found[:8], "many": many}  # fmt: skip
 
 
-def compile_block(n: int, k: int, config: BlockConfig) -> None:
+def compile_block(n: int, k: int, group: int, codes: str, config: BlockConfig) -> None:
     """Run a config of blocks once."""
     x = torch.zeros(config.block_m, k, device=DEVICE, dtype=torch.bfloat16)
-    multiply_blocks(quantize_blocks(x), random_words(n, k, 128, "fp8"), None, config)
+    multiply_blocks(rounded(x, codes), random_words(n, k, group, codes), None, config)
     torch.cuda.synchronize()
+
+
+def rounded(x: Tensor, codes: str) -> RoundedRows:
+    """x in blocks of a weight's codes."""
+    return quantize_blocks(x, Int8Blocks if codes == "int8" else Fp8Blocks)
 
 
 def blocks_worth(m: int, n: int, k: int) -> list[BlockConfig]:
@@ -171,13 +177,15 @@ def blocks_worth(m: int, n: int, k: int) -> list[BlockConfig]:
     )
 
 
-def measure_blocks(m: int, n: int, k: int, budget: Budget) -> dict[str, Any] | None:
-    """Configs in FP8 with scales of blocks, beside bfloat16; rounding x apart."""
+def measure_blocks(
+    m: int, n: int, k: int, group: int, codes: str, budget: Budget
+) -> dict[str, Any] | None:
+    """Configs in eight bits with scales of blocks, beside bfloat16; rounding x apart."""
     if budget.left < 3:
         return None
-    weights = weights_of(n, k, 128, "fp8")
+    weights = weights_of(n, k, group, codes)
     x = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16)
-    given, numbers = quantize_blocks(x), widened(weights[0], torch.bfloat16)
+    given, numbers = rounded(x, codes), widened(weights[0], torch.bfloat16)
     found = time_configs(
         blocks_worth(m, n, k),
         lambda config: [lambda w=w: multiply_blocks(given, w, None, config) for w in weights],
@@ -186,7 +194,7 @@ def measure_blocks(m: int, n: int, k: int, budget: Budget) -> dict[str, Any] | N
         limit=5e-2,
         least_us=200.0,
     )
-    bf16_us, round_us = bf16_of(x, numbers), time_graph([lambda: quantize_blocks(x)] * 20, 200.0)
+    bf16_us, round_us = bf16_of(x, numbers), time_graph([lambda: rounded(x, codes)] * 20, 200.0)
     best = "; ".join(f"{each['us']:.1f} {brief(each['config'])}" for each in found)
     print(
         f"blocks {n}x{k} {m} rows: bf16 {bf16_us:.1f}, rounding {round_us:.1f}, {best}", flush=True
@@ -199,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 16, 32, 64, 128])
     parser.add_argument("--stages", type=int, nargs="*", default=[2, 3])
-    parser.add_argument("--many", type=int, nargs="*", default=[], help="rows in FP8 by blocks")
+    parser.add_argument("--many", type=int, nargs="*", default=[], help="rows rounded by blocks")
     parser.add_argument("--group", type=int, default=128, help="0: a scale for each row alone")
     parser.add_argument("--codes", choices=["int8", "fp8"], default="int8")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
@@ -214,14 +222,16 @@ def main() -> None:
         for config in configs_of(m, n, k, args.group, args.stages)
     ]
     precompile(compile_case, cases, args.workers, budget)
-    each = {(n, k, config) for (n, k), m in itertools.product(SHAPES, args.many)
+    shapes = itertools.product(SHAPES, args.many)
+    each = {(n, k, args.group, args.codes, config) for (n, k), m in shapes
             for config in blocks_worth(m, n, k)}  # fmt: skip
     precompile(compile_block, list(each), args.workers, budget)
     shapes = itertools.product(SHAPES, args.rows)
     of_rows = {(n, k, args.group, args.codes, config) for (n, k), m in shapes
                for config in rows_worth(m, n, k, args.group)}  # fmt: skip
     precompile(compile_rows, list(of_rows), args.workers, budget)
-    many = [measure_blocks(m, n, k, budget) for (n, k), m in itertools.product(SHAPES, args.many)]
+    many = [measure_blocks(m, n, k, args.group, args.codes, budget)
+            for (n, k), m in itertools.product(SHAPES, args.many)]  # fmt: skip
     rows = [measure(m, n, k, args.group, args.codes, args.stages, bandwidth, budget)
             for (n, k), m in itertools.product(SHAPES, args.rows)]  # fmt: skip
     gpu = {"gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth}

@@ -37,6 +37,7 @@ from gpu_tables import (
     gpu_prefill,
     gpu_rows,
     gpu_weights,
+    gpu_weights_bytes,
 )
 from quantization_tables import (
     quantization_choice,
@@ -292,6 +293,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_int4_serving": gpu_int4_serving,
     "gpu_kv_dtype": gpu_kv_dtype,
     "gpu_weights": gpu_weights,
+    "gpu_weights_bytes": gpu_weights_bytes,
     "gpu_invariance": gpu_invariance,
     "gpu_linear": gpu_linear,
     "gpu_rows": gpu_rows,

@@ -260,10 +260,13 @@ def rows_int4(
     )
 
 
-def blocks(capability: int, block_m: int = 128, block_n: int = 64, split: int = 1) -> Compiled:
-    """The result of many rows in FP8 with scales of blocks."""
+def blocks(
+    capability: int, block_m: int = 128, block_n: int = 64, split: int = 1, kind: str = "fp8e4nv",
+    *, alone: bool = False,
+) -> Compiled:  # fmt: skip
+    """The result of many rows in eight bits with scales of blocks; of W alone for each output."""
     config = BlockConfig(block_m, block_n, 3, split)
-    codes = f"tensordesc<fp8e4nv[{{}}, 128],{tile_layout(1)!r}>"
+    codes = f"tensordesc<{kind}[{{}}, 128],{tile_layout(1)!r}>"
     types = {
         "x_desc": codes.format(block_m), "w_desc": codes.format(block_n),
         "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>",
@@ -271,7 +274,10 @@ def blocks(capability: int, block_m: int = 128, block_n: int = 64, split: int = 
         **dict.fromkeys(["row_scale_ptr", "partial_ptr"], "*fp32"), "counter_ptr": INTS,
         **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants = {"STAGES": 3, "SPLIT": split, "TABLE": config.table(4096)}
+    constants: dict[str, Any] = {"STAGES": 3, "SPLIT": split, "TABLE": config.table(4096)}
+    if alone:
+        del types["group_scale_ptr"]
+        constants["group_scale_ptr"] = None
     return compile_kernel(
         hopper_block_gemm_kernel,
         types,
@@ -746,6 +752,8 @@ KERNELS = {
     "blocks_split": functools.partial(blocks, split=4),
     "blocks_few": functools.partial(blocks, block_m=64, split=4),
     "blocks_wide": functools.partial(blocks, block_n=128),
+    "blocks_int8": functools.partial(blocks, kind="i8"),
+    "blocks_int8_alone": functools.partial(blocks, block_n=128, kind="i8", alone=True),
     "rows_bytes": rows_bytes,
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
     "rows_bytes_zeros": functools.partial(

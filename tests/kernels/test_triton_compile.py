@@ -41,6 +41,7 @@ KERNELS = {
     "ring_blocks_most": ["90"],
     "blocks": ["90"],
     "blocks_split": ["90"],
+    "blocks_int8": ["90"],
     "rows_int4": ["90"],
     "rows_int4_zeros": ["90"],
     "rows_int4_beside": ["90"],

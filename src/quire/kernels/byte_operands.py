@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.kernels.operands import GpuWords, QuantizedWeight, QuantSpec
+from quire.kernels.operands import GpuWords, QuantizedWeight, QuantSpec, RoundedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,29 @@ class ByteWords(GpuWords):
     permutation: Tensor | None = None  # as in `Int4Weight`
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRows:
-    """Rows in e4m3 with a scale for each 128 columns, in the order of `ByteWords`.
+class BlockRows(RoundedRows):
+    """Rows [T, K] in eight bits with a scale for each 128 columns, in the order of `ByteWords`.
 
-    codes [T, K], and undefined rows behind; scale: bfloat16 [K / 128, T], powers of two.
+    scale: bfloat16 [K / 128, T].
     """
 
-    codes: Tensor
-    scale: Tensor
+    __slots__ = ()
+
+    def widened(self) -> Tensor:
+        """The rows in bfloat16 [T, K], columns in x's order."""
+        # chunk, pair, word, column, byte
+        parts = self.codes.float().unflatten(1, (-1, 16, 2, 2, 2))
+        chunks = parts.permute(0, 1, 3, 5, 2, 4).flatten(2) * self.scale.float().t()[:, :, None]
+        return chunks.flatten(1).bfloat16()
+
+
+class Fp8Blocks(BlockRows):
+    """Block rows in e4m3, whose scales are powers of two."""
+
+    __slots__ = ()
+
+
+class Int8Blocks(BlockRows):
+    """Block rows in signed bytes."""
+
+    __slots__ = ()

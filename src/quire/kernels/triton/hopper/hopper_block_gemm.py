@@ -1,9 +1,10 @@
-"""GEMM of many rows in FP8 on Hopper with scales of 128 columns of each token and output.
+"""GEMM of many rows in FP8 or INT8 on Hopper with scales of 128 columns of each token and output.
 
 Floor: twice the tensor cores' 16-bit rate. A step is 128 columns of W and x, loaded through a ring;
 its sums are multiplied by both scales and added in float32, which also makes up for the some 14
-bits with which tensor cores accumulate FP8. Several programs on a multiprocessor: one multiplies
-while another adds. Codes of both sides are in the order of `ops/byte_words.py`, the same for both.
+bits with which tensor cores accumulate FP8. INT8 weights may have one scale for each output alone.
+Several programs on a multiprocessor: one multiplies while another adds. Codes of both sides are in
+the order of `ops/byte_words.py`, the same for both.
 """
 
 from __future__ import annotations
@@ -22,30 +23,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.byte_operands import BlockRows, ByteWords
+from quire.kernels.byte_operands import ByteWords
+from quire.kernels.operands import RoundedRows
 from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
-from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of
+from quire.kernels.triton.hopper.hopper_gemm import tile_layout, tiles_of, whole_boxes
 from quire.kernels.triton.hopper.hopper_gemm_ring import ask_weight, sums_layout, sums_type
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 
 def multiply_blocks(
-    x: BlockRows, weight: ByteWords, bias: Tensor | None, config: BlockConfig
+    x: RoundedRows, weight: ByteWords, bias: Tensor | None, config: BlockConfig
 ) -> Tensor:
     """x [T, K] · weight [N, K]ᵀ → bfloat16 [T, N]. N: a multiple of 8, as TMA requires."""
-    m, n, k = x.scale.shape[1], len(weight.words), weight.inputs
-    codes = weight.words.view(x.codes.dtype)
-    tiles = triton.cdiv(n, config.block_n) * triton.cdiv(m, config.block_m)
+    m, n, k = len(x.codes), len(weight.words), weight.inputs
+    block_m, block_n = config.block_m, config.block_n
+    codes, rows = weight.words.view(x.codes.dtype), whole_boxes(x.codes, block_m)
+    tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     space = workspace(codes.device)
-    sums = tiles * config.split * config.block_n * config.block_m
+    sums = tiles * config.split * block_n * block_m
     assert config.split == 1 or (tiles <= NUM_COUNTERS and sums <= NUM_PARTIALS)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
     hopper_block_gemm_kernel[(tiles * config.split,)](
-        tiles_of(x.codes, config.block_m), tiles_of(codes, config.block_n),
-        TensorDescriptor.from_tensor(out, [config.block_m, config.block_n], tile_layout(2)),
+        tiles_of(rows, block_m), tiles_of(codes, block_n),
+        TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
         x.scale, weight.scale, weight.row_scale, bias, space.partials, space.counters, m, n, k,
         STAGES=config.stages, SPLIT=config.split, TABLE=config.table(k), num_warps=config.warps,
         maxnreg=config.registers, launch_pdl=True,
@@ -78,7 +81,9 @@ def hopper_block_gemm_kernel(
     for stage in gl.static_range(STAGES):
         ask_weight(w_desc, x_desc, ring, full, row, begin, end, stage)
     gdc_launch_dependents()
-    scales = _load_table(group_scale_ptr, row, begin, end, N, TABLE, BLOCK_N)
+    scales = None
+    if group_scale_ptr is not None:
+        scales = _load_table(group_scale_ptr, row, begin, end, N, TABLE, BLOCK_N)
     gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES):
         _ask_rows(x_desc, x_ring, full, first, begin, end, stage)
@@ -96,13 +101,18 @@ def hopper_block_gemm_kernel(
             ring.index(slot), x_ring.index(slot).permute((1, 0)), sums, use_acc=False,
             is_async=True,
         )  # fmt: skip
-        by = scales.index(step).load(in_rows).to(gl.float32)
+        by = None
+        if scales is not None:
+            by = scales.index(step).load(in_rows).to(gl.float32)[:, None]
         of = x_scales.index(step).load(in_columns).to(gl.float32)
         sums = warpgroup_mma_wait(0, deps=[sums])
         barrier()  # all warps have finished the step, so its slot is free
         ask_weight(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
         _ask_rows(x_desc, x_ring, full, first, begin, end, step + STAGES)
-        total += sums.to(gl.float32) * by[:, None] * of[None, :]
+        if by is None:
+            total += sums.to(gl.float32) * of[None, :]
+        else:
+            total += sums.to(gl.float32) * by * of[None, :]
     invalidate(full)
     complete = True
     if SPLIT > 1:

@@ -29,7 +29,7 @@ from quire.kernels.operands import Int4Words, RoundedRows
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
-from quire.kernels.triton.hopper.hopper_gemm import tile_layout
+from quire.kernels.triton.hopper.hopper_gemm import tile_layout, whole_boxes
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import (
     STEP,
@@ -51,7 +51,7 @@ def multiply_rows_int4(
     if weight.inputs % 256:
         codes = F.pad(codes.view(torch.uint8), (0, -weight.inputs % 256)).view(codes.dtype)
     block_m, block_n = config.block_m, config.block_n
-    codes, tiles = _whole_boxes(codes, block_m), triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
+    codes, tiles = whole_boxes(codes, block_m), triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     space = workspace(codes.device)
     assert tiles <= NUM_COUNTERS
     assert config.split == 1 or tiles * config.split * block_n * block_m <= NUM_PARTIALS
@@ -65,16 +65,6 @@ def multiply_rows_int4(
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
-
-
-def _whole_boxes(codes: Tensor, block_m: int) -> Tensor:
-    """Rows of x with what lies behind them in their memory, up to whole tiles.
-
-    TMA is slow where it loads rows that do not exist. What is computed from these is not stored.
-    """
-    num_bytes = codes.untyped_storage().nbytes() - codes.storage_offset()
-    rows = min(triton.cdiv(len(codes), block_m) * block_m, num_bytes // codes.stride(0))
-    return codes.as_strided((rows, codes.shape[1]), codes.stride())
 
 
 @gluon.jit(do_not_specialize=["M"])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.kernels.byte_operands import BlockRows
 from quire.kernels.operands import ResidualState, RoundedRows, Rows
+from quire.kernels.triton.step.block_rounding import silu_and_mul_blocks
 from quire.kernels.triton.step.elementwise import (
     rms_norm_residual,
     rms_norm_residual_rounded,
@@ -20,6 +22,8 @@ def silu_rows(out: Tensor, *, rounds: type[RoundedRows] | None) -> Rows:
     """silu(gate) · up of interleaved gates and ups: [T, 2I] → [T, I]."""
     if rounds is None:
         return silu_and_mul(out, interleaved=True)
+    if issubclass(rounds, BlockRows):
+        return silu_and_mul_blocks(out, rounds)
     return silu_and_mul_rounded(out, rounds)
 
 

@@ -1,9 +1,10 @@
 """Linears with weights of a byte each and scales of groups on a GPU: what serves which rows.
 
-Activations are not rounded (w8a16), but for many rows by FP8 in blocks (`multiply_blocks`). Floor:
-for few rows the bytes of W, half of 16 bits'; for many the tensor cores' rate.
-Codes are widened in the registers from which tensor cores take them,
-or, for more rows, the weight becomes numbers in scratch memory and the library multiplies.
+Few rows are not rounded (w8a16): codes are widened in the registers from which tensor cores take
+them. Many rows are rounded to the weight's type with a scale for each 128 columns (w8a8), where its
+groups allow that. Otherwise codes are widened for each tile, or the weight becomes numbers in
+scratch memory and the library multiplies. Floor: for few rows the bytes of W, half of 16 bits'; for
+many the tensor cores' rate, twice that of 16 bits where rows are rounded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.kernels.byte_operands import ByteWords
+from quire.kernels.byte_operands import BlockRows, ByteWords, Fp8Blocks, Int8Blocks
 from quire.kernels.operands import ResidualState, RoundedRows, Rows
-from quire.kernels.triton.gemm.block_config import BlockConfig, block_config
-from quire.kernels.triton.gemm.block_config import expected_us as blocks_us
+from quire.kernels.triton.gemm.block_config import block_config
 from quire.kernels.triton.gemm.byte_config import byte_config
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig, byte_rows_config
-from quire.kernels.triton.gemm.byte_rows_config import expected_us as rows_us
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
@@ -32,8 +31,11 @@ from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.step.block_rounding import quantize_blocks
 
 _PIECE = 2**25  # bytes of numbers that are made at a time, so that the cache has them
+_KINDS: dict[str, type[BlockRows]] = {"fp8": Fp8Blocks, "int8": Int8Blocks}
 MOST_ROWS = 4096  # of x, up to which codes are widened for each tile; beyond, once for all rows
-ROUNDING_US = 2.0  # of x, least
+# of x, up to which rows are not rounded; FP8's are by what its checkpoints ask for, INT8's from
+# where they would take longer than in bfloat16 with weights of that
+EXACT_ROWS = {"fp8": MAX_ROWS, "int8": 128}
 
 
 class _ByteWordsLinear(GpuLinear[ByteWords]):
@@ -46,19 +48,30 @@ class _ByteWordsLinear(GpuLinear[ByteWords]):
 
     def linear(self, x: Rows, weight: ByteWords, bias: Tensor | None) -> Tensor:
         """Twin of `reference_bytes.linear_bytes`."""
-        x = x.widened() if isinstance(x, RoundedRows) else x
+        if isinstance(x, RoundedRows):
+            if type(x) is self.rows_of(weight, len(x.codes)):
+                return in_blocks(x, weight, bias)
+            x = x.widened()
         if reads_bytes(x, weight, MAX_ROWS):
             return self.launch(x, weight, bias).out
-        x, config = ordered(x, weight), many_config(x, weight)
-        if isinstance(config, BlockConfig):
-            from quire.kernels.triton.hopper.hopper_block_gemm import multiply_blocks
-
-            return multiply_blocks(quantize_blocks(x), weight, bias, config)
+        x = ordered(x, weight)
+        if x.dtype == torch.bfloat16 and multiplies_blocks(len(x), weight):
+            return in_blocks(quantize_blocks(x, _KINDS[weight.codes]), weight, bias)
+        config = many_config(x, weight)
         if config is not None:
             from quire.kernels.triton.hopper.hopper_byte_rows import multiply_byte_rows
 
             return multiply_byte_rows(whole_steps(x), weight, bias, config)
         return by_library(x, weight, bias)
+
+    def rows_of(self, weight: ByteWords, rows: int = 0) -> type[RoundedRows] | None:
+        is_ordered = weight.permutation is None  # what rounds rows does not reorder them
+        return _KINDS[weight.codes] if is_ordered and multiplies_blocks(rows, weight) else None
+
+    def rounds_next(self, out: Tensor, weight: ByteWords) -> type[RoundedRows] | None:
+        """Where gates and ups have whole blocks of 128, too."""
+        fits = out.dtype == torch.bfloat16 and out.shape[1] % 256 == 0
+        return self.rows_of(weight, len(out)) if fits else None
 
     def invariant_linear(self, x: Rows, weight: ByteWords, bias: Tensor | None) -> Tensor:
         x = ordered(x if isinstance(x, Tensor) else x.widened(), weight)
@@ -123,26 +136,37 @@ def _config_of(num_rows: int, weight: ByteWords, head_dim: int = 0) -> Int4Confi
     return byte_config(num_rows, *shape, head_dim)
 
 
-def many_config(x: Tensor, weight: ByteWords) -> BlockConfig | ByteRowsConfig | None:
-    """The config for many rows of x, in FP8 or widened; None where numbers are multiplied."""
+def many_config(x: Tensor, weight: ByteWords) -> ByteRowsConfig | None:
+    """The config that widens codes for each tile; None where numbers are multiplied."""
     n, device = len(weight.words), weight.words.device
-    if x.dtype != torch.bfloat16 or not len(x) > 0 or n % 8 or not has_hopper_gpu(device):
+    if x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS or n % 8:
+        return None
+    if not has_hopper_gpu(device):
         return None
     num_sms, shape = workspace(device).num_sms, (len(x), n, weight.inputs)
-    rows = byte_rows_config(*shape, weight.group, num_sms, _tables(weight))
-    blocks = block_config(*shape, num_sms) if multiplies_blocks(weight) else None
-    if blocks is None:
-        return rows if len(x) <= MOST_ROWS else None
-    if rows is None or blocks_us(*shape, num_sms, blocks) + ROUNDING_US < rows_us(
-        *shape, num_sms, rows
-    ):
-        return blocks
-    return rows
+    return byte_rows_config(*shape, weight.group, num_sms, _tables(weight))
 
 
-def multiplies_blocks(weight: ByteWords) -> bool:
-    """Whether the weight is multiplied by rows in FP8 with scales of 128 columns, if these pay."""
-    return weight.codes == "fp8" and weight.group == 128 and weight.scale is not None
+def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
+    """Whether so many rows in bfloat16 are rounded with scales of 128 columns.
+
+    That was measured to be faster than the other ways at every size from EXACT_ROWS on.
+    """
+    if rows <= EXACT_ROWS[weight.codes] or weight.zeros is not None:
+        return False
+    n, k, device = len(weight.words), weight.inputs, weight.words.device
+    whole = weight.group == 128 and k % 128 == n % 8 == 0
+    return whole and (weight.scale is not None or weight.codes == "int8") and has_hopper_gpu(device)
+
+
+def in_blocks(x: RoundedRows, weight: ByteWords, bias: Tensor | None) -> Tensor:
+    """x in blocks of the weight's type, in the order of its inputs → bfloat16 [T, N]."""
+    from quire.kernels.triton.hopper.hopper_block_gemm import multiply_blocks
+
+    shape = len(x.codes), len(weight.words), weight.inputs
+    config = block_config(*shape, workspace(weight.words.device).num_sms)
+    assert config is not None  # as tiles without a split of K always have the room
+    return multiply_blocks(x, weight, bias, config)
 
 
 def _tables(weight: ByteWords) -> int:

@@ -28,13 +28,26 @@ def pack_bytes(weight: ByteWeight) -> ByteWords:
     words = torch.cat([_words(codes[i : i + rows]) for i in range(0, n, rows)])
     alone = weight.group == k and weight.zeros is None
     scale, row_scale = weight.scale.float(), weight.scale.float()[:, 0].contiguous()
-    if not alone:  # by powers of two, so that float16 has them with all of its digits
+    if not alone:
+        scale = torch.cat([_used(weight, scale, slice(i, i + rows)) for i in range(0, n, rows)])
+        # by powers of two, so that float16 has them with all of its digits
         row_scale = torch.exp2(scale.abs().amax(dim=1).clamp_min(2.0**-100).log2().ceil())
     group = math.gcd(weight.group, 128)
     found = None if alone else _by_group((scale / row_scale[:, None]).half(), weight.group, group)
     zeros = None if weight.zeros is None else _by_group(weight.zeros, weight.group, group)
     kind = "int8" if weight.codes.dtype == torch.int8 else "fp8"
     return ByteWords(words, found, zeros, row_scale, group, k, kind, weight.permutation)
+
+
+def _used(weight: ByteWeight, scale: Tensor, rows: slice) -> Tensor:
+    """Some rows' scales, with 0 for groups of zeros alone: others' may be much smaller.
+
+    Checkpoints have any scale there, 1 for example, and float16 has few digits of what is less than
+    2^-14 of the row's largest.
+    """
+    groups = weight.codes[rows].unflatten(1, (-1, weight.group)).float()
+    zero = 0.0 if weight.zeros is None else weight.zeros[rows, :, None].float()
+    return torch.where((groups == zero).all(dim=2), 0.0, scale[rows])
 
 
 def _words(codes: Tensor) -> Tensor:

@@ -12,11 +12,20 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import reference
+from quire.kernels.byte_operands import BlockRows, Fp8Blocks, Int8Blocks
 from quire.kernels.operands import Fp8Rows, Int8Rows, RoundedRows
 from quire.kernels.triton.launch.workspace import follow, launches_early
-from quire.kernels.triton.step.row_rounding import codes_of, largest_of, scale_of, to_codes
+from quire.kernels.triton.step.row_rounding import (
+    codes_of,
+    largest_of,
+    scale_of,
+    store_blocks,
+    to_codes,
+)
 
-_TYPES: dict[type[RoundedRows], torch.dtype] = {Fp8Rows: reference.FP8, Int8Rows: torch.int8}
+_TYPES: dict[type[RoundedRows], torch.dtype] = {
+    Fp8Rows: reference.FP8, Int8Rows: torch.int8, Fp8Blocks: reference.FP8, Int8Blocks: torch.int8,
+}  # fmt: skip
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -38,19 +47,24 @@ def rms_norm_residual(
 def rms_norm_residual_rounded(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, kind: type[RoundedRows]
 ) -> tuple[RoundedRows, Tensor]:
-    """`rms_norm_residual` with the norm's result in eight bits, as `quantize_rows` rounds it."""
-    rows = _empty_rows(x, x.shape[1], kind)
+    """`rms_norm_residual` with the norm's result in eight bits.
+
+    As `quantize_rows` or `quantize_blocks` rounds it.
+    """
+    rows = empty_rows(x, x.shape[1], kind)
     _norm(x, residual, weight, rows.codes, eps, rows.scale)
     return rows, residual
 
 
-def _empty_rows(x: Tensor, size: int, kind: type[RoundedRows]) -> RoundedRows:
+def empty_rows(x: Tensor, size: int, kind: type[RoundedRows]) -> RoundedRows:
     """Uninitialised rows [len(x), size], and behind them memory for a multiple of 256.
 
-    TMA is slow where it loads rows that do not exist, see `hopper_int4_rows`.
+    TMA is slow where it loads rows that do not exist, see `whole_boxes`.
     """
     memory = torch.empty(triton.cdiv(len(x), 256) * 256, size, dtype=_TYPES[kind], device=x.device)
     codes = memory[: len(x)]
+    if issubclass(kind, BlockRows):
+        return kind(codes, x.new_empty(size // 128, len(x), dtype=torch.bfloat16))
     return kind(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
 
 
@@ -86,7 +100,8 @@ def norm_kernel(
 ):  # fmt: skip
     """RMSNorm of one row x [size], after adding the residual if HAS_RESIDUAL.
 
-    HAS_SCALE: the result is stored as codes of out's type with a scale for the row.
+    HAS_SCALE: the result is stored as codes of out's type with a scale for the row, or for each 128
+    columns, where scales are in bfloat16.
     """
     if PDL:
         follow()
@@ -105,7 +120,12 @@ def norm_kernel(
     weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
     out = (x32 * scale).to(x.dtype) * weight
     if HAS_SCALE:
-        _store_codes(out_ptr + row, scale_ptr + token, out, size, BLOCK)
+        if scale_ptr.dtype.element_ty == tl.bfloat16:
+            store_blocks(
+                out_ptr + row, scale_ptr + token, out, 0, size, tl.num_programs(0), BLOCK // 128
+            )
+        else:
+            _store_codes(out_ptr + row, scale_ptr + token, out, size, BLOCK)
     else:
         tl.store(out_ptr + row + i, out, mask=inside)
 
@@ -143,7 +163,7 @@ def silu_kernel(
     inside = i < width
     x_ptr += token * stride
     if INTERLEAVED:
-        out = _silu_of_pairs(x_ptr, start, width, BLOCK, GELU)
+        out = silu_of_pairs(x_ptr, start, width, BLOCK, GELU)
     else:
         gate = tl.load(x_ptr + i, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x_ptr + width + i, mask=inside, other=0.0).to(tl.float32)
@@ -161,7 +181,7 @@ def _activated(gate, GELU: tl.constexpr):
 
 
 @triton.jit
-def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr, GELU: tl.constexpr = False):
+def silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr, GELU: tl.constexpr = False):
     """activation(gate) * up of BLOCK pairs of a row, from pair `start` on: float32 [BLOCK].
 
     0 from pair `width` on.
@@ -176,7 +196,7 @@ def silu_and_mul_rounded(x: Tensor, kind: type[RoundedRows]) -> RoundedRows:
     """SiLU of interleaved gate and up in eight bits, as `quantize_rows` rounds it."""
     width = x.shape[1] // 2
     assert x.stride(1) == 1
-    rows = _empty_rows(x, width, kind)
+    rows = empty_rows(x, width, kind)
     block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_rounded_kernel[(len(x),)](
         x, rows.codes, rows.scale, width, x.stride(0),
@@ -201,7 +221,7 @@ def silu_rounded_kernel(
     results = ()
     largest = tl.zeros([BLOCK], tl.float32)
     for stretch in tl.static_range(STRETCHES):
-        out = _silu_of_pairs(x_ptr + token * stride, stretch * BLOCK, width, BLOCK)
+        out = silu_of_pairs(x_ptr + token * stride, stretch * BLOCK, width, BLOCK)
         out = out.to(x_ptr.dtype.element_ty)
         largest = tl.maximum(largest, tl.abs(out.to(tl.float32)), tl.PropagateNan.ALL)
         results += (out,)  # type: ignore[assignment]
@@ -217,7 +237,7 @@ def silu_rounded_kernel(
 def quantize_rows(x: Tensor, kind: type[RoundedRows] = Fp8Rows) -> RoundedRows:
     """Twin of `reference.quantize_rows`, or of `reference.round_int8` for whole rows."""
     assert x.stride(1) == 1
-    rows = _empty_rows(x, x.shape[1], kind)
+    rows = empty_rows(x, x.shape[1], kind)
     block, pdl = triton.next_power_of_2(x.shape[1]), launches_early(x.device)
     quantize_kernel[(len(x),)](
         x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, PDL=pdl,

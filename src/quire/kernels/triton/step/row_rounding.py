@@ -39,6 +39,24 @@ def scale_of(largest, kind: tl.constexpr):
 
 
 @triton.jit
+def store_blocks(codes_ptr, scale_ptr, x, first, size, T, CHUNKS: tl.constexpr):
+    """Store columns `first` on of one of T rows, x [CHUNKS * 128], as `BlockRows` have them.
+
+    codes_ptr: of the row; scale_ptr: of its first scale. Columns from `size` on are not stored.
+    """
+    kind: tl.constexpr = codes_ptr.dtype.element_ty
+    x = x.to(tl.float32).reshape(CHUNKS, 128)
+    scale = scale_of(largest_of(x, 1), kind)
+    if kind == tl.int8:  # as bfloat16 not below what it was, so that no code is beyond 127
+        scale = (scale * (1.0 + 2.0**-7)).to(tl.bfloat16).to(tl.float32)
+    chunk = first // 128 + tl.arange(0, CHUNKS)
+    tl.store(scale_ptr + chunk * T, scale.to(tl.bfloat16), mask=chunk * 128 < size)
+    x = x.reshape(CHUNKS, 2, 2, 16, 2).permute(0, 3, 1, 4, 2).reshape(CHUNKS, 128)
+    columns = chunk[:, None] * 128 + tl.arange(0, 128)[None, :]
+    tl.store(codes_ptr + columns, codes_of(x, scale[:, None], kind), mask=columns < size)
+
+
+@triton.jit
 def codes_of(x, scale, kind: tl.constexpr):
     """x / scale, both float32, as codes of a type."""
     scaled = x * (1.0 / scale)
