@@ -344,7 +344,10 @@ def gpu_weights_bytes(result: Result) -> str:
     """Times faster than bfloat16 with weights of a byte each, by rows."""
     found = {(row["n"], row["k"], row["format"], row["m"]): row["ratio"] for row in result["rows"]}
     rows = sorted({row["m"] for row in result["rows"]})
-    text = [f"| [N, K] | weights | {' | '.join(map(str, rows))} |", "|---|---|" + "---|" * len(rows)]
+    text = [
+        f"| [N, K] | weights | {' | '.join(map(str, rows))} |",
+        "|---|---|" + "---|" * len(rows),
+    ]
     for n, k in dict.fromkeys((row["n"], row["k"]) for row in result["rows"]):
         for name, label in BYTE_FORMATS.items():
             ratios = [found.get((n, k, name, m)) for m in rows]
