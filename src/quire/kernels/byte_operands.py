@@ -58,8 +58,8 @@ class BlockRows(RoundedRows):
 
     def widened(self) -> Tensor:
         """The rows in bfloat16 [T, K], columns in x's order."""
-        # chunk, pair, word, column, byte
-        parts = self.codes.float().unflatten(1, (-1, 16, 2, 2, 2))
+        t, k = self.codes.shape
+        parts = self.codes.float().view(t, k // 128, 16, 2, 2, 2)  # pair, word, column, byte
         chunks = parts.permute(0, 1, 3, 5, 2, 4).flatten(2) * self.scale.float().t()[:, :, None]
         return chunks.flatten(1).bfloat16()
 
