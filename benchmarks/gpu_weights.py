@@ -50,7 +50,7 @@ SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]  # of an 8B,
 ROWS = [1, 4, 16, 64, 128, 256, 512, 1024, 2048]
 LIMITS = {"bf16": 6e-3, "fp8": 5e-2, "int8": 2e-2, "int4": 5e-2, "nf4": 5e-2, "mxfp4": 5e-2,
           "w8a16": 6e-3, "int8_group": 1.2e-2, "int8_row": 1.2e-2, "fp8_block": 5e-2}  # fmt: skip
-WAYS = "exact", "library"  # "int8_group:exact": the ways that a rule may not take, see `way_of`
+PATHS = "exact", "library"  # "int8_group:exact": paths that a rule may not take, see `path_of`
 FORMATS: dict[str, WeightFormat | None] = {
     "bf16": None, "fp8": FP8, "int8": INT8_UNROTATED, "int4": INT4_GROUP_64, "nf4": NF4,
     "mxfp4": MXFP4, "w8a16": INT8_GROUP_64, "int8_row": None,
@@ -59,12 +59,12 @@ FORMATS: dict[str, WeightFormat | None] = {
 }  # fmt: skip
 
 
-def way_of(name: str) -> Callable[[Rows, Any, None], Tensor]:
+def path_of(name: str) -> Callable[[Rows, Any, None], Tensor]:
     """The engine's linear, or with rows that are not rounded: by our kernel, or by the library."""
-    way = name.partition(":")[2]
-    if way == "library":
+    path = name.partition(":")[2]
+    if path == "library":
         return by_library
-    return exact if way == "exact" else kernels_for("cuda").linear
+    return exact if path == "exact" else kernels_for("cuda").linear
 
 
 def exact(x: Tensor, weight: Any, bias: None) -> Tensor:
@@ -110,7 +110,7 @@ def rows_for(x: Tensor, weight: Any, n: int, name: str) -> Rows:
 def compile_case(name: str, m: int, n: int, k: int) -> None:
     """Run a case once."""
     weight, x = weight_of(name, n, k)[0], torch.zeros(m, k, device=DEVICE, dtype=torch.bfloat16)
-    way_of(name)(rows_for(x, weight, n, name), weight, None)
+    path_of(name)(rows_for(x, weight, n, name), weight, None)
     torch.cuda.synchronize()
 
 
@@ -130,7 +130,7 @@ def measure(
         calls: dict[str, Sequence[Callable[[], object]]] = {}
         errors = {}
         for name, (weight, numbers) in made.items():
-            given, linear = rows_for(x, weight, n, name), way_of(name)
+            given, linear = rows_for(x, weight, n, name), path_of(name)
             out = linear(given, weight, None)
             limit = LIMITS[name.partition(":")[0]]
             errors[name] = differs(out, x.float() @ numbers.t(), limit)
@@ -151,7 +151,7 @@ def measure(
 def main() -> None:
     """Time what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = [*FORMATS, *(f"{name}:{way}" for name in FORMATS for way in WAYS)]
+    names = [*FORMATS, *(f"{name}:{path}" for name in FORMATS for path in PATHS)]
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=names)
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
