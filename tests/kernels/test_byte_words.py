@@ -194,7 +194,11 @@ def test_rows_are_rounded_in_blocks(kind: type[BlockRows]) -> None:
     summed = residual.float() + x.float()
     wanted = reference.rms_norm(summed.to(dtype), ones, 1e-5)
     normalized = rms_norm_residual_rounded(x, residual, ones, 1e-5, kind)[0]
-    given = ((quantize_blocks(x, kind), x), (silu_and_mul_blocks(pairs, kind), x), (normalized, wanted))
+    given = (
+        (quantize_blocks(x, kind), x),
+        (silu_and_mul_blocks(pairs, kind), x),
+        (normalized, wanted),
+    )
     for rows, expected in given:
         assert type(rows) is kind
         assert rows.scale.shape == (10, 3)
