@@ -60,7 +60,7 @@ def measure(root: str) -> dict[str, Any]:
     from quire.server.app import build_app
     from quire.server.settings import ServerSettings
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options: Any = {"quantization": "int8", "prepared_weights": folder}
         found = {"weight": hops(lambda: LLM(**options), of_weights=True)}
         llm = LLM(**options)
