@@ -53,4 +53,6 @@ MODEL_DTYPES = ("float32", "bfloat16", "float16")  # that a model can run in
 CHECKPOINT_DTYPES = ("F64", "F32", "F16", "BF16")  # that weights may have in a checkpoint
 FP8_CAPABILITY = (8, 9)  # compute capability of the first GPUs that convert and multiply FP8
 HOPPER_MAJOR = 9  # of compute capability, of GPUs that have kernels of their own
+# head dimensions and block sizes that these kernels' attention takes
+HOPPER_HEAD_DIMS, HOPPER_BLOCK_SIZES = (64, 128), (8, 16, 32, 64, 128)
 NATIVE_DTYPES = {"float32": 0, "bfloat16": 1, "float8_e4m3fn": 2, "int8": 3}  # of quire_cpu.h

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from quire.cli import main
 from quire.config import EngineConfig
+from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup import memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
@@ -27,6 +29,7 @@ from quire.engine.startup.memory_plan import (
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError
 from quire.kernels.batch_layout import SHARED_MEMBERS
+from quire.kernels.operands import AttentionParams
 from quire.kernels.step_buffer import StepSections
 from quire.models.config.model_config import ModelConfig
 
@@ -77,6 +80,9 @@ def test_a_kv_cache_in_8_bits_has_memory_to_widen_keys(kv_cache_dtype: str) -> N
         ((8, 9), {}, False),
         ((10, 0), {}, False),
         ((9, 0), {"dtype": "float16"}, False),
+        ((9, 0), {"block_size": 128}, True),
+        ((9, 0), {"block_size": 4}, False),
+        ((9, 0), {"block_size": 256}, False),
         ((9, 0), {"batch_invariant": True}, False),
         ((9, 0), {"max_num_batched_tokens": 192, "max_num_seqs": 64}, False),
         ((9, 0), {"max_num_batched_tokens": 256, "max_num_seqs": 64}, True),
@@ -93,6 +99,17 @@ def test_only_steps_that_widen_keys_have_memory_for_it(
     given = {"kv_cache_dtype": "int8", "device": "cuda"} | options
     narrow, usual = plan_8b(100, **given), plan_8b(100, **given | {"kv_cache_dtype": "auto"})
     assert narrow.workspace - usual.workspace == WIDENED_BYTES * widens
+
+
+def test_blocks_and_heads_are_those_that_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    paged = pytest.importorskip("quire.kernels.triton.ops.paged_attention")
+    monkeypatch.setattr(paged, "has_hopper_gpu", lambda _: True)
+    for size, dim in itertools.product((4, 8, 16, 48, 64, 128, 256), (32, 64, 96, 128)):
+        cache = torch.empty(2, size, 2, dim, dtype=torch.int8, device="meta")
+        query = torch.empty(300, 8, dim, dtype=torch.bfloat16, device="meta")
+        served = size in HOPPER_BLOCK_SIZES and dim in HOPPER_HEAD_DIMS
+        assert paged.hopper_serves(query, cache, AttentionParams(0.1)) == served, (size, dim)
 
 
 @pytest.mark.parametrize("name", WIDENED_QUERIES)

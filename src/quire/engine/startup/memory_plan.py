@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from quire.config import EngineConfig
 from quire.core.layer_spec import LayerSpec
-from quire.dtypes import DTYPES, HOPPER_MAJOR
+from quire.dtypes import DTYPES, HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS, HOPPER_MAJOR
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup.footprint import (
     block_bytes_of,
@@ -165,7 +165,7 @@ def widens_keys(resolved: ResolvedConfig, capability: tuple[int, int] | None) ->
     is_hopper = capability is None or capability[0] == HOPPER_MAJOR
     if least is None or not is_hopper or resolved.dtype != "bfloat16":
         return False
-    if config.device.batch_invariant:
+    if config.device.batch_invariant or config.cache.block_size not in HOPPER_BLOCK_SIZES:
         return False
     limits = config.scheduler
     sizes = StepSizes(limits.max_num_seqs, limits.max_num_batched_tokens, pads_mixed=True)
@@ -173,7 +173,7 @@ def widens_keys(resolved: ResolvedConfig, capability: tuple[int, int] | None) ->
     layers = zip(resolved.model_config.spec.layers, resolved.kv_layers, strict=True)
     attentions = [layer.attention for layer, stored in layers if stored.dtype is None]
     return any(
-        each.key_dim in (64, 128)
+        each.key_dim in HOPPER_HEAD_DIMS
         and not each.sinks
         and each.soft_cap is None
         and most >= least // (each.num_heads // each.num_kv_heads)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
@@ -235,8 +236,8 @@ def hopper_serves(
         has_hopper_gpu(query.device)
         and params.is_plain
         and (query.dtype, k_cache.dtype) in types
-        and head_dim in (64, 128)
-        and block_size in (8, 16, 32, 64, 128)
+        and head_dim in HOPPER_HEAD_DIMS
+        and block_size in HOPPER_BLOCK_SIZES
         and k_cache.is_contiguous()
     )
 
