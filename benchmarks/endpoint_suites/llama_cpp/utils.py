@@ -108,6 +108,7 @@ class ServerProcess(upstream_utils.ServerProcess):
             "--max-num-seqs": self.n_slots,
             "--max-num-batched-tokens": self.n_batch,
             "--api-key": self.api_key,
+            "--host": self.server_host,
             "--chat-template": self.chat_template_file or self._template(),
             "--allowed-origins": self.cors_origins,
             "--pooling": self.pooling,
