@@ -78,7 +78,8 @@ def int4_config(
     split = max(1, min(6 if few and warps == 4 else 4, steps // 2, most * num_sms // tiles))
     many = (8 if few else 16) < m <= 32 and split > 1 and steps > 8 * split
     stages, registers = 3 if many else 2, None
-    if not codebook and m <= 16 and (warps == 8 or (m == 1 and split == 1 and block_n == 64)):
+    is_narrow = split == 1 and block_n == 64 and (m == 1 or (m <= 8 and parts == 1))
+    if not codebook and m <= 16 and (warps == 8 or is_narrow):
         registers = 128  # so that two programs fit on a multiprocessor, or four small ones
     sums = tiles * block_n * block_rows(m)
     for each in range(split, steps + 1):  # as many parts as it takes for their scales to fit

@@ -121,8 +121,8 @@ def hopper_gemm_kernel(
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
     if LETS_IN:
         gdc_launch_dependents()
+    x_ring, scales, zeros = None, None, None
     if GROUP > 0:
-        scales, zeros = None, None
         if group_scale_ptr is not None:
             scales = load_groups(
                 group_scale_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
@@ -159,23 +159,10 @@ def hopper_gemm_kernel(
     divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
-    if GROUP > 0 and CODEBOOK is None:
-        acc = multiply_integers(
-            x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
-            GROUP,
-        )  # fmt: skip
-    elif GROUP > 0:
-        acc = multiply_codes(
-            x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
-            GROUP, SCALED, CODEBOOK,
-        )  # fmt: skip
-    elif x_desc is not None:
-        acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end)
-    else:
-        acc = multiply_rounding(
-            x_ptr, w_desc, ring, full, tile * BLOCK_N, begin, end, M, K, stride_x,
-            BLOCK_M, CHUNK, PDL,
-        )  # fmt: skip
+    acc = _multiply(
+        x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
+        M, K, stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, CODEBOOK,
+    )  # fmt: skip
     invalidate(full)
     acc = gl.convert_layout(acc, layout)
     complete = True
@@ -202,14 +189,10 @@ def hopper_gemm_kernel(
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
-            stored = (acc + residual.to(gl.float32)).to(out_ptr.dtype.element_ty)
-            gl.store(out_ptr + offsets, stored, mask=inside)
-            if HAS_NORM:
-                normalized = (stored * weight[:, None]).to(normalized_ptr.dtype.element_ty)
-                gl.store(normalized_ptr + offsets, normalized, mask=inside)
-                wide = gl.where(inside, stored.to(gl.float32), 0.0)
-                squares = gl.sum(wide * wide, axis=0)
-                gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
+            _store_sums(
+                acc + residual.to(gl.float32), offsets, inside, tokens, tile, weight, out_ptr,
+                normalized_ptr, squares_out_ptr, M, HAS_NORM,
+            )  # fmt: skip
 
 
 @gluon.constexpr_function
@@ -297,6 +280,45 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
         pointers = squares_ptr + stretch[:, None] * M + tokens[None, :]
         total += gl.sum(gl.load(pointers, mask=there, other=0.0), axis=0)
     return gl.convert_layout(gl.rsqrt(total / K + eps), given)
+
+
+@gluon.jit
+def _multiply(
+    x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, M, K,
+    stride_x, BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr, GROUP: gl.constexpr,
+    SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
+):  # fmt: skip
+    """The main loop for W's type: a program's steps of its tile, [BLOCK_N, BLOCK_M]."""
+    if GROUP > 0 and CODEBOOK is None:
+        return multiply_integers(
+            x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP
+        )
+    elif GROUP > 0:
+        return multiply_codes(
+            x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,
+            SCALED, CODEBOOK,
+        )  # fmt: skip
+    elif x_desc is not None:
+        return multiply_tiles(x_desc, w_desc, ring, x_ring, full, row, begin, end)
+    else:
+        return multiply_rounding(
+            x_ptr, w_desc, ring, full, row, begin, end, M, K, stride_x, BLOCK_M, CHUNK, PDL
+        )
+
+
+@gluon.jit
+def _store_sums(
+    acc, offsets, inside, tokens, tile, weight, out_ptr, normalized_ptr, squares_out_ptr, M,
+    HAS_NORM: gl.constexpr,
+):  # fmt: skip
+    """Store a tile; with a norm also times its weight, and sums of squares of the tile's rows."""
+    stored = acc.to(out_ptr.dtype.element_ty)
+    gl.store(out_ptr + offsets, stored, mask=inside)
+    if HAS_NORM:
+        normalized = (stored * weight[:, None]).to(normalized_ptr.dtype.element_ty)
+        gl.store(normalized_ptr + offsets, normalized, mask=inside)
+        wide = gl.where(inside, stored.to(gl.float32), 0.0)
+        gl.store(squares_out_ptr + tile * M + tokens, gl.sum(wide * wide, axis=0), mask=tokens < M)
 
 
 @gluon.jit

@@ -9,25 +9,23 @@ many the tensor cores' rate, twice that of 16 bits where rows are rounded.
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from quire.kernels.byte_operands import BlockRows, ByteWords, Fp8Blocks, Int8Blocks
-from quire.kernels.operands import ResidualState, RoundedRows, Rows
+from quire.kernels.operands import RoundedRows, Rows
 from quire.kernels.triton.gemm.block_config import block_config
 from quire.kernels.triton.gemm.byte_config import byte_config
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig, byte_rows_config
-from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
-from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
-from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+from quire.kernels.triton.gemm.int4_config import Int4Config
+from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.byte_words import dequantize_words, widened
-from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
-from quire.kernels.triton.ops.int4_linear import ordered, whole_steps
-from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Operand
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
+from quire.kernels.triton.ops.words_linear import WordsLinear, ordered, whole_steps
 from quire.kernels.triton.step.block_rounding import quantize_blocks
 
 _PIECE = 2**25  # bytes of numbers that are made at a time, so that the cache has them
@@ -38,7 +36,7 @@ MOST_ROWS = 4096  # of x, up to which codes are widened for each tile; beyond, o
 EXACT_ROWS = {"fp8": MAX_ROWS, "int8": 128}
 
 
-class _ByteWordsLinear(GpuLinear[ByteWords]):
+class _ByteWordsLinear(WordsLinear[ByteWords]):
     """Weights of a byte each, packed as words."""
 
     most = 2**13  # as programs may have any of x's tiles
@@ -52,7 +50,7 @@ class _ByteWordsLinear(GpuLinear[ByteWords]):
             if type(x) is self.rows_of(weight, len(x.codes)):
                 return in_blocks(x, weight, bias)
             x = x.widened()
-        if reads_bytes(x, weight, MAX_ROWS):
+        if self.reads_words(x, weight, MAX_ROWS):
             return self.launch(x, weight, bias).out
         x = ordered(x, weight)
         if x.dtype == torch.bfloat16 and multiplies_blocks(len(x), weight):
@@ -73,67 +71,22 @@ class _ByteWordsLinear(GpuLinear[ByteWords]):
         fits = out.dtype == torch.bfloat16 and out.shape[1] % 256 == 0
         return self.rows_of(weight, len(out)) if fits else None
 
-    def invariant_linear(self, x: Rows, weight: ByteWords, bias: Tensor | None) -> Tensor:
-        x = ordered(x if isinstance(x, Tensor) else x.widened(), weight)
-        return invariant_gemm(x, None, widened(weight, x.dtype), None, bias, x.dtype)
+    def ring_config(self, num_rows: int, weight: ByteWords, head_dim: int = 0) -> Int4Config | None:
+        n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
+        shape = n, weight.inputs, weight.group, num_sms, _tables(weight)
+        return byte_config(num_rows, *shape, head_dim)
 
-    def is_few(self, x: Rows, weight: ByteWords) -> TypeGuard[Tensor]:
-        return isinstance(x, Tensor) and reads_bytes(x, weight, MAX_ROWS)
-
-    def inputs(self, x: Tensor | ResidualState, weight: ByteWords) -> tuple[Tensor, Tensor | None]:
-        rows, squares = super().inputs(x, weight)
-        return ordered(rows, weight), squares
-
-    def config(self, num_rows: int, weight: ByteWords) -> Config:
-        found = _config_of(num_rows, weight)
-        assert found is not None
-        return found
-
-    def rope_config(
-        self, x: ResidualState, weight: ByteWords, kv_heads: int, head_dim: int
-    ) -> Config | None:
-        whole, n = None, len(weight.words)
-        if head_dim in (64, 128):
-            whole = _config_of(len(x.residual), weight, head_dim)
-        return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
-
-    def run(
-        self,
-        config: Config,
-        rows: Tensor,
-        weight: ByteWords,
-        behind: tuple[Any, ...],
-        out: Tensor,
-        flags: dict[str, Any],
-    ) -> None:
+    def ring_operands(self, weight: ByteWords, config: Int4Config) -> tuple[Any, Tensor, Any]:
         from quire.kernels.triton.hopper.hopper_byte_codes import byte_boxes
-        from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
-        from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes
 
-        assert isinstance(config, Int4Config)
-        m, n, k = len(rows), len(weight.words), weight.inputs
-        block_m, x = block_rows(m), whole_steps(rows)
-        tiles = triton.cdiv(n, config.block_n) * triton.cdiv(m, block_m)
-        assert tiles <= NUM_COUNTERS
-        assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
-        hopper_gemm_kernel[(tiles * config.split,)](
-            x, column_boxes(x, config.parts, block_m),
-            byte_boxes(weight.words, config.parts, config.block_n), weight.row_scale, weight.scale,
-            weight.zeros, *behind, out.stride(0),
-            BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
-            TILES=config.parts, CHUNK=0, maxnreg=config.registers, GROUP=weight.group,
-            SCALED=weight.scale is None or scales_codes(m, weight.group),
-            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=weight.codes, **flags,
-        )  # fmt: skip
+        boxes = byte_boxes(weight.words, config.parts, config.block_n)
+        return boxes, weight.row_scale, weight.codes
+
+    def numbers(self, weight: ByteWords, dtype: torch.dtype) -> Tensor:
+        return widened(weight, dtype)
 
 
 BYTES = _ByteWordsLinear()
-
-
-def _config_of(num_rows: int, weight: ByteWords, head_dim: int = 0) -> Int4Config | None:
-    n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
-    shape = n, weight.inputs, weight.group, num_sms, _tables(weight)
-    return byte_config(num_rows, *shape, head_dim)
 
 
 def many_config(x: Tensor, weight: ByteWords) -> ByteRowsConfig | None:
@@ -172,13 +125,6 @@ def in_blocks(x: RoundedRows, weight: ByteWords, bias: Tensor | None) -> Tensor:
 def _tables(weight: ByteWords) -> int:
     """Tensors of groups, of scales and of zeros."""
     return (weight.scale is not None) + (weight.zeros is not None)
-
-
-def reads_bytes(x: Tensor, weight: ByteWords, rows: int) -> bool:
-    """Whether the GEMM that widens codes in registers serves x, of at most so many rows."""
-    if x.dtype != torch.bfloat16 or x.stride(1) != 1 or not 0 < len(x) <= rows:
-        return False
-    return has_hopper_gpu(x.device) and _config_of(len(x), weight) is not None
 
 
 def by_library(x: Tensor, weight: ByteWords, bias: Tensor | None) -> Tensor:

@@ -10,32 +10,25 @@ are unpacked first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.byte_operands import ByteWords
-from quire.kernels.operands import Fp8Rows, Int4Words, ResidualState, RoundedRows, Rows
-from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
+from quire.kernels.operands import Fp8Rows, Int4Words, RoundedRows, Rows
 from quire.kernels.triton.gemm.int4_config import (
     Int4Config,
-    block_rows,
-    group_rows,
     int4_config,
-    scales_codes,
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
-from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear, Operand
+from quire.kernels.triton.ops.gpu_linear import Operand
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
-from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
+from quire.kernels.triton.ops.words_linear import WordsLinear, ordered
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
@@ -45,7 +38,7 @@ FP8_ROWS = 512  # of x, up to which codes are unpacked for each tile where FP8 i
 _PIECE = 2**28  # bytes of a weight's numbers that are made at a time
 
 
-class _Int4Linear(GpuLinear[Int4Words]):
+class _Int4Linear(WordsLinear[Int4Words]):
     """Weights in four bits, packed as words."""
 
     most = MOST_ROWS
@@ -61,16 +54,9 @@ class _Int4Linear(GpuLinear[Int4Words]):
             x = x.widened()
         if multiplies_in_fp8(len(x), x.dtype, weight):
             return in_fp8(quantize_rows(x), weight, bias)
-        if reads_words(x, weight, MOST_ROWS) and x.stride(1) == 1:
+        if self.reads_words(x, weight, MOST_ROWS):
             return self.launch(x, weight, bias).out
         return unpacked(x, weight, bias)
-
-    def invariant_linear(self, x: Rows, weight: Int4Words, bias: Tensor | None) -> Tensor:
-        x = ordered(x if isinstance(x, Tensor) else x.widened(), weight)
-        return invariant_gemm(x, None, widened(weight, x.dtype), None, bias, x.dtype)
-
-    def is_few(self, x: Rows, weight: Int4Words) -> TypeGuard[Tensor]:
-        return isinstance(x, Tensor) and x.stride(1) == 1 and reads_words(x, weight, MAX_ROWS)
 
     def rows_of(self, weight: Int4Words, rows: int = 0) -> type[RoundedRows] | None:
         return Fp8Rows if multiplies_in_fp8(rows, torch.bfloat16, weight) else None
@@ -78,76 +64,24 @@ class _Int4Linear(GpuLinear[Int4Words]):
     def rounds_next(self, out: Tensor, weight: Int4Words) -> type[RoundedRows] | None:
         return Fp8Rows if multiplies_in_fp8(len(out), out.dtype, weight) else None
 
-    def inputs(self, x: Tensor | ResidualState, weight: Int4Words) -> tuple[Tensor, Tensor | None]:
-        rows, squares = super().inputs(x, weight)
-        return ordered(rows, weight), squares
-
-    def config(self, num_rows: int, weight: Int4Words) -> Config:
-        found = _config_of(num_rows, weight)
-        assert found is not None
-        return found
-
-    def rope_config(
-        self, x: ResidualState, weight: Int4Words, kv_heads: int, head_dim: int
-    ) -> Config | None:
-        whole, n = None, len(weight.words)
-        if head_dim in (64, 128):
-            whole = _config_of(len(x.residual), weight, head_dim)
-        return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
-
-    def run(
-        self,
-        config: Config,
-        rows: Tensor,
-        weight: Int4Words,
-        behind: tuple[Any, ...],
-        out: Tensor,
-        flags: dict[str, Any],
-    ) -> None:
-        from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
-        from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, word_boxes
-
-        assert isinstance(config, Int4Config)
-        m, n, k = len(out), len(weight.words), weight.inputs
-        codebook = None if weight.codebook is None else byte_tables(weight.codebook)
-        block_m, m_tiles = block_rows(m), triton.cdiv(m, block_rows(m))
-        tiles = triton.cdiv(n, config.block_n) * m_tiles
-        assert tiles <= NUM_COUNTERS
-        assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
-        x = whole_steps(rows)
-        hopper_gemm_kernel[(tiles * config.split,)](
-            x, column_boxes(x, config.parts, block_m),
-            word_boxes(weight.words, config.parts, config.block_n), None, weight.scale,
-            weight.zeros, *behind, out.stride(0), BLOCK_M=block_m, BLOCK_N=config.block_n,
-            STAGES=config.stages, SPLIT=config.split, TILES=config.parts, CHUNK=0,
-            maxnreg=config.registers, GROUP=weight.group, SCALED=scales_codes(m, weight.group),
-            GROUP_ROWS=group_rows(k, weight.group, config), CODEBOOK=codebook, **flags,
+    def ring_config(self, num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:
+        n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
+        return int4_config(
+            num_rows, n, weight.inputs, weight.group, num_sms, zeros=weight.zeros is not None,
+            codebook=weight.codebook is not None, head_dim=head_dim,
         )  # fmt: skip
+
+    def ring_operands(self, weight: Int4Words, config: Int4Config) -> tuple[Any, None, Any]:
+        from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
+
+        codebook = None if weight.codebook is None else byte_tables(weight.codebook)
+        return word_boxes(weight.words, config.parts, config.block_n), None, codebook
+
+    def numbers(self, weight: Int4Words, dtype: torch.dtype) -> Tensor:
+        return widened(weight, dtype)
 
 
 INT4 = _Int4Linear()
-
-
-def whole_steps(rows: Tensor) -> Tensor:
-    """Rows as TMA addresses them, with columns up to a multiple of 256."""
-    k = rows.shape[1]
-    if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
-        return F.pad(rows, (0, -k % 256)).contiguous()
-    return rows
-
-
-def _config_of(num_rows: int, weight: Int4Words, head_dim: int = 0) -> Int4Config | None:
-    n, num_sms = len(weight.words), workspace(weight.words.device).num_sms
-    zeros, group = weight.zeros is not None, weight.group
-    return int4_config(
-        num_rows, n, weight.inputs, group, num_sms, zeros=zeros,
-        codebook=weight.codebook is not None, head_dim=head_dim,
-    )  # fmt: skip
-
-
-def ordered(x: Tensor, weight: Int4Words | ByteWords) -> Tensor:
-    """x with its columns in the order of the weight's inputs."""
-    return x if weight.permutation is None else x[:, weight.permutation]
 
 
 def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
@@ -156,13 +90,6 @@ def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
     if rows <= least or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
         return False
     return len(weight.words) % 16 == weight.inputs % 16 == 0
-
-
-def reads_words(x: Tensor, weight: Int4Words, rows: int) -> bool:
-    """Whether the GEMM that unpacks codes in registers serves x, of at most so many rows."""
-    if x.dtype != torch.bfloat16 or not 0 < len(x) <= rows or not has_hopper_gpu(x.device):
-        return False
-    return _config_of(len(x), weight) is not None
 
 
 def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:

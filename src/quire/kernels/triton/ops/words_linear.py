@@ -1,0 +1,109 @@
+"""What a GPU computes with weights in words of any bits: the ring of Hopper's GEMM for few rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from quire.kernels.byte_operands import ByteWords
+from quire.kernels.operands import Int4Words, ResidualState, Rows
+from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
+from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
+from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
+from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear
+from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
+
+V = TypeVar("V", bound=Int4Words | ByteWords)
+
+
+class WordsLinear(GpuLinear[V]):
+    """Weights packed as words, which become numbers in registers."""
+
+    @abstractmethod
+    def ring_config(self, num_rows: int, weight: V, head_dim: int = 0) -> Int4Config | None:
+        """The config of the ring, whose tiles hold whole heads of head_dim; None: no room."""
+
+    @abstractmethod
+    def ring_operands(self, weight: V, config: Int4Config) -> tuple[Any, Tensor | None, Any]:
+        """(a TMA descriptor of the words, scales of outputs, the kernel's CODEBOOK)."""
+
+    @abstractmethod
+    def numbers(self, weight: V, dtype: torch.dtype) -> Tensor:
+        """The whole weight [N, K]."""
+
+    def invariant_linear(self, x: Rows, weight: V, bias: Tensor | None) -> Tensor:
+        x = ordered(x if isinstance(x, Tensor) else x.widened(), weight)
+        return invariant_gemm(x, None, self.numbers(weight, x.dtype), None, bias, x.dtype)
+
+    def reads_words(self, x: Tensor, weight: V, rows: int) -> bool:
+        """Whether the ring serves x, of at most so many rows."""
+        if x.dtype != torch.bfloat16 or x.stride(1) != 1 or not 0 < len(x) <= rows:
+            return False
+        return has_hopper_gpu(x.device) and self.ring_config(len(x), weight) is not None
+
+    def is_few(self, x: Rows, weight: V) -> TypeGuard[Tensor]:
+        return isinstance(x, Tensor) and self.reads_words(x, weight, MAX_ROWS)
+
+    def inputs(self, x: Tensor | ResidualState, weight: V) -> tuple[Tensor, Tensor | None]:
+        rows, squares = super().inputs(x, weight)
+        return ordered(rows, weight), squares
+
+    def config(self, num_rows: int, weight: V) -> Config:
+        found = self.ring_config(num_rows, weight)
+        assert found is not None
+        return found
+
+    def rope_config(
+        self, x: ResidualState, weight: V, kv_heads: int, head_dim: int
+    ) -> Config | None:
+        whole, n = None, len(weight.words)
+        if head_dim in (64, 128):
+            whole = self.ring_config(len(x.residual), weight, head_dim)
+        return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
+
+    def run(
+        self,
+        config: Config,
+        rows: Tensor,
+        weight: V,
+        behind: tuple[Any, ...],
+        out: Tensor,
+        flags: dict[str, Any],
+    ) -> None:
+        from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
+        from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes
+
+        assert isinstance(config, Int4Config)
+        m, n, group = len(out), len(weight.words), weight.group
+        block_m, x = block_rows(m), whole_steps(rows)
+        tiles = triton.cdiv(n, config.block_n) * triton.cdiv(m, block_m)
+        assert tiles <= NUM_COUNTERS
+        assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
+        boxes, row_scale, codebook = self.ring_operands(weight, config)
+        hopper_gemm_kernel[(tiles * config.split,)](
+            x, column_boxes(x, config.parts, block_m), boxes, row_scale, weight.scale,
+            weight.zeros, *behind, out.stride(0), BLOCK_M=block_m, BLOCK_N=config.block_n,
+            STAGES=config.stages, SPLIT=config.split, TILES=config.parts, CHUNK=0,
+            maxnreg=config.registers, GROUP=group, CODEBOOK=codebook,
+            SCALED=weight.scale is None or scales_codes(m, group),
+            GROUP_ROWS=group_rows(weight.inputs, group, config), **flags,
+        )  # fmt: skip
+
+
+def whole_steps(rows: Tensor) -> Tensor:
+    """Rows as TMA addresses them, with columns up to a multiple of 256."""
+    k = rows.shape[1]
+    if k % 256 or (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
+        return F.pad(rows, (0, -k % 256)).contiguous()
+    return rows
+
+
+def ordered(x: Tensor, weight: Int4Words | ByteWords) -> Tensor:
+    """x with its columns in the order of the weight's inputs."""
+    return x if weight.permutation is None else x[:, weight.permutation]
