@@ -285,8 +285,3 @@ def test_a_list_of_models_excludes_another_model(tmp_path: Path) -> None:
     for words in (["b"], ["--model", "b"]):
         with pytest.raises(ConfigError, match="exclude each other"):
             plans("--config", str(file), *words)
-
-
-def test_a_file_without_end_is_not_read_to_it() -> None:
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
-        ConfigFile("/dev/zero")

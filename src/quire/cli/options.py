@@ -105,14 +105,16 @@ def human_int(text: str) -> int:
     """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g."""
     match = re.fullmatch(r"(-?\d+(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""), re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"must be an integer such as 4096, 4K or 4k, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be an integer such as 4096, 4K or 4k, not {text[:64]!r}"
+        )
     number, unit = match.groups()
     is_exact = "." not in number and len(number) <= 20  # Python reads no integer of any length
     value = (int(number) if is_exact else float(number)) * _FACTORS[unit]
     if not -(2**63) <= value < 2**63:  # messages between processes have no more
         raise argparse.ArgumentTypeError(f"must fit in 64 bits, not {text[:64]!r}")
     if value != int(value):
-        raise argparse.ArgumentTypeError(f"must be an integer, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer, not {text[:64]!r}")
     return int(value)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.cli.input_file import read_file
 from quire.cli.options import human_int
 from quire.compat.own_options import own_options
 from quire.errors import ConfigError, FileError
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from quire.compat.names_table import Scope
 
-_LARGEST_FILE = 1 << 20  # characters
+_LARGEST_FILE = 1 << 16  # bytes
+_PLAIN = "write plain values, without aliases and tags"
 
 
 class Given(NamedTuple):
@@ -42,12 +43,16 @@ class YamlFile:
         """The outermost map."""
         import yaml  # only those who have such a file wait for it
 
+        from quire.cli.bounded_yaml import UnusualYamlError, compose
+
         try:
-            root = yaml.compose(self._read(), Loader=yaml.SafeLoader)
+            root = compose(self._read())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise self.wrong(mark, f"it must be YAML ({error.problem})") from None
-        except (yaml.YAMLError, RecursionError):
+        except UnusualYamlError as error:
+            raise self.wrong(None, f"it {error}; leave some out") from None
+        except yaml.YAMLError:
             raise self.wrong(None, "it must be YAML; see docs/command-line.md") from None
         if not isinstance(root, yaml.MappingNode):
             raise self.wrong(None, "it has no options; write one a line, such as `port: 8000`")
@@ -71,11 +76,17 @@ class YamlFile:
 
         where: the map's own name in the file; empty for the outermost.
         """
+        from quire.cli.bounded_yaml import UnusualYamlError, key_text
+
         found: dict[str, Given] = {}
         for key, value_node in node.value:
-            name = str(key.value).replace("-", "_")
+            name = ""
             try:
+                name = key_text(key).replace("-", "_")
                 own = self._own(name, value_node, known, scopes, others)
+            except UnusualYamlError as error:
+                text = f"{where or 'it'}.{name[:64]}" if where and name else name[:64] or where
+                raise self.wrong(key.start_mark, f"{text or 'it'} {error}; {_PLAIN}") from None
             except (ConfigError, argparse.ArgumentTypeError) as error:
                 text = f"{where}: {error}" if where else str(error)
                 raise self.wrong(key.start_mark, text) from None
@@ -111,27 +122,30 @@ class YamlFile:
 
     def _read(self) -> str:
         try:
-            with Path(self._path).open(encoding="utf-8") as file:
-                text = file.read(_LARGEST_FILE + 1)
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it") from None
-        if len(text) > _LARGEST_FILE:
-            raise ConfigError(f"config {self._path!r} is larger than 1 MiB; check that it is YAML")
-        return text
+            data = read_file(self._path, _LARGEST_FILE)
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            why = "it is not UTF-8"
+        except OSError as error:
+            why = error.strerror or str(error)
+        raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it")
 
 
 def _value(option: Option | None, node: yaml.Node) -> Any:
     """The value of a node; that of an option of text is the text as it is written."""
     import yaml
 
-    if isinstance(node, yaml.ScalarNode) and option is not None and option.kind is str:
+    from quire.cli.bounded_yaml import UnusualYamlError, plain
+
+    is_one = isinstance(node, yaml.ScalarNode)
+    if is_one and option is not None and option.kind is str:
         return None if node.tag.endswith(":null") else str(node.value)
-    loader = yaml.SafeLoader("")
     try:
-        return loader.construct_document(node)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError("the value must be plain YAML; check it") from None
+        return plain(node)
+    except UnusualYamlError:
+        if is_one or option is None or option.is_list:
+            raise
+        raise ConfigError(f"{option.name} must be one value") from None
 
 
 def _checked(option: Option, value: Any) -> Any:
