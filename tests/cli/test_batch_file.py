@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import os
+import random
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from fake_engine import FakeEngine
 
-from quire.cli import main
-from quire.cli.batch_file import BatchResult, run_lines
+from quire.cli import batch_file, main
+from quire.cli.answer_file import AnswerFile
+from quire.cli.batch_file import BatchResult, bounded_lines, run_lines
+from quire.errors import ConfigError
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -153,3 +164,104 @@ def test_mistakes_with_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     os.close(writer)
     assert source.read_bytes() == line("a")
     assert capsys.readouterr().err.count("error: ") == 4
+
+
+def test_damaged_files_are_answered_line_by_line() -> None:
+    """Lines that are cut, joined, doubled or changed: each has a result, which is JSON."""
+    rng = random.Random(20)
+    good = [line(f"id {i}", CHAT | {"max_tokens": 1}) for i in range(200)]
+    hostile = [b"\xff", b"\0", b'"', b"{", b"[" * 5000, b"9" * 5000, b"1e999", b"\\ud800", b"\r"]
+    lines = []
+    for data in good:
+        at = rng.randrange(len(data))
+        changes = (data, data[:at], data[:at] + rng.choice(hostile) + data[at:], data * 2)
+        lines.append(changes[rng.choice((0, 0, 1, 2, 2, 3))])
+    results = run(lines, FakeEngine(), num_at_once=9)
+    assert len(results) == len(lines)
+    assert all((result["error"] is None) != (result["response"] is None) for result in results)
+    assert {r["response"]["status_code"] for r in results if r["response"]} <= {200, 400}
+    assert sum(result["response"] is not None for result in results) >= lines.count(good[0])
+
+
+@given(text=st.text("ab\n", max_size=60))
+def test_lines_that_are_too_long_are_cut_and_counted_once(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_file, "MAX_LINE_BYTES", 5)
+        found = list(bounded_lines(io.BytesIO(text.encode())))
+    whole = text.encode().splitlines(keepends=True)
+    assert found == [data if len(data) <= 6 else data[:6] for data in whole]
+
+
+def test_a_line_that_is_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_file, "MAX_LINE_BYTES", 1 << 20)
+    results = run([b"x" * ((1 << 20) + 1), line("b")], FakeEngine())
+    errors = [result["error"]["message"] for result in results if result["error"]]
+    assert errors == ["line 1: it is longer than 1 MiB; leave it out"]
+
+
+def test_large_lines_are_under_way_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_file, "MAX_HELD_BYTES", 1000)
+    taken, most, done = 0, 0, 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal taken, most
+        for number in range(20):
+            taken += 1
+            most = max(most, taken - done)
+            yield line(str(number), CHAT | {"user": "u" * 400})
+
+    async def collect() -> None:
+        nonlocal done
+        app = build_app(FakeEngine(), ServerSettings())
+        async for _ in run_lines(lines(), app, num_at_once=20):
+            done += 1
+
+    asyncio.run(collect())
+    assert (taken, done) == (20, 20)
+    assert most <= 4
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "out.jsonl", os.write
+
+    def half(file: int, data: bytes) -> int:
+        if len(data) < 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:6])
+
+    with AnswerFile(str(path)) as file:
+        file.write(b'{"a": 1}')
+        monkeypatch.setattr(os, "write", half)
+        with pytest.raises(ConfigError, match=r"cannot be written \(No space .* 1 lines are whole"):
+            file.write(b'{"b": 2}')
+    assert path.read_bytes() == b'{"a": 1}\n'
+
+
+def test_a_device_that_is_full_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line("a", CHAT | {"max_tokens": 1}))
+    assert main(["run-batch", "-i", str(source), "-o", "/dev/full", "--num-blocks", "64"]) != 0
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
+    assert said.startswith("error: --output-file '/dev/full' cannot be written (No space left")
+
+
+def test_ctrl_c_leaves_whole_lines(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = CHAT | {"max_tokens": 200, "ignore_eos": True}
+    source.write_bytes(b"\n".join(line(str(number), body) for number in range(300)))
+    words = ["-i", str(source), "-o", str(target), "--num-blocks", "400", "--max-num-seqs", "2"]
+    command = [sys.executable, "-m", "quire", "run-batch", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (target.exists() and target.stat().st_size > 3000):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    text = target.read_text()
+    assert text.endswith("\n")
+    results = [json.loads(data) for data in text.splitlines()]
+    assert 0 < len(results) < 300
+    assert f"{len(results)} of 300 requests answered" in said
+    assert "Traceback" not in said

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import msgspec
 from starlette.types import ASGIApp, Message
@@ -18,6 +18,8 @@ URLS = (
     *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
 )
 MAX_ID_CHARS = 512
+MAX_LINE_BYTES = 16 << 20  # more is not even read; a body has at most 4 MiB
+MAX_HELD_BYTES = 4 * MAX_LINE_BYTES  # of the lines under way, with one more
 
 
 class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,28 +68,51 @@ class BatchResult(msgspec.Struct, kw_only=True):
 _decoder = msgspec.json.Decoder(BatchLine)
 
 
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file; of those that are too long, MAX_LINE_BYTES and one more."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES + 1)
+
+
 async def run_lines(
     lines: Iterable[bytes], app: ASGIApp, *, num_at_once: int
 ) -> AsyncGenerator[BatchResult, None]:
-    """Answer all lines that hold something, `num_at_once` at a time, in the order they are done."""
+    """Answer all lines that hold something, `num_at_once` at a time, in the order they are done.
+
+    Closing it aborts those under way.
+    """
     waiting = ((number, data) for number, data in enumerate(lines, 1) if data.strip())
     seen: set[str] = set()
-    running: set[asyncio.Task[BatchResult]] = set()
-    while True:
-        while len(running) < num_at_once and (entry := next(waiting, None)) is not None:
-            number, data = entry
-            running.add(asyncio.create_task(_answer(number, data, seen, app)))
-        if not running:
-            return
-        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            yield task.result()
+    running: dict[asyncio.Task[BatchResult], int] = {}  # bytes of each
+    try:
+        while True:
+            while _has_room(running, num_at_once) and (entry := next(waiting, None)) is not None:
+                number, data = entry
+                running[asyncio.create_task(_answer(number, data, seen, app))] = len(data)
+            if not running:
+                return
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                del running[task]
+                yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _has_room(running: Mapping[Any, int], num_at_once: int) -> bool:
+    return len(running) < num_at_once and sum(running.values()) < MAX_HELD_BYTES
 
 
 async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> BatchResult:
     """The result of one line; errors are part of it."""
     result = BatchResult(id=f"batch_req_{uuid.uuid4().hex}", custom_id=None)
     try:
+        if len(data) > MAX_LINE_BYTES:
+            raise ValueError(f"it is longer than {MAX_LINE_BYTES >> 20} MiB; leave it out")
         line = _decoder.decode(data)
         result.custom_id = line.custom_id
         _check(line, seen)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
@@ -11,7 +14,8 @@ from typing import IO
 
 import msgspec
 
-from quire.cli.batch_file import run_lines
+from quire.cli.answer_file import AnswerFile
+from quire.cli.batch_file import bounded_lines, run_lines
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.config import EngineConfig
 from quire.errors import ConfigError
@@ -46,26 +50,32 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"{name} is missing; set --{name.replace('_', '-')} PATH")
     config = engine_config(args)
     with ExitStack() as stack:
-        source = stack.enter_context(_open(args.input_file, "rb"))
+        source = stack.enter_context(_open_source(args.input_file))
         if Path(args.output_file).exists() and Path(args.output_file).samefile(args.input_file):
             raise ConfigError("input_file and output_file are the same; use another output_file")
-        if not source.seekable():  # it is read twice
-            raise ConfigError(f"input_file {args.input_file!r} is a stream; use a file")
-        total = sum(1 for line in source if line.strip())
+        total = sum(1 for line in bounded_lines(source) if line.strip())
         source.seek(0)
-        target = stack.enter_context(_open(args.output_file, "ab"))
-        num_good, num_read = asyncio.run(_run(config, source, target, total))
-    print(f"{num_good} of {total} requests answered; see {args.output_file}", file=sys.stderr)
-    return 0 if num_read == total else 1
+        target = stack.enter_context(AnswerFile(args.output_file))
+        found = Counter[str]()
+        try:
+            asyncio.run(_run(config, source, target, total, found))
+        finally:
+            if target.num_lines or not total:
+                text = f"{found['good']} of {total} requests answered; see {args.output_file}"
+                print(text, file=sys.stderr)
+    return 0 if found["read"] == total else 1
 
 
 async def _run(
-    config: EngineConfig, source: IO[bytes], target: IO[bytes], total: int
-) -> tuple[int, int]:
+    config: EngineConfig,
+    source: IO[bytes],
+    target: AnswerFile,
+    total: int,
+    found: Counter[str],
+) -> None:
     """Write a result for each line as soon as it is there.
 
-    Returns how many requests succeeded, and how many lines were requests.
-
+    found: counts the requests that succeeded ("good") and the lines that were requests ("read").
     What was in the target stays there until the engine is up.
     """
     from rich.console import Console
@@ -79,29 +89,28 @@ async def _run(
     with dedicated_start(config):
         engine = await AsyncEngine.start(config)
     try:
-        if Path(target.name).is_file():  # not a device or a pipe
-            target.truncate(0)
+        target.clear()
         num_at_once = AHEAD * engine.info.limits.max_num_seqs
         app = build_app(engine, ServerSettings(max_queued_requests=1 << 30))
-        num_good = num_read = 0
         console = Console(stderr=True)
         bar = track(range(total), "answering", console=console, disable=not console.is_terminal)
         ticks = iter(bar)
-        async with aclosing(run_lines(source, app, num_at_once=num_at_once)) as results:
+        lines = bounded_lines(source)
+        async with aclosing(run_lines(lines, app, num_at_once=num_at_once)) as results:
             async for result in results:
-                target.write(msgspec.json.encode(result) + b"\n")
-                target.flush()
-                num_good += result.is_good
-                num_read += result.is_request
+                target.write(msgspec.json.encode(result))
+                found["good"] += result.is_good
+                found["read"] += result.is_request
                 next(ticks, None)
         next(ticks, None)  # the bar is complete
-        return num_good, num_read
     finally:
         await engine.close()
 
 
-def _open(path: str, mode: str) -> IO[bytes]:
+def _open_source(path: str) -> IO[bytes]:
     try:
-        return open(path, mode)
+        if not stat.S_ISREG(os.stat(path).st_mode):  # it is read twice
+            raise ConfigError(f"input_file {path!r} is a stream or a folder; use a file")
+        return open(path, "rb")
     except OSError as error:
         raise ConfigError(f"file {path!r} cannot be opened ({error.strerror}); check it") from None

@@ -1,0 +1,66 @@
+"""AnswerFile: the output of a batch, which holds whole lines only, whatever ends the run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from types import TracebackType
+
+from quire.errors import ConfigError
+
+
+class AnswerFile:
+    """Lines that are appended to a file as they come. Raises ConfigError where it cannot be.
+
+    num_lines: written so far.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.num_lines = 0
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise self._wrong("opened", error) from None
+        status = os.fstat(self._file)
+        self._is_regular = stat.S_ISREG(status.st_mode)  # not a device or a pipe
+        self._size = status.st_size
+
+    def __enter__(self) -> AnswerFile:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def clear(self) -> None:
+        """Remove what was there before."""
+        if self._is_regular:
+            os.ftruncate(self._file, 0)
+            self._size = 0
+
+    def write(self, line: bytes) -> None:
+        """Append a line. Where only a part can be written, that is removed again."""
+        data = memoryview(line + b"\n")
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except BaseException as error:
+            if self._is_regular:
+                os.ftruncate(self._file, self._size)
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+                raise self._wrong("written", error) from None
+            raise
+        self._size += len(line) + 1
+        self.num_lines += 1
+
+    def _wrong(self, verb: str, error: OSError) -> ConfigError:
+        kept = f"; its {self.num_lines} lines are whole" if self.num_lines else ""
+        return ConfigError(
+            f"output_file {self._path!r} cannot be {verb} ({error.strerror}){kept}; "
+            "free some space, or write elsewhere"
+        )
