@@ -535,3 +535,15 @@ def test_prompts_are_encoded_in_one_file() -> None:
     found = {path.name for path in files if encodes.search(path.read_text())}
     # the marks of reasoning are the parser's, not a caller's
     assert found == {"prompt_encoding.py", "reasoning_parser.py"}
+
+
+# Files that may read the clock on the wall, which jumps: for dates that are shown or stored.
+WALL_CLOCK = {
+    "access_log.py", "cache.py", "embeddings_reply.py", "generation_job.py", "live_view.py",
+    "metrics_route.py", "models_route.py", "prepared_files.py", "step_tuning_file.py",
+}  # fmt: skip
+
+
+def test_durations_are_measured_on_the_monotonic_clock() -> None:
+    wall = re.compile(r"\btime\.time(_ns)?\b|from time import .*\btime\b|datetime\.(now|utcnow)\b")
+    assert {path.name for path in FILES if wall.search(path.read_text())} == WALL_CLOCK

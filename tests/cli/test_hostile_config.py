@@ -19,10 +19,10 @@ NUM_LEVELS = 12
 NAMES = ("port", "allowed_origins", "compilation_config", "x")
 
 
-def levels(first: str, form: str) -> str:
+def levels(first: str, outer: str) -> str:
     """A list in which each item has the one before nine times, by aliases."""
     names = [", ".join([f"*a{level}"] * 9) for level in range(NUM_LEVELS)]
-    nested = [f"&a{level} {form.replace('@', name)}" for level, name in enumerate(names, 1)]
+    nested = [f"&a{level} {outer.replace('@', name)}" for level, name in enumerate(names, 1)]
     items = [f"&a0 {first}", *nested]
     return f"[{', '.join(items)}]"
 

@@ -27,6 +27,7 @@ NUM_STREAMS = 8
 LENGTH = 200
 PROMPTS = [f"stream number {number}" for number in range(NUM_STREAMS)]
 PATIENCE = 30.0
+HANG_SECONDS = 3
 
 
 @dataclass
@@ -115,7 +116,7 @@ def serve(model: Path, *options: str) -> tuple[subprocess.Popen[str], Server]:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Path) -> Iterator[Server]:
-    options = "--engine-hang-timeout 3 --api-server-count 2"
+    options = f"--engine-hang-timeout {HANG_SECONDS} --api-server-count 2"
     # places for as many as come, whichever API process takes them
     options += f" --max-num-seqs {NUM_STREAMS} --max-queued-requests 1"
     process, server = serve(tiny_model, *options.split())
@@ -203,6 +204,23 @@ def test_an_api_process_that_hangs_is_replaced(server: Server, undisturbed: list
     assert other in server.workers
     texts = [server.complete(prompt) for prompt in PROMPTS]
     assert texts == undisturbed
+
+
+def test_a_server_that_was_stopped_as_a_whole_goes_on(
+    server: Server, undisturbed: list[str]
+) -> None:
+    """As by `docker pause`, for longer than each process may be silent: nothing counts as dead."""
+    processes = [server.engine, *server.workers, server.parent]
+    streams = begin_streams(server)
+    for process in processes:
+        process.suspend()
+    time.sleep(HANG_SECONDS + 0.5)
+    for process in reversed(processes):  # the supervisor is the first that looks
+        process.resume()
+    with urllib.request.urlopen(server.url + "/health", timeout=PATIENCE) as response:
+        assert response.status == 200
+    assert_whole(streams, undisturbed)
+    assert [server.engine, *server.workers, server.parent] == processes
 
 
 def test_streams_outlive_engines_that_are_killed_again_and_again(server: Server) -> None:

@@ -36,6 +36,19 @@ def test_each_state_of_the_engine(
     assert statuses(app) == expected
 
 
+def test_an_engine_that_goes_on_with_this_process_is_healthy(
+    app: Starlette, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all were stopped for an hour, the first look finds an old heartbeat."""
+    monkeypatch.setattr(
+        FakeEngine, "seconds_since_heartbeat", property(lambda _: ages.pop()), raising=False
+    )
+    vars(engine).pop("seconds_since_heartbeat", None)
+    ages = [0.1, 3600.0]
+    assert call(app, "/health").status == 200
+    assert not ages
+
+
 def test_a_server_that_drains_is_healthy_but_not_ready(app: Starlette) -> None:
     asyncio.run(app.state.drain.run(0))
     assert statuses(app) == (200, 200, 503)

@@ -31,6 +31,7 @@ from quire.server.http.lingering_close import LingeringClose
 from quire.server.http.request_record import RequestRecord
 from quire.server.http.slow_reader import ReaderWatch
 
+STOPPED_SECONDS = 1.0  # a timer that is later was late because the process was stopped
 PROBE_SECONDS = (0.01, 1.0)  # between probes of a client that closed its sending side
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -132,7 +133,9 @@ class BoundedProtocol(FramedProtocol):
     def _check_idle(self) -> None:
         self.timeout_keep_alive_task = None
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left <= 0.0:
+        if left < -STOPPED_SECONDS:  # what the client sent meanwhile is not read yet
+            self._await_request()
+        elif left <= 0.0:
             self.timeout_keep_alive_handler()
         elif left < math.inf:
             self._watch_idle(left)
@@ -188,6 +191,8 @@ class BoundedProtocol(FramedProtocol):
         if self._timed_phase is Phase.BODY:
             allowed = limits.body_seconds + self._num_body_bytes / limits.body_bytes_per_second
         left = self._phase_begin + allowed - self.loop.time()
+        if left < -STOPPED_SECONDS:  # what the client sent meanwhile is not read yet
+            self._phase_begin, left = self.loop.time(), allowed
         if left > 0.0:
             self._receive_timer = self.loop.call_later(left, self._check_receiving)
         else:

@@ -7,6 +7,9 @@ ready.
 
 from __future__ import annotations
 
+import asyncio
+import math
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +21,7 @@ from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 RETRY_AFTER = "5"
+SECOND_LOOK = 0.3  # seconds; an engine that works gives a sign of life within 0.1 s
 
 
 class HealthReply(msgspec.Struct, omit_defaults=True):
@@ -50,19 +54,23 @@ class Health:
 
     async def health(self, _request: Request) -> Response:
         """200 while the engine works or is being restarted, else 503."""
-        return _answer(self._failure())
+        return _answer(await self._failure())
 
     async def ready(self, _request: Request) -> Response:
         """200 while requests are accepted, else 503."""
-        return _answer(self._failure() or self._not_ready())
+        return _answer(await self._failure() or self._not_ready())
 
-    def _failure(self) -> str | None:
+    async def _failure(self) -> str | None:
+        if self._is_silent():  # perhaps all processes were stopped, and it goes on as this one does
+            await asyncio.sleep(SECOND_LOOK)
         for engine in self._engines():
             if not engine.is_alive and not engine.is_restarting:
                 return "the engine has stopped"
-            if self._hang_timeout and engine.seconds_since_heartbeat > self._hang_timeout:
-                return "the engine gives no sign of life"
-        return None
+        return "the engine gives no sign of life" if self._is_silent() else None
+
+    def _is_silent(self) -> bool:
+        limit = self._hang_timeout or math.inf
+        return any(engine.seconds_since_heartbeat > limit for engine in self._engines())
 
     def _not_ready(self) -> str | None:
         if self._drain.is_draining:

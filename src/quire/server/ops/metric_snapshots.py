@@ -80,11 +80,11 @@ class EngineFigures(msgspec.Struct, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """The metrics of one process, or of several. started: Unix seconds of the first one.
+    """The metrics of one process, or of several.
 
-    engines: by model name. http_requests: by path, method and status. errors: by the code of the
-    error body. dropped_log_lines: see `num_dropped_lines`. folded: names of the files that are
-    included; such a file no longer counts.
+    started: when the first one was, in monotonic seconds. engines: by model name. http_requests: by
+    path, method and status. errors: by the code of the error body. dropped_log_lines: see
+    `num_dropped_lines`. folded: names of the files that are included; such a file no longer counts.
     """
 
     started: float = 0.0

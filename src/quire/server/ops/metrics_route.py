@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,9 +39,10 @@ class MetricsPage:
         self._metrics.share()
         total = self._metrics.total()
         content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
+        started = time.time() - (time.monotonic() - total.started)
         headers = {
             "content-type": media_type,
             "cache-control": "no-store",
-            "process-start-time-unix": str(int(total.started)),  # as llama.cpp's server says it
+            "process-start-time-unix": str(int(started)),  # as llama.cpp's server says it
         }
         return Response(content, headers=headers)

@@ -262,7 +262,7 @@ def _dropped_log_lines(total: Total) -> Metric:
 
 def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
     """Cost since the start; for other periods, divide the rates of the counters."""
-    spent = per_hour * max(0.0, time.time() - total.started) / 3600
+    spent = per_hour * max(0.0, time.monotonic() - total.started) / 3600
     yield CounterMetricFamily("quire:cost", "Cost of the server since its start.", value=spent)
     generated = sum(e.counted.num_generation_tokens for e in total.engines.values())
     prompt = sum(e.counted.num_prompt_tokens for e in total.engines.values())

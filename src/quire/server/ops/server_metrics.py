@@ -81,7 +81,7 @@ class Metrics:
         self.endpoints: frozenset[str] = frozenset()
         self.templates: list[tuple[re.Pattern[str], str]] = []
         self._folder = None if folder is None else SnapshotFolder(folder)
-        self._started = time.time()
+        self._started = time.monotonic()
         self._engines: dict[str, AsyncEngine] = {}
         self._stats: dict[str, dict[int, EngineStats]] = {}
         self._http_requests: Counter[tuple[str, str, int]] = Counter()
