@@ -59,8 +59,8 @@ class AnswerFile:
         self.num_lines += 1
 
     def _wrong(self, verb: str, error: OSError) -> ConfigError:
-        kept = f"; its {self.num_lines} lines are whole" if self.num_lines else ""
+        rest = f"; its {self.num_lines} lines are whole" if self.num_lines else ""
         return ConfigError(
-            f"output_file {self._path!r} cannot be {verb} ({error.strerror}){kept}; "
+            f"output_file {self._path!r} cannot be {verb} ({error.strerror}){rest}; "
             "free some space, or write elsewhere"
         )

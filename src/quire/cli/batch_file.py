@@ -88,7 +88,7 @@ async def run_lines(
     running: dict[asyncio.Task[BatchResult], int] = {}  # bytes of each
     try:
         while True:
-            while _has_room(running, num_at_once) and (entry := next(waiting, None)) is not None:
+            while _has_space(running, num_at_once) and (entry := next(waiting, None)) is not None:
                 number, data = entry
                 running[asyncio.create_task(_answer(number, data, seen, app))] = len(data)
             if not running:
@@ -103,7 +103,7 @@ async def run_lines(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _has_room(running: Mapping[Any, int], num_at_once: int) -> bool:
+def _has_space(running: Mapping[Any, int], num_at_once: int) -> bool:
     return len(running) < num_at_once and sum(running.values()) < MAX_HELD_BYTES
 
 
