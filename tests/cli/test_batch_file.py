@@ -199,7 +199,7 @@ def test_a_line_that_is_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert errors == ["line 1: it is longer than 1 MiB; leave it out"]
 
 
-def test_large_lines_are_under_way_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_lines_run_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_file, "MAX_HELD_BYTES", 1000)
     taken, most, done = 0, 0, 0
 

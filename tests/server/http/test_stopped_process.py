@@ -36,14 +36,14 @@ class Stoppable(Running):
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """What happens inside is done before it goes on."""
-        begun, done = threading.Event(), threading.Event()
+        started, done = threading.Event(), threading.Event()
 
         def stop() -> None:
-            begun.set()
+            started.set()
             done.wait(10.0)
 
         self.loop.call_soon_threadsafe(stop)
-        assert begun.wait(10.0)
+        assert started.wait(10.0)
         end = time.monotonic() + STOP_SECONDS
         yield
         time.sleep(max(0.0, end - time.monotonic()))
