@@ -541,7 +541,8 @@ def test_prompts_are_encoded_in_one_file() -> None:
 WALL_CLOCK = {
     "access_log.py", "cache.py", "embeddings_reply.py", "generation_job.py", "live_view.py",
     "metrics_route.py", "models_route.py", "ollama_chat.py", "prepared_files.py",
-    "request_record.py", "response_store.py", "step_tuning_file.py", "template_filters.py", "tracing.py",
+    "request_record.py", "response_store.py", "step_tuning_file.py", "template_filters.py",
+    "tracing.py",
 }  # fmt: skip
 
 
