@@ -101,11 +101,17 @@ class AsyncLLM:
                 thread.submit(asyncio.run, self._start.result().close()).result()
 
     async def _started(self) -> AsyncEngine:
-        if self._is_closed:
-            raise EngineError("this AsyncLLM was shut down; make another one")
+        """The engine, once it is loaded. Raises EngineError after `shutdown`."""
+        self._check_open()
         if self._start is None:
             self._start = asyncio.create_task(AsyncEngine.start(self._config))
-        return await asyncio.shield(self._start)
+        await asyncio.wait([self._start])  # raises nothing if `shutdown` cancels it
+        self._check_open()
+        return self._start.result()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("this AsyncLLM was shut down; make another one")
 
 
 async def _until(

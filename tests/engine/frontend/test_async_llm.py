@@ -1,0 +1,76 @@
+"""AsyncLLM while its model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.errors import EngineError
+
+Call = Callable[[AsyncLLM], Coroutine[Any, Any, object]]
+
+
+async def generate(llm: AsyncLLM) -> object:
+    """All items of an answer."""
+    return [item async for item in llm.generate("a", SamplingParams(), "one")]
+
+
+@pytest.fixture(params=[generate, AsyncLLM.check_health, AsyncLLM.reset_prefix_cache])
+def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """What loads the model, which never ends."""
+
+    async def load(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AsyncEngine, "start", load)
+    found: Call = request.param
+    return found
+
+
+async def begin(call: Call) -> tuple[AsyncLLM, asyncio.Task[object]]:
+    """Call it, up to where the model is being loaded."""
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model="quire-tiny"))
+    task = asyncio.create_task(call(llm))
+    while llm._start is None:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    return llm, task
+
+
+def test_a_shutdown_while_the_model_is_loaded_is_an_error_of_the_engine(call: Call) -> None:
+    async def main() -> None:
+        llm, task = await begin(call)
+        llm.shutdown()
+        with pytest.raises(EngineError, match="was shut down"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_caller_is_cancelled_and_the_model_goes_on_loading(call: Call) -> None:
+    async def main() -> None:
+        llm, task = await begin(call)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert llm._start is not None
+        assert not llm._start.done()
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_caller_cancelled_at_the_shutdown_is_cancelled(call: Call) -> None:
+    async def main() -> None:
+        llm, task = await begin(call)
+        task.cancel()
+        llm.shutdown()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
