@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import fair_queue
-from quire.background import waits
+from quire.background import poll_intervals
 from quire.errors import DrainingError
 from quire.fair_queue import FairExecutor, FairSlots
 
@@ -267,7 +267,7 @@ def test_work_learns_that_its_caller_has_gone() -> None:
 
     def work() -> None:
         started.set()
-        for _ in waits(30.0):
+        for _ in poll_intervals(30.0):
             threading.Event().wait(0.001)
 
     async def main() -> None:

@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from quire.background import Caller, CallerGoneError, waits, working_for
+from quire import framed_child
+from quire.background import CallerGoneError, CancelFlag, poll_intervals, working_for
 from quire.errors import OverloadedError
 from quire.killable_process import KillableProcess
 
-# Starts when a file is there; answers with its process id, "sleep" and "work" never.
+# Makes the file "go.loading" when it has read the first frame; starts when the file "go" is there.
+# Answers with its process id, "sleep" and "work" never.
 PROGRAM = """
 import os, sys, time
 from quire.framed_child import serve_frames
 
 def begin(first):
+    open(first + b".loading", "w").close()
     while not os.path.exists(first):
         time.sleep(0.005)
     def answer(frame):
@@ -51,10 +54,10 @@ def process(go: Path) -> Iterator[KillableProcess]:
 
 def ask_in_vain(process: KillableProcess, frame: bytes, is_time: Callable[[], bool]) -> None:
     """Ask for a caller that leaves when it is time."""
-    caller, gone = Caller(), threading.Event()
+    cancel_flag, gone = CancelFlag(), threading.Event()
 
     def ask() -> None:
-        with working_for(caller), pytest.raises(CallerGoneError):
+        with working_for(cancel_flag), pytest.raises(CallerGoneError):
             process.ask(frame, math.inf, 60.0)
         gone.set()
 
@@ -62,7 +65,7 @@ def ask_in_vain(process: KillableProcess, frame: bytes, is_time: Callable[[], bo
     thread.start()
     while not is_time():
         time.sleep(0.005)
-    caller.is_gone = True
+    cancel_flag.is_set = True
     assert gone.wait(5.0)
     thread.join()
 
@@ -87,6 +90,36 @@ def test_a_caller_that_leaves_frees_the_child_for_the_next(
     assert process.ask(b"b", 1.0, 60.0) != first
 
 
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for at most 30 s."""
+    end = time.monotonic() + 30.0
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_child_begins_although_the_caller_has_gone(process: KillableProcess, go: Path) -> None:
+    loading = go.with_name("go.loading")
+    go.touch()
+    process.ask(b"a", 1.0, 60.0)
+    loading.unlink()
+    ask_in_vain(process, b"sleep", lambda: True)
+    wait_until(loading.exists)
+
+
+def test_each_question_gives_the_child_time_to_start(
+    process: KillableProcess, go: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go.touch()
+    process.ask(b"a", 1.0, 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(framed_child, "START_SECONDS", 0.01)
+        ask_in_vain(process, b"sleep", lambda: True)
+    starting = process.pid
+    time.sleep(0.02)
+    assert process.ask(b"b", 1.0, 60.0) == str(starting).encode()
+
+
 def test_without_a_caller_the_bounds_hold(process: KillableProcess, go: Path) -> None:
     go.touch()
     with pytest.raises(TimeoutError):
@@ -99,7 +132,7 @@ def test_time_in_which_all_were_stopped_counts_once(monkeypatch: pytest.MonkeyPa
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     pieces = []
-    for seconds in waits(60.0):
+    for seconds in poll_intervals(60.0):
         pieces.append(seconds)
         now[0] += 3600.0 if len(pieces) == 5 else seconds + 1e-6
     assert 500 < len(pieces) < 600

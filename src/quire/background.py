@@ -23,69 +23,69 @@ from functools import partial
 from importlib import import_module
 
 MODULE = "quire.background"
-# A tenth of what an equal would get where all cores are busy: it goes on, whatever others do.
+# Where all cores are busy, work in the background gets a tenth of the time of other work.
 NICENESS = 10
-# Of a process with an event loop, for work that would block it, such as encoding long texts. With
-# one for each core, or asyncio's own number (cores + 4), a flood of it would take the engine's.
+# Threads of a process with an event loop for work that would block it, such as encoding long texts.
+# With more, such as one for each core, much of such work would take the engine's cores.
 NUM_THREADS = max(2, (os.cpu_count() or 1) // 2)
-# After which a thread of an event loop's process gives the GIL to another: Python's own 5 ms, each
-# time that the event loop wants it, would be most of a step.
+# In a process with an event loop, a thread gives the GIL to another after this time. With Python's
+# default of 5 ms, the event loop would wait for most of a step whenever it needs the GIL.
 SWITCH_SECONDS = 5e-4
 
-# How often work that waits looks whether its caller is still there.
-CHECK_SECONDS = 0.1
-MOST_SECONDS = 2.0  # that a look may be late on a busy machine
+POLL_SECONDS = 0.1  # between two checks whether a waiting thread's work was cancelled
+MAX_POLL_SECONDS = 2.0  # the most that one such interval counts for, however long it took
 
-# is_background: one of BackgroundThreads; is_hurried: inside `hurry`; caller: see `working_for`
+# State of each thread. is_background: it is one of BackgroundThreads; is_hurried: it is inside
+# `hurry`; cancel_flag: of the innermost `working_for`
 _here = threading.local()
 
 
 class TooLongError(Exception):
-    """Work on an event loop takes too long; it is to begin anew in a thread."""
+    """Work takes too long for an event loop; the caller repeats it in a thread."""
 
 
 class CallerGoneError(Exception):
-    """Nobody waits for the work any more: its client has gone, or its deadline has passed."""
+    """The work was cancelled: its client has gone, or its deadline has passed."""
 
 
-class Caller:
-    """Who waits for work in another thread; is_gone: no longer."""
+class CancelFlag:
+    """Tells work in another thread that its result is no longer needed, once is_set is True."""
 
-    __slots__ = ("is_gone",)
+    __slots__ = ("is_set",)
 
     def __init__(self) -> None:
-        self.is_gone = False
+        self.is_set = False
 
 
 @contextmanager
-def working_for(caller: Caller) -> Iterator[None]:
-    """A context in which `check_caller` of this thread looks at this caller."""
-    _here.caller = caller
+def working_for(flag: CancelFlag) -> Iterator[None]:
+    """A context in which this thread's work can be cancelled by a flag."""
+    _here.cancel_flag = flag
     try:
         yield
     finally:
-        _here.caller = None
+        _here.cancel_flag = None
 
 
 def check_caller() -> None:
-    """Raise CallerGoneError if nobody waits for what the calling thread does."""
-    caller: Caller | None = getattr(_here, "caller", None)
-    if caller is not None and caller.is_gone:
+    """Raise CallerGoneError if the calling thread's work was cancelled."""
+    flag: CancelFlag | None = getattr(_here, "cancel_flag", None)
+    if flag is not None and flag.is_set:
         raise CallerGoneError
 
 
-def waits(seconds: float) -> Iterator[float]:
-    """The seconds to wait for something, piece by piece, at least one, until they are over.
+def poll_intervals(seconds: float) -> Iterator[float]:
+    """Split a wait into intervals of at most POLL_SECONDS; there is at least one.
 
-    A piece in which the process was stopped (SIGSTOP) counts as MOST_SECONDS. Raises
-    CallerGoneError between two pieces.
+    Raises CallerGoneError before an interval if the calling thread's work was cancelled. An
+    interval in which the process was stopped (SIGSTOP) counts as MAX_POLL_SECONDS.
     """
     left, before = seconds, time.monotonic()
     while True:
         check_caller()
-        yield max(0.0, min(CHECK_SECONDS, left))
+        yield max(0.0, min(POLL_SECONDS, left))
         before, begin = time.monotonic(), before
-        left -= min(before - begin, MOST_SECONDS)
+        left -= min(before - begin, MAX_POLL_SECONDS)
         if left <= 0.0:
             return
 
@@ -93,7 +93,7 @@ def waits(seconds: float) -> Iterator[float]:
 def lower_priority(process: int = 0, steps: int = NICENESS) -> None:
     """Lower the priority of a process that has just started; 0: the calling thread. Linux only."""
     if sys.platform == "linux":
-        usual = os.getpriority(os.PRIO_PROCESS, 0)  # of the thread, whatever POSIX says
+        usual = os.getpriority(os.PRIO_PROCESS, 0)  # Linux: of the thread, unlike in POSIX
         os.setpriority(os.PRIO_PROCESS, process, min(19, usual + steps))
 
 
@@ -111,7 +111,7 @@ def is_background() -> bool:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """A context for work that delays an event loop; it may raise TooLongError."""
+    """A context for work on an event loop; what would take long there raises TooLongError."""
     before, _here.is_hurried = is_hurried(), True
     try:
         yield

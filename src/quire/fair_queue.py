@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.background import BackgroundThreads, Caller, working_for
+from quire.background import BackgroundThreads, CancelFlag, working_for
 from quire.errors import DrainingError
 
 T = TypeVar("T")
@@ -50,14 +50,14 @@ class FairExecutor:
         started.
 
         max_wait: seconds. expected: seconds that it may take; quicker work goes first. A
-        cancellation does not interrupt work that has started, but its `check_caller` finds out.
+        cancellation does not interrupt work that has started, but `check_caller` raises in it.
         """
         async with asyncio.timeout(max_wait):
             await self._slots.enter(caller, expected)
-        begin, waiting = time.monotonic(), Caller()
+        begin, cancel_flag = time.monotonic(), CancelFlag()
         try:
             loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._pool, _work_for, waiting, work)
+            future = loop.run_in_executor(self._pool, _work_for, cancel_flag, work)
         except BaseException:  # the pool was closed, or there is no memory for a thread
             self._slots.leave(caller, 0.0)  # the next one's turn, to be refused as well
             if self._is_closed:
@@ -67,7 +67,7 @@ class FairExecutor:
         try:
             return await asyncio.shield(future)
         finally:
-            waiting.is_gone = True
+            cancel_flag.is_set = True
             del future  # else an error, its traceback and the future would be a cycle
 
     @property
@@ -89,8 +89,8 @@ class FairExecutor:
         self._slots.leave(caller, time.monotonic() - begin)
 
 
-def _work_for(waiting: Caller, work: Callable[[], T]) -> T:
-    with working_for(waiting):
+def _work_for(cancel_flag: CancelFlag, work: Callable[[], T]) -> T:
+    with working_for(cancel_flag):
         return work()
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from quire.background import lower_priority, waits
+from quire.background import lower_priority, poll_intervals
 
 START_SECONDS = 60.0  # for the process to start, on a busy machine
 NICENESS = 5  # a third of what an equal would get: an answer waits for it, quick as it mostly is
@@ -41,19 +41,21 @@ class FramedChild:
         self.wait = self._process.wait
         os.set_blocking(self._stdin.fileno(), False)
         self._unsent = _framed(first)
-        self._start_by = time.monotonic() + START_SECONDS
         self._is_ready = False
 
     def make_ready(self) -> None:
-        """Wait until it has begun, at a lower priority.
+        """Wait until it has started, at a lower priority, for at most START_SECONDS.
 
-        Raises TimeoutError, EOFError, BrokenPipeError. After CallerGoneError another call goes on.
+        Raises TimeoutError, EOFError, BrokenPipeError. After CallerGoneError it goes on starting,
+        and another call waits for it anew.
         """
         if self._is_ready:
             return
         lower_priority(self.pid, NICENESS)
-        self._flush(self._start_by - time.monotonic())
-        if not any(map(self.has_answered, waits(self._start_by - time.monotonic()))):
+        end = time.monotonic() + START_SECONDS
+        self._write_unsent(0.0)  # also if the caller has gone, so that the child begins
+        self._flush(end - time.monotonic())
+        if not any(map(self.has_answered, poll_intervals(end - time.monotonic()))):
             raise TimeoutError
         self.receive()
         self._is_ready = True
@@ -64,13 +66,17 @@ class FramedChild:
         self._flush(seconds)
 
     def _flush(self, seconds: float) -> None:
-        pipe = self._stdin.fileno()
-        for most in waits(seconds):
-            while self._unsent and _is_ready(pipe, select.POLLOUT, most):
-                self._unsent = self._unsent[os.write(pipe, self._unsent) :]
+        for most in poll_intervals(seconds):
+            self._write_unsent(most)
             if not self._unsent:
                 return
         raise TimeoutError
+
+    def _write_unsent(self, seconds: float) -> None:
+        """Write until all is sent, or the pipe has been full for so many seconds."""
+        pipe = self._stdin.fileno()
+        while self._unsent and _is_ready(pipe, select.POLLOUT, seconds):
+            self._unsent = self._unsent[os.write(pipe, self._unsent) :]
 
     def has_answered(self, seconds: float) -> bool:
         """Whether a frame begins, or its output ends, within so many seconds."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from quire.background import CallerGoneError, waits
+from quire.background import CallerGoneError, poll_intervals
 from quire.errors import OverloadedError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class KillableProcess:
         self.close()
 
     def _restart(self) -> None:
-        """Replace a child that was lost; its caller waits, if it is there, so the next does not."""
+        """Replace a lost child, and wait until it has started, unless the caller has gone."""
         self.close()
         with suppress(OverloadedError, CallerGoneError):
             self._ready_child()
@@ -96,7 +96,7 @@ class KillableProcess:
         except TimeoutError:  # it does not even read
             raise OverloadedError(self._not_now) from None
         left, end = seconds, child.worked_seconds() + seconds
-        for most in waits(wall_seconds):
+        for most in poll_intervals(wall_seconds):
             if child.has_answered(min(left, most)):
                 return child.receive()
             if (left := end - child.worked_seconds()) <= 0.0:
@@ -104,7 +104,7 @@ class KillableProcess:
         raise OverloadedError(self._not_now)
 
     def _ready_child(self) -> FramedChild:
-        """The child, once it has started; if its caller does not wait so long, it goes on."""
+        """The child, once it has started. It goes on starting if the caller leaves before."""
         child = self._child or self._open()
         try:
             child.make_ready()

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-from quire.background import TooLongError, hurry
+from quire.background import CallerGoneError, CancelFlag, TooLongError, hurry, working_for
 from quire.errors import CheckpointError, InvalidRequestError, OverloadedError, is_failure
 from quire.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.tokenizer import encoding_guard, pattern_check
@@ -318,6 +319,58 @@ def test_an_interrupt_leaves_no_thread_more_than_one(monkeypatch: pytest.MonkeyP
     go.set()
     assert ended.wait(30)
     assert guard.ids(lambda: [7], QUESTION) == [7]
+
+
+@pytest.fixture
+def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Ends abandoned threads; set at the end. Child processes answer 5."""
+    event = threading.Event()
+    monkeypatch.setattr(encoding_guard.EncodingSubprocess, "ids", lambda *_: [5])
+    yield event
+    event.set()
+
+
+def abandon(guard: encoding_guard.EncodingGuard, encode: encoding_guard.Encode) -> None:
+    """Encode for a caller that leaves as soon as the thread runs."""
+    flag = CancelFlag()
+
+    def leave() -> list[int]:
+        flag.is_set = True
+        return encode()
+
+    with working_for(flag), pytest.raises(CallerGoneError):
+        guard.ids(leave, QUESTION)
+
+
+def test_few_callers_that_leave_send_nobody_to_a_child_process(go: threading.Event) -> None:
+    guard = guard_of_nothing()
+    for _ in range(encoding_guard.MAX_THREADS - 1):
+        abandon(guard, lambda: [int(go.wait(30))])
+        assert guard.ids(lambda: [7], QUESTION) == [7]
+    abandon(guard, lambda: [int(go.wait(30))])
+    assert guard.ids(lambda: [7], QUESTION) == [5], "as many threads as may be"
+    ended = threading.Barrier(encoding_guard.MAX_THREADS + 1)
+    for result in list(guard._abandoned):
+        result.add_done_callback(lambda _: ended.wait(30))
+    go.set()
+    ended.wait(30)
+    assert guard.ids(lambda: [7], QUESTION) == [7]
+
+
+def test_an_abandoned_thread_that_takes_too_long_sends_texts_to_a_child_process(
+    go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> list[int]:
+        while not go.is_set():
+            pass
+        return []
+
+    guard = guard_of_nothing()
+    monkeypatch.setattr(encoding_guard, "MAX_SECONDS", 0.5)
+    abandon(guard, work)
+    end = time.monotonic() + 30.0
+    while guard.ids(lambda: [7], QUESTION) == [7]:
+        assert time.monotonic() < end
 
 
 def test_a_thread_without_processor_time_says_nothing_about_the_text(

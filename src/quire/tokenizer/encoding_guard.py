@@ -3,6 +3,9 @@
 The first run in threads, which cost little. No thread can be interrupted inside the library: one
 whose text takes too long is left behind, with a low priority, until it or the process ends. From
 then on the tokenizer's texts are encoded in child processes, which are killed.
+
+A thread whose caller has gone is abandoned: it goes on too, but says nothing about the tokenizer.
+Child processes are used beside abandoned threads only if these are many or one takes too long.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from quire.background import is_background, lower_priority, waits
+from quire.background import CallerGoneError, is_background, lower_priority, poll_intervals
 from quire.errors import OverloadedError, invalid_value
 from quire.tokenizer.encoding_subprocess import EncodingSubprocess, Question
 
@@ -28,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 WALL_SECONDS_PER_SECOND = 60  # for a thread that waits, or a machine that is very busy
-MAX_THREADS = 4  # of one tokenizer, and so the most that are ever left behind for their texts
+MAX_THREADS = 4  # of one tokenizer; fewer than twice as many are ever left behind or abandoned
 MAX_CHILDREN = 2
 _SHORTEST_WAIT = 0.02
 ALL_BUSY = "other texts keep the processes for the tokenizer busy; send the request again later"
@@ -45,6 +48,8 @@ class EncodingGuard:
     def __init__(self, spec: Callable[[], str]) -> None:
         self._threads = threading.Semaphore(MAX_THREADS)
         self._left_behind: set[Future[list[int]]] = set()
+        # Of threads whose callers have gone; the values tell whether they have taken too long.
+        self._abandoned: dict[Future[list[int]], Callable[[], bool]] = {}
         self._is_slow = False  # a text has taken too long
         self._children: queue.LifoQueue[EncodingSubprocess] = queue.LifoQueue()
         for _ in range(MAX_CHILDREN):
@@ -59,13 +64,19 @@ class EncodingGuard:
         """
         seconds = MAX_SECONDS + MAX_SECONDS_PER_CHAR * len(question.text)
         with self._one_of_threads():
-            if not self._is_slow and not self._left_behind:
+            if not self._needs_child():
                 return self._in_thread(encode, seconds)
         return self._in_child(question, seconds)
 
+    def _needs_child(self) -> bool:
+        if self._is_slow or self._left_behind:
+            return True
+        abandoned = list(self._abandoned.values())  # a copy: other threads change the original
+        return len(abandoned) >= MAX_THREADS or any(is_too_long() for is_too_long in abandoned)
+
     @contextmanager
     def _one_of_threads(self) -> Iterator[None]:
-        if not any(self._threads.acquire(timeout=wait) for wait in waits(_longest_wait())):
+        if not any(self._threads.acquire(timeout=wait) for wait in poll_intervals(_longest_wait())):
             raise OverloadedError(ALL_BUSY)
         try:
             yield
@@ -73,7 +84,7 @@ class EncodingGuard:
             self._threads.release()
 
     def _free_child(self) -> EncodingSubprocess:
-        for seconds in waits(_longest_wait()):
+        for seconds in poll_intervals(_longest_wait()):
             with suppress(queue.Empty):
                 return self._children.get(timeout=seconds)
         raise OverloadedError(ALL_BUSY)
@@ -92,15 +103,19 @@ class EncodingGuard:
         used = _start(encode, result)
         try:
             return self._wait(result, used, seconds)
-        finally:
-            if not result.done():  # too long, or its caller was interrupted
-                self._left_behind.add(result)
-                result.add_done_callback(self._left_behind.discard)
+        except CallerGoneError:
+            self._abandoned[result] = lambda: used() > seconds
+            result.add_done_callback(self._abandoned.pop)
+            raise
+        except BaseException:  # too long, or its caller was interrupted, or it has failed
+            self._left_behind.add(result)
+            result.add_done_callback(self._left_behind.discard)
+            raise
 
     def _wait(
         self, result: Future[list[int]], used: Callable[[], float], seconds: float
     ) -> list[int]:
-        for most in waits(WALL_SECONDS_PER_SECOND * seconds):
+        for most in poll_intervals(WALL_SECONDS_PER_SECOND * seconds):
             left = seconds - used()
             if left <= 0 or result.done():
                 break
