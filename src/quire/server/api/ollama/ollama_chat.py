@@ -158,12 +158,14 @@ class OllamaFormatter:
         return []
 
     def _called(self) -> list[OllamaAnswer]:
-        """The call whose arguments are complete now, if there is one."""
+        """The call whose arguments are complete now; none if the answer ended inside them."""
         if not self._calls:
             return []
         call_id, name = self._calls.pop()
         text, self._arguments = "".join(self._arguments), []
-        function = OllamaFunction(name=name, arguments=_object(text))
+        if (arguments := _object(text)) is None:
+            return []
+        function = OllamaFunction(name=name, arguments=arguments)
         return [OllamaAnswer(tool_calls=[OllamaCall(id=call_id, function=function)])]
 
     def _part(self, part: OllamaAnswer) -> OllamaPart:
@@ -201,13 +203,13 @@ def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments; empty if the answer ended inside them."""
+def _object(arguments: str) -> dict[str, Any] | None:
+    """A call's arguments; None if they are no JSON object: the answer ended inside them."""
     try:
-        value = msgspec.json.decode(arguments)
+        value = msgspec.json.decode(arguments) if arguments else {}
     except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | OllamaPart]:

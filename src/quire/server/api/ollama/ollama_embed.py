@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -13,7 +15,7 @@ from quire.server.api.common import route_rules
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.ollama.ollama_request import Options, served_name
+from quire.server.api.ollama.ollama_request import Options, check_options, served_name
 from quire.server.api.openai import embeddings
 from quire.server.api.openai.embeddings import EmbeddingJob, embed_all, start_embedding
 from quire.server.api.openai.embeddings_request import MAX_DIMENSIONS, MAX_INPUTS, Text
@@ -53,7 +55,8 @@ _decoder = msgspec.json.Decoder(EmbedBody)
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
-    request, _ = read_body(data, _decoder, {})
+    request, found = read_body(data, _decoder, {})
+    check_options(found)
     own = {
         "model": served_name(request.model, models),
         "input": request.input,
@@ -68,15 +71,23 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
     admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
+        if len(outputs) > embeddings.MAX_VECTORS_INLINE:
+            reply = await asyncio.to_thread(_encoded, request.job.model, outputs)
+        else:
+            reply = _encoded(request.job.model, outputs)
+    await send_complete(send, 200, reply)
+
+
+def _encoded(model: str, outputs: Sequence[RequestOutput]) -> bytes:
     times = [output.times for output in outputs]
     last = max(each.last_token or each.first_token or each.arrival for each in times)
     reply = EmbedReply(
-        model=request.job.model,
+        model=model,
         embeddings=[_vector(output) for output in outputs],
         total_duration=int((last - min(each.arrival for each in times)) * 1e9),
         prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
     )
-    await send_complete(send, 200, msgspec.json.encode(reply))
+    return msgspec.json.encode(reply)
 
 
 def _vector(output: RequestOutput) -> list[float]:

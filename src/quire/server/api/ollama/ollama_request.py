@@ -154,7 +154,7 @@ PROMPT_NAMES = FieldNames({**_OWN, "messages": "prompt"})
 def parse_chat(data: bytes) -> OllamaChat:
     """Decode a body of /api/chat. Raises InvalidRequestError."""
     request, found = read_body(data, _chat_decoder, _REFUSED)
-    _check_options(found)
+    check_options(found)
     check_tool_names(found.get("tools"), None)
     for index, message in enumerate(found.get("messages") or ()):
         if message.get("images"):
@@ -172,7 +172,7 @@ def parse_chat(data: bytes) -> OllamaChat:
 def parse_prompt(data: bytes) -> OllamaPrompt:
     """Decode a body of /api/generate. Raises InvalidRequestError."""
     request, found = read_body(data, _prompt_decoder, _REFUSED)
-    _check_options(found)
+    check_options(found)
     if request.raw and request.system:
         raise invalid_value("system", "a raw prompt has none; leave one of the two out")
     return request
@@ -181,7 +181,8 @@ def parse_prompt(data: bytes) -> OllamaPrompt:
 _INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
 
 
-def _check_options(found: dict[str, Any]) -> None:
+def check_options(found: dict[str, Any]) -> None:
+    """Refuse unknown options. found: the body as plain values. Raises InvalidRequestError."""
     options, known = found.get("options") or {}, strict_json.names_of(Options)
     strict_json.check_names(options, known, _REFUSED_OPTIONS, "options.")
 
