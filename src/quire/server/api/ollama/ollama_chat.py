@@ -273,39 +273,41 @@ _RULES = (
     "`think` as a text needs a chat template that reads `reasoning_effort`.",
     "`options.num_predict` is not 0; the answer may end before, with the context.",
 )
+
+
+def _route(
+    path: str,
+    summary: str,
+    rules: Sequence[str],
+    example: dict[str, Any],
+    body: type[OllamaBody],
+    part: type[OllamaPart],
+) -> OpenApiEntry:
+    return OpenApiEntry(
+        method="post",
+        path=path,
+        summary=f"{summary}, in Ollama's format.",
+        rules=(*_RULES, *rules),
+        example=example | {"options": {"num_predict": 8}},
+        body=body,
+        struct_rules=ollama_request.RULES,
+        reply=part,
+        events=(part, PlainError),
+        lines=True,
+        errors=RUN_ERRORS,
+    )
+
+
+_CHAT = _route(
+    *("/api/chat", "Answer a conversation", route_rules.CHAT),
+    *({"messages": [route_rules.USER_MESSAGE]}, OllamaChat, ChatPart),
+)
+_PROMPT_RULES = (route_rules.TEMPLATE, "A `raw` prompt has no `system`.")
+_PROMPT = _route(
+    *("/api/generate", "Answer or continue a prompt", _PROMPT_RULES),
+    *({"prompt": "hello"}, OllamaPrompt, PromptPart),
+)
 ROUTES = (
-    GenerationRoute(
-        OpenApiEntry(
-            method="post",
-            path="/api/chat",
-            summary="Answer a conversation, in Ollama's format.",
-            rules=(*_RULES, *route_rules.CHAT),
-            example={"messages": [route_rules.USER_MESSAGE], "options": {"num_predict": 8}},
-            body=OllamaChat,
-            struct_rules=ollama_request.RULES,
-            reply=ChatPart,
-            events=(ChatPart, PlainError),
-            lines=True,
-            errors=RUN_ERRORS,
-        ),
-        prepare_chat,
-        answer_lines,
-    ),
-    GenerationRoute(
-        OpenApiEntry(
-            method="post",
-            path="/api/generate",
-            summary="Answer or continue a prompt, in Ollama's format.",
-            rules=(*_RULES, route_rules.TEMPLATE, "A `raw` prompt has no `system`."),
-            example={"prompt": "hello", "options": {"num_predict": 8}},
-            body=OllamaPrompt,
-            struct_rules=ollama_request.RULES,
-            reply=PromptPart,
-            events=(PromptPart, PlainError),
-            lines=True,
-            errors=RUN_ERRORS,
-        ),
-        prepare_prompt,
-        answer_lines,
-    ),
+    GenerationRoute(_CHAT, prepare_chat, answer_lines),
+    GenerationRoute(_PROMPT, prepare_prompt, answer_lines),
 )

@@ -15,10 +15,17 @@ from quire.server.api.common import route_rules
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.ollama import ollama_request
 from quire.server.api.ollama.ollama_request import Options, check_options, served_name
 from quire.server.api.openai import embeddings
 from quire.server.api.openai.embeddings import EmbeddingJob, embed_all, start_embedding
-from quire.server.api.openai.embeddings_request import MAX_DIMENSIONS, MAX_INPUTS, Text
+from quire.server.api.openai.embeddings_reply import Embedding
+from quire.server.api.openai.embeddings_request import (
+    MAX_DIMENSIONS,
+    MAX_INPUTS,
+    EmbeddingRequest,
+    Text,
+)
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values, read_body
@@ -30,13 +37,14 @@ _Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
 class EmbedBody(RequestBody, kw_only=True, dict=True):
     """Body of /api/embed. truncate: cut texts to the context; false: refuse longer ones.
 
-    options: without effect.
+    keep_alive, options: without effect.
     """
 
     model: str | None = None
     input: Text | _Texts
     truncate: bool | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    keep_alive: str | float | None = None
     options: Options | None = None
 
 
@@ -57,13 +65,16 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, {})
     check_options(found)
-    own = {
-        "model": served_name(request.model, models),
-        "input": request.input,
-        "dimensions": request.dimensions,
-        "truncate_prompt_tokens": None if request.truncate is False else -1,
-    }
-    return (yield from embeddings.prepare(msgspec.json.encode(own), models))
+    own = EmbeddingRequest(
+        model=served_name(request.model, models),
+        input=msgspec.Raw(msgspec.json.encode(request.input)),
+        dimensions=request.dimensions,
+        truncate_prompt_tokens=None if request.truncate is False else -1,
+    )
+    own.note_no_effect(*request.no_effect, *ollama_request.load_hints(request.keep_alive))
+    if request.options is not None:
+        own.note_no_effect("options has no effect: a text's vector depends on nothing else")
+    return (yield from embeddings.prepare_request(own, models, "embd", Embedding))
 
 
 async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:

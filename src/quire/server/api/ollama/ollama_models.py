@@ -22,6 +22,7 @@ from quire.server.http.request_body import RequestBody, read_body
 from quire.server.model_registry import ModelEntry, ModelRegistry, RegisteredModel
 from quire.version import __version__
 
+_STARTED = datetime.fromtimestamp(int(time.time()), UTC)
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -89,7 +90,6 @@ class OllamaModels:
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
-        self._started = datetime.fromtimestamp(int(time.time()), UTC)
 
     @property
     def routes(self) -> list[ApiRoute]:
@@ -121,7 +121,7 @@ class OllamaModels:
         return TaggedModel(
             name=name,
             model=name,
-            modified_at=self._started,
+            modified_at=_STARTED,
             size=entry.condition.num_bytes or 0,
             digest=hashlib.sha256(entry.name.encode()).hexdigest(),
             details=_details(entry.model),
@@ -168,7 +168,7 @@ def show(data: bytes, models: ModelRegistry) -> ShownModel:
             "quire.vocab_size": info.limits.vocab_size,
         },
         capabilities=["completion", "embedding", *extra],
-        modified_at=datetime.fromtimestamp(int(time.time()), UTC),
+        modified_at=_STARTED,
     )
 
 

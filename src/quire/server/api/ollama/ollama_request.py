@@ -28,6 +28,8 @@ from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.model_registry import ModelRegistry
 
+_NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
+_INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
 LATEST = ":latest"  # the tag that Ollama's clients add to a name
 _HINTS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
@@ -47,9 +49,6 @@ _REFUSED_OPTIONS: strict_json.NeutralValues = {
     "mirostat": (None, 0),
     "penalize_newline": (None, True),
 }
-
-
-_NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -161,6 +160,9 @@ def parse_chat(data: bytes) -> OllamaChat:
             raise invalid_value(f"messages[{index}].images", "models read text alone; remove them")
         names = strict_json.names_of(OllamaMessage)
         strict_json.check_names(message, names, _MESSAGE_REFUSED, f"messages[{index}].")
+        if message.get("thinking") and message["role"] != "assistant":
+            problem = f"a message of the role {message['role']} has none; remove it"
+            raise invalid_value(f"messages[{index}].thinking", problem)
         for number, call in enumerate(message.get("tool_calls") or ()):
             where = f"messages[{index}].tool_calls[{number}]."
             strict_json.check_names(call, OllamaCall.__struct_fields__, {}, where)
@@ -176,9 +178,6 @@ def parse_prompt(data: bytes) -> OllamaPrompt:
     if request.raw and request.system:
         raise invalid_value("system", "a raw prompt has none; leave one of the two out")
     return request
-
-
-_INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
 
 
 def check_options(found: dict[str, Any]) -> None:
@@ -229,9 +228,14 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
     return chat
 
 
-def _hints(request: OllamaBody, options: Options) -> Iterator[str]:
-    if request.keep_alive is not None:
+def load_hints(keep_alive: str | float | None) -> Iterator[str]:
+    """A sentence about `keep_alive`, if it is given."""
+    if keep_alive is not None:
         yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
+
+
+def _hints(request: OllamaBody, options: Options) -> Iterator[str]:
+    yield from load_hints(request.keep_alive)
     for name in _HINTS:
         if getattr(options, name) is not None:
             yield f"options.{name} {_NO_HINT}"

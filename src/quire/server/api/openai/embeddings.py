@@ -69,20 +69,21 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
 
     Raises InvalidRequestError.
     """
-    return _prepare(embeddings_request.parse(data), models, "embd", Embedding)
+    return prepare_request(embeddings_request.parse(data), models, "embd", Embedding)
 
 
 def prepare_pooling(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """The same for /pooling."""
-    return _prepare(embeddings_request.parse_pooling(data), models, "pool", PoolingItem)
+    return prepare_request(embeddings_request.parse_pooling(data), models, "pool", PoolingItem)
 
 
-def _prepare(
+def prepare_request(
     request: EmbeddingRequest,
     models: ModelRegistry,
     id_prefix: str,
     item: type[Embedding] | type[PoolingItem],
 ) -> Stages[EmbeddingJob]:
+    """The job of a decoded body, in stages. id_prefix: of its id; item: of the reply's list."""
     model = models.find(request.model)
     pooling = model.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
