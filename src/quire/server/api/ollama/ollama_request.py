@@ -1,26 +1,15 @@
-"""Bodies of Ollama's /api/chat and /api/generate, and the ChatRequests that they are.
-
-Answers are streamed unless `stream` is false, and end with the context where num_predict would not.
-"""
+"""Bodies of Ollama's /api/chat and /api/generate, decoded and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 
 from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
-from quire.server.api.common.chat_messages import CalledFunction
-from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest
-from quire.server.api.common.field_names import FieldNames
-from quire.server.api.common.response_format import (
-    JsonObjectFormat,
-    JsonSchema,
-    JsonSchemaFormat,
-    ResponseFormat,
-)
+from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText
@@ -36,12 +25,6 @@ _HINTS = (
     *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
 )
 _NO_HINT = "has no effect: the model is loaded with the server's settings"
-# fields of Options → of a ChatRequest
-_SAMPLING = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
-    **{name: name for name in ("presence_penalty", "frequency_penalty")},
-    "repeat_penalty": "repetition_penalty",
-}
 _REFUSED_OPTIONS: strict_json.NeutralValues = {
     "typical_p": (None, 1, 1.0),
     "tfs_z": (None, 1, 1.0),
@@ -104,7 +87,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaBody(RequestBody, kw_only=True, dict=True):
-    """What both bodies have. format: "json", or a JSON schema. think: whether, or how much."""
+    """The fields of both bodies. format: "json", or a JSON schema. think: whether, or how much."""
 
     model: str | None = None
     stream: bool | None = None
@@ -140,14 +123,6 @@ _REFUSED: strict_json.NeutralValues = {
 }
 _chat_decoder = msgspec.json.Decoder(OllamaChat)
 _prompt_decoder = msgspec.json.Decoder(OllamaPrompt)
-_OWN = {
-    **{f"response_format{inner}": "format" for inner in (".json_schema.schema", ".schema", "")},
-    **{own: f"options.{name}" for name, own in _SAMPLING.items()},
-    "max_tokens": "options.num_predict",
-    "reasoning_effort": "think",
-}
-NAMES = FieldNames(_OWN)
-PROMPT_NAMES = FieldNames({**_OWN, "messages": "prompt"})
 
 
 def parse_chat(data: bytes) -> OllamaChat:
@@ -194,111 +169,18 @@ def served_name(name: str | None, models: ModelRegistry) -> str | None:
     return name if name in names else name.removesuffix(LATEST)
 
 
-def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
-    """The conversation. Raises InvalidRequestError."""
-    if isinstance(request, OllamaChat):
-        return list(_messages(request.messages or ()))
-    assert isinstance(request, OllamaPrompt)
-    user = chat_messages.Message(role="user", content=request.prompt or "")
-    if not request.system:
-        return [user]
-    return [chat_messages.Message(role="system", content=request.system), user]
-
-
-def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) -> ChatRequest:
-    """The same as a ChatRequest. name: the model's. variables: of the chat template."""
-    options = request.options or Options()
-    given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
-    limit = options.num_predict
-    if limit == 0:
-        raise invalid_value("options.num_predict", "must be an integer >= 1, or -1, not 0")
-    chat = ChatRequest(
-        **given,
-        model=name,
-        messages=messages_of(request),
-        max_tokens=None if limit is None or limit < 0 else limit,
-        stream=request.stream is not False,
-        logprobs=request.logprobs or request.top_logprobs is not None,
-        top_logprobs=request.top_logprobs,
-        response_format=_response_format(request.format),
-        tools=request.tools if isinstance(request, OllamaChat) else None,
-    )
-    chat.note_no_effect(*request.no_effect, *_hints(request, options))
-    _add_thinking(chat, request.think, variables)
-    return chat
-
-
 def load_hints(keep_alive: str | float | None) -> Iterator[str]:
     """A sentence about `keep_alive`, if it is given."""
     if keep_alive is not None:
         yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
 
 
-def _hints(request: OllamaBody, options: Options) -> Iterator[str]:
+def hints(request: OllamaBody, options: Options) -> Iterator[str]:
+    """Sentences about the fields that have no effect."""
     yield from load_hints(request.keep_alive)
     for name in _HINTS:
         if getattr(options, name) is not None:
             yield f"options.{name} {_NO_HINT}"
-
-
-def _add_thinking(chat: ChatRequest, think: bool | str | None, variables: frozenset[str]) -> None:
-    if think is None:
-        return
-    if isinstance(think, str):
-        chat.reasoning_effort = think
-    elif "enable_thinking" in variables:
-        chat.chat_template_kwargs = {"enable_thinking": think}
-    elif think:
-        chat.note_no_effect("think has no effect: the chat template has no variable for it")
-
-
-def _response_format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
-    if not given:
-        return None
-    if isinstance(given, dict):
-        return JsonSchemaFormat(JsonSchema(schema=given))
-    if given != "json":
-        raise invalid_value("format", f"must be 'json' or a JSON schema, not {given[:64]!r}")
-    return JsonObjectFormat()
-
-
-def _messages(given: Sequence[OllamaMessage]) -> Iterator[chat_messages.Message]:
-    """Messages with ids of calls, which Ollama's need not have."""
-    unanswered: list[tuple[str, str]] = []  # names and ids of calls
-    for index, message in enumerate(given):
-        calls = [
-            _call(call, f"call_{index}_{n}") for n, call in enumerate(message.tool_calls or ())
-        ]
-        unanswered += [(call.function.name, call.id) for call in calls]
-        yield chat_messages.Message(
-            role=message.role,
-            content=message.content or (None if message.role == "assistant" else ""),
-            name=message.tool_name,
-            tool_calls=calls or None,
-            tool_call_id=_answered(message, unanswered),
-            reasoning_content=message.thinking,
-        )
-
-
-def _call(call: OllamaCall, new_id: str) -> chat_messages.ToolCall:
-    arguments = msgspec.json.encode(call.function.arguments).decode()
-    function = CalledFunction(name=call.function.name, arguments=arguments)
-    return chat_messages.ToolCall(id=call.id or new_id, function=function)
-
-
-def _answered(message: OllamaMessage, unanswered: list[tuple[str, str]]) -> str | None:
-    """The id of the call that a tool's message answers: by its id, by its name, or the next."""
-    if message.role != "tool":
-        return message.tool_call_id
-    if message.tool_call_id is not None:
-        unanswered[:] = [call for call in unanswered if call[1] != message.tool_call_id]
-        return message.tool_call_id
-    named = [call for call in unanswered if call[0] == message.tool_name] or unanswered
-    if not named:
-        return "call"
-    found = named[0]
-    unanswered.remove(found)
-    return found[1]
 
 
 RULES = (
