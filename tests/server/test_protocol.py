@@ -95,10 +95,11 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
             {"regex": "a", "structural_tag": None, "disable_any_whitespace": False},
             {"json": {}, "whitespace_pattern": "[ \\n]{1,4}", "disable_any_whitespace": False},
             {"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": None},
+            *[{"structural_tag": "{}"}, {"structural_tag": {"type": "structural_tag"}}],
         ],
         [
             *[{}, {"json_object": False}, {"regex": "a", "choice": ["a"]}, {"regx": "a"}, "a"],
-            *[{"regex": "a", "whitespace_pattern": " "}, {"structural_tag": "{}"}, {"json": []}],
+            *[{"regex": "a", "whitespace_pattern": " "}, {"structural_tag": []}, {"json": []}],
             *[
                 {"json": {}, "whitespace_pattern": "a"},
                 {"regex": "a", "disable_any_whitespace": True},

@@ -25,21 +25,27 @@ WHITESPACE_PATTERN = (
 )
 MAX_WHITESPACE_CHARS = 64
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
-_MAX_BYTES = {"json": MAX_GRAMMAR_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_MAX_BYTES = {
+    **dict.fromkeys(("json", "grammar", "structural_tag"), MAX_GRAMMAR_BYTES),
+    "regex": MAX_REGEX_BYTES,
+}
+_OBJECTS = ("json", "structural_tag")  # kinds that are given as an object or as its text
 
 
 _AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every answer must match: exactly one of json, regex, choice, grammar, json_object.
+    """What every answer must match: exactly one of KINDS.
 
     json: a JSON schema, given as an object or as text, and stored as text. regex: a regular
     expression in Rust's syntax for the entire answer. choice: texts, of which the answer is one.
     grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF. json_object: true
-    for any JSON object. field: the caller's name of it, for error messages; fields_of_lines:
-    likewise, by line, for a grammar that is made of several fields.
+    for any JSON object. structural_tag: text in which tags with constrained contents stand, as an
+    object of vLLM's two forms or as its text, and stored as text. field: the caller's name of it,
+    for error messages; fields_of_lines: likewise, by line, for a grammar that is made of several
+    fields.
 
     JSON is on one line, with at most one space after each comma and colon, unless
     disable_any_whitespace leaves out that space, too, or whitespace_pattern, a regular expression
@@ -53,6 +59,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
     field: str | None = None
@@ -111,11 +118,12 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return invalid_value(field, problem[at.end() :])
 
     def _check_text(self) -> None:
-        if isinstance(self.json, dict):
-            msgspec.structs.force_setattr(self, "json", self._as_text(self.json))
         text, limit = getattr(self, self.kind), _MAX_BYTES[self.kind]
+        if isinstance(text, dict) and self.kind in _OBJECTS:
+            text = self._as_text(text)
+            msgspec.structs.force_setattr(self, self.kind, text)
         if not isinstance(text, str):
-            kinds = "a string or an object" if self.kind == "json" else "a string"
+            kinds = "a string or an object" if self.kind in _OBJECTS else "a string"
             raise self.invalid(f"must be {kinds}, not {type(text).__name__}")
         self._check_size([text], limit)
 
@@ -123,9 +131,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         try:
             return msgspec.json.encode(schema).decode()
         except (TypeError, ValueError, RecursionError):
-            raise self.invalid(
-                "must be a plain JSON schema: it cannot be encoded as JSON"
-            ) from None
+            raise self.invalid("must be plain JSON values: it cannot be encoded as JSON") from None
 
     def _check_style(self) -> None:
         for name in ("disable_any_whitespace", "whitespace_pattern"):

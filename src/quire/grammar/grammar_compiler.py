@@ -17,6 +17,7 @@ from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
+from quire.grammar.structural_tag import structural_tag_lark
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -146,9 +147,15 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
             return LLMatcher.grammar_from_regex(
                 "|".join(map(_literally, structured_outputs.choice or ()))
             )
-    lark = to_lark(structured_outputs.text)
+    lark = _lark(structured_outputs)
     check_grammar(lark)
     return LLMatcher.grammar_from_lark(lark)
+
+
+def _lark(structured_outputs: StructuredOutputs) -> str:
+    if structured_outputs.kind == "structural_tag":
+        return structural_tag_lark(structured_outputs.text)
+    return to_lark(structured_outputs.text)
 
 
 def _json_grammar(structured_outputs: StructuredOutputs, schema: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.core.structured_outputs import StructuredOutputs
 
-_USUAL = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+USUAL_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NONE = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
@@ -24,4 +24,4 @@ def json_style(structured_outputs: StructuredOutputs) -> dict[str, Any]:
             "whitespace_flexible": True,
             "whitespace_pattern": structured_outputs.whitespace_pattern,
         }
-    return _USUAL
+    return USUAL_STYLE

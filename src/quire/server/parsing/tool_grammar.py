@@ -14,6 +14,9 @@ from typing import Any
 from quire.core.sampling_params import StructuredOutputs
 from quire.grammar.gbnf import embedded
 from quire.grammar.json_style import json_style
+from quire.grammar.lark_text import ANY_TEXT, json_rule, quoted, regex_rule
+from quire.grammar.schema_bounds import OverBoundsError
+from quire.grammar.structural_tag import structural_tag_lark
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import ReasoningParser
 from quire.server.parsing.tag_arguments import is_readable_key, types_of
@@ -26,9 +29,7 @@ from quire.server.parsing.tool_parser import (
 )
 
 _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
-_COMMON_RULES = [r"TEXT: /(?s:.*)/", r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
-_SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression in Lark
-_ESCAPES = {"/": r"\/", "\n": r"\n"}
+_COMMON_RULES = [ANY_TEXT, r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
 # as models write calls
 _CALL_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -162,7 +163,7 @@ class _Writer:
             return ""
         marks = "|".join(map(re.escape, self._ids)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
-        return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else _quoted(p) for p in parts)
+        return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else quoted(p) for p in parts)
 
 
 def _text_rule(outputs: StructuredOutputs) -> str:
@@ -179,16 +180,17 @@ def _text_rule(outputs: StructuredOutputs) -> str:
         case "json_object":
             return _json({"type": "object"}, json_style(outputs))
         case "choice":
-            return " | ".join(map(_quoted, outputs.choice or ()))
+            return " | ".join(map(quoted, outputs.choice or ()))
         case "regex":
-            return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], outputs.text)}/"
+            return regex_rule(outputs.text)
+        case "structural_tag":
+            try:
+                return embedded(structural_tag_lark(outputs.text))
+            except OverBoundsError as error:
+                raise NoGrammarError(str(error)) from None
     return embedded(outputs.text)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _json(schema: Mapping[str, Any], style: Mapping[str, Any] = _CALL_STYLE) -> str:
     """The grammar of JSON that matches a schema."""
-    return f"%json {json.dumps({**schema, 'x-guidance': style}, ensure_ascii=False)}"
+    return json_rule(schema, style)

@@ -110,7 +110,8 @@ def test_two_structured_outputs_are_refused(
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
             "response_format.json_schema.schema",
         ),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "structural_tag", "tags": []}}, "response_format.tags"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {}}, "structured_outputs"),
@@ -128,3 +129,20 @@ def test_the_field_at_fault_is_named(fields: dict[str, Any], named: str, chat: P
     reply = chat(**fields)
     assert reply.status == 400
     assert reply.error["param"] == named
+
+
+TAG = {
+    "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
+    "triggers": ["<a"],
+}
+
+
+@pytest.mark.parametrize("members", [TAG, {"format": {"type": "any_text"}}])
+def test_a_structural_tag_is_read_from_vllms_older_and_newer_fields(
+    members: dict[str, Any], chat: Post, complete: Post, engine: FakeEngine
+) -> None:
+    for post in (chat, complete):
+        assert post(response_format={"type": "structural_tag", **members}).status == 200
+        constraint = engine.calls[-1]["sampling"].structured_outputs
+        assert constraint.kind == "structural_tag"
+        assert {**json.loads(constraint.text), **members} == json.loads(constraint.text)

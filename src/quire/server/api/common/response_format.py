@@ -47,7 +47,26 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
     json_schema: JsonSchema
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+class StructuralTag(msgspec.Struct, kw_only=True):
+    """A tag: its begin, JSON that matches the schema, if there is one, and its end."""
+
+    begin: str
+    schema: dict[str, Any] | None = None
+    end: str
+
+
+class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag", kw_only=True):
+    """response_format of type structural_tag: text with tags, in vLLM's two forms.
+
+    structures and triggers are the older one, format is the newer one.
+    """
+
+    format: dict[str, Any] | None = None
+    structures: list[StructuralTag] | None = None
+    triggers: list[str] | None = None
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 class StructuredOutputFields(msgspec.Struct, kw_only=True):
@@ -61,6 +80,7 @@ class StructuredOutputFields(msgspec.Struct, kw_only=True):
     choice: field_bounds.Choices | None = None
     grammar: field_bounds.Grammar | None = None
     json_object: bool | None = None
+    structural_tag: Schema | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: field_bounds.WhitespacePattern | None = None
 
@@ -83,7 +103,7 @@ FIELD_VARIANTS = (
     *(_only(kind, disable_any_whitespace=_FALSE) for kind in ("json", "json_object")),
     *(
         _only(kind, whitespace_pattern=_NULL, disable_any_whitespace=_FALSE)
-        for kind in ("regex", "choice", "grammar")
+        for kind in ("regex", "choice", "grammar", "structural_tag")
     ),
 )
 
@@ -107,13 +127,13 @@ NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and n
 UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
     "disable_additional_properties": (None, False),
     "disable_fallback": (None, False),
-    "structural_tag": (None,),
 }
 
 _FORMAT_NAMES = {  # fields of response_format by its type
     "text": ("type",),
     "json_object": ("type", "schema"),
     "json_schema": ("type", "json_schema"),
+    "structural_tag": ("type", "format", "structures", "triggers"),
 }
 _BY_FIELD = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
     "json_schema": "json",
@@ -161,6 +181,9 @@ def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]
             requested.append(("response_format", {"json_object": True}))
         case JsonSchemaFormat(json_schema=schema):
             requested.append(("response_format.json_schema.schema", {"json": schema.schema}))
+        case StructuralTagFormat() as tag:
+            given = {"structural_tag": msgspec.to_builtins(tag)}
+            requested.append(("response_format", given))
     if request.structured_outputs is not None:
         requested.append(_of_fields(request.structured_outputs))
     for name, kind in _BY_FIELD.items():
