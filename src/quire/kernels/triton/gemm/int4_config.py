@@ -78,9 +78,11 @@ def int4_config(
     split = max(1, min(6 if few and warps == 4 else 4, steps // 2, most * num_sms // tiles))
     many = (8 if few else 16) < m <= 32 and split > 1 and steps > 8 * split
     stages, registers = 3 if many else 2, None
-    is_narrow = split == 1 and block_n == 64 and (m == 1 or (m <= 8 and parts == 1))
-    if not codebook and m <= 16 and (warps == 8 or is_narrow):
-        registers = 128  # so that two programs fit on a multiprocessor, or four small ones
+    if m == 1 and block_n == 32 and not codebook:
+        registers = 96  # five programs on a multiprocessor
+    elif not codebook and m <= 16 and parts < 4:
+        is_narrow = split == parts == 1 and block_n == 64 and m <= 8
+        registers = 128 if warps == 8 or is_narrow else None  # two programs, or four small ones
     sums = tiles * block_n * block_rows(m)
     for each in range(split, steps + 1):  # as many parts as it takes for their scales to fit
         found = Int4Config(block_n, parts, stages, each, warps, registers)
@@ -100,10 +102,16 @@ def _cut(
         return 128, 1, 8
     if head_dim > 64:
         return head_dim, 2 if m < 2 else 1, 8 if m < 2 or m > (16 if codebook else 8) else 4
+    if m == 1 and not codebook:
+        programs = 2 * math.ceil(n / 64)
+        if programs <= num_sms < 4 / 3 * programs and 3072 < k <= 4096:  # x and W in two stages
+            return 64, 4, 8
+        return 32 if n > 64 * num_sms else 64, 2, 4
     large = n > 128 * num_sms
-    if m > (16 if codebook else 8) or (m > 4 and large) or (m > 8 and k <= 8192):
+    in_one_round = n <= 256 * num_sms and not codebook  # four programs on a multiprocessor
+    if m > (16 if codebook else 8) or (m > 8 and k <= 8192) or (large and (m > 4 or in_one_round)):
         return 64, 1, 4
-    return 32 if large and (codebook or m > 1) else 64, 2, 4
+    return 32 if large else 64, 2, 4
 
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:
