@@ -18,9 +18,10 @@ from starlette.applications import Starlette
 from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
 from quire.server.admission.admission_control import Admission
-from quire.server.api.openai import embeddings, embeddings_request
+from quire.server.api.common import embedding_runner
+from quire.server.api.common.embedding_fields import MAX_INPUTS
+from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import MAX_POSITIONS
-from quire.server.api.openai.embeddings_request import MAX_INPUTS
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -216,15 +217,15 @@ def test_another_model_is_not_found(app: Starlette) -> None:
 
 def test_the_most_inputs_run_in_batches(engine: FakeEngine) -> None:
     """No more than the window are with the engine, or counted, so that others may come."""
-    app = build_app(engine, ServerSettings(max_queued_requests=embeddings.WINDOW_INPUTS))
+    app = build_app(engine, ServerSettings(max_queued_requests=embedding_runner.WINDOW_INPUTS))
     admission = app.state.models.find(None).admission
     watch = Watch(engine, admission)
     reply = embed(app, input=["ab", "c"] * (MAX_INPUTS // 2), encoding_format="base64")
     assert [item["index"] for item in reply.json()["data"]] == list(range(MAX_INPUTS))
     assert len(engine.calls) == MAX_INPUTS
-    assert watch.most_inputs == watch.most_counted == embeddings.WINDOW_INPUTS
+    assert watch.most_inputs == watch.most_counted == embedding_runner.WINDOW_INPUTS
     assert embed(app, input=["x" * 1000] * 30).status == 200
-    assert watch.most_tokens == 8 * 1000 < embeddings.WINDOW_TOKENS
+    assert watch.most_tokens == 8 * 1000 < embedding_runner.WINDOW_TOKENS
     assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (0, 0)
 
 

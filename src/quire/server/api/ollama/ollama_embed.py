@@ -1,37 +1,28 @@
-"""Ollama's /api/embed, over /v1/embeddings."""
+"""Ollama's /api/embed: texts to vectors."""
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Sequence
-from typing import Annotated
+from functools import partial
 
 import msgspec
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.api.common import route_rules
+from quire.server.api.common.embedding_fields import Dimensions, PoolingFields, Text, Texts
+from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
+from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.ollama import ollama_request
 from quire.server.api.ollama.ollama_request import Options, check_options, served_name
-from quire.server.api.openai import embeddings
-from quire.server.api.openai.embeddings import EmbeddingJob, embed_all, start_embedding
-from quire.server.api.openai.embeddings_reply import Embedding
-from quire.server.api.openai.embeddings_request import (
-    MAX_DIMENSIONS,
-    MAX_INPUTS,
-    EmbeddingRequest,
-    Text,
-)
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import RequestBody, neutral_values, read_body
 from quire.server.model_registry import ModelRegistry
-
-_Texts = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
 class EmbedBody(RequestBody, kw_only=True, dict=True):
@@ -41,9 +32,9 @@ class EmbedBody(RequestBody, kw_only=True, dict=True):
     """
 
     model: str | None = None
-    input: Text | _Texts
+    input: Text | Texts
     truncate: bool | None = None
-    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    dimensions: Dimensions | None = None
     keep_alive: str | float | None = None
     options: Options | None = None
 
@@ -65,16 +56,16 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, {})
     check_options(found)
-    own = EmbeddingRequest(
-        model=served_name(request.model, models),
-        input=msgspec.Raw(msgspec.json.encode(request.input)),
-        dimensions=request.dimensions,
-        truncate_prompt_tokens=None if request.truncate is False else -1,
-    )
-    own.note_no_effect(*request.no_effect, *ollama_request.load_hints(request.keep_alive))
+    model = models.find(served_name(request.model, models))
+    yield
+    truncate = None if request.truncate is False else -1
+    fields = PoolingFields(truncate_prompt_tokens=truncate)
+    fields.note_no_effect(*request.no_effect, *ollama_request.load_hints(request.keep_alive))
     if request.options is not None:
-        own.note_no_effect("options has no effect: a text's vector depends on nothing else")
-    return (yield from embeddings.prepare_request(own, models, "embd", Embedding))
+        fields.note_no_effect("options has no effect: a text's vector depends on nothing else")
+    pooling = model.engine.info.pooling.changed(dimensions=request.dimensions)
+    inputs = [request.input] if isinstance(request.input, str) else request.input
+    return EmbeddingJob(make_embedding_job("embd", model, fields, inputs, pooling), pooling)
 
 
 async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
@@ -82,10 +73,7 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
     admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
-        if len(outputs) > embeddings.MAX_VECTORS_INLINE:
-            reply = await asyncio.to_thread(_encoded, request.job.model, outputs)
-        else:
-            reply = _encoded(request.job.model, outputs)
+        reply = await encode_vectors(partial(_encoded, request.job.model), outputs)
     await send_complete(send, 200, reply)
 
 

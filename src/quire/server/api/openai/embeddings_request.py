@@ -10,44 +10,35 @@ from quire.core.pooling_params import Pooling
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import ChatRequest, Messages
-from quire.server.api.common.encoding_fields import EncodingFields
+from quire.server.api.common.embedding_fields import (
+    MAX_INPUTS,
+    Dimensions,
+    PoolingFields,
+    Text,
+    Texts,
+)
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
-from quire.server.http import field_bounds, strict_json
+from quire.server.http import strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenId, one_of
 from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
-MAX_INPUTS = 2048  # in one request, as OpenAI has it
-MAX_DIMENSIONS = 1 << 20
-
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 # ids below 0 are found later, with those that are out of the model's vocabulary above
 _AnyIds = Annotated[list[Int32], msgspec.Meta(min_length=1)]
 Inputs = Text | Annotated[list[Int32 | Text | _AnyIds], msgspec.Meta(min_length=1)]
-_InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
 INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
     Text,
-    Annotated[list[Text], _InputList],
+    Texts,
     TokenIds,
-    Annotated[list[TokenIds], _InputList],
+    Annotated[list[TokenIds], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)],
 )
 
 
 _CHAT_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
 )
-
-
-class PoolingFields(EncodingFields, kw_only=True, dict=True):
-    """The fields of all requests that embed texts; as for completions. user: without any effect."""
-
-    model: str | None = None
-    user: ShortText | None = None
-    priority: Int32 | None = None
-    cache_salt: ShortText | None = None
-    timeout: field_bounds.Seconds | None = None
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
@@ -67,7 +58,7 @@ class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
     encoding_format: EncodingFormat | None = None
     embed_dtype: VectorDtype | None = None
     endianness: ByteOrder | None = None
-    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    dimensions: Dimensions | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
 

@@ -5,7 +5,6 @@ vLLM's and Jina's formats. Each text is embedded once, in the batches of all oth
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
@@ -15,42 +14,29 @@ from typing import Annotated
 import msgspec
 from starlette.types import Send
 
-from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.errors import invalid_value
 from quire.server.api.common import route_rules
-from quire.server.api.common.generation_job import Job
+from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
+from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
+from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.openai.embeddings import (
-    MAX_VECTORS_INLINE,
-    embed_all,
-    make_embedding_job,
-    start_embedding,
-)
 from quire.server.api.openai.embeddings_reply import EmbeddingUsage
-from quire.server.api.openai.embeddings_request import (
-    MAX_INPUTS,
-    PoolingFields,
-    Text,
-)
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 
-Documents = Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
-Texts = Text | Documents
-
 
 class ScoreRequest(PoolingFields, kw_only=True, dict=True):
     """Body of /v1/score: queries and documents, or under their older names text_1 and text_2."""
 
-    queries: Texts | None = None
-    documents: Texts | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
+    queries: Text | Texts | None = None
+    documents: Text | Texts | None = None
+    text_1: Text | Texts | None = None
+    text_2: Text | Texts | None = None
 
 
 class RerankRequest(PoolingFields, kw_only=True, dict=True):
@@ -60,8 +46,8 @@ class RerankRequest(PoolingFields, kw_only=True, dict=True):
     """
 
     query: Text
-    documents: Documents | None = None
-    texts: Documents | None = None
+    documents: Texts | None = None
+    texts: Texts | None = None
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
     return_text: bool | None = None
@@ -117,11 +103,9 @@ class TextScore(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-class ScoreJob(msgspec.Struct, frozen=True):
-    """A request ready to run. job: its prompts are the queries, then the documents."""
+class ScoreJob(EmbeddingJob, frozen=True):
+    """An EmbeddingJob whose prompts are the queries, then the documents."""
 
-    job: Job
-    pooling: PoolingParams
     num_queries: int
     rerank: RerankRequest | None = None
 
@@ -181,8 +165,7 @@ async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None
     admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
-    score = partial(_cosines, outputs, request.num_queries)
-    scores = await asyncio.to_thread(score) if len(outputs) > MAX_VECTORS_INLINE else score()
+    scores = await encode_vectors(partial(_cosines, num_queries=request.num_queries), outputs)
     count = sum(len(output.prompt_token_ids) for output in outputs)
     usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
     reply = _rerank_reply if request.rerank is not None else _score_reply

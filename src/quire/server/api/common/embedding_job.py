@@ -1,0 +1,72 @@
+"""EmbeddingJob: the texts of one HTTP request to embed. embedding_runner.py runs it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.core.pooling_params import PoolingParams
+from quire.core.request import DEFAULT_SAMPLING
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.input_processor import errors_name_field
+from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
+from quire.server.api.common.embedding_fields import PoolingFields
+from quire.server.api.common.generation_job import Job
+from quire.server.model_registry import RegisteredModel
+
+
+class EmbeddingJob(msgspec.Struct, frozen=True):
+    """A request ready to run. job: its prompts are token ids."""
+
+    job: Job
+    pooling: PoolingParams
+
+
+def make_embedding_job(
+    id_prefix: str,
+    model: RegisteredModel,
+    request: PoolingFields,
+    inputs: Sequence[Prompt],
+    pooling: PoolingParams,
+    fields: Sequence[tuple[str, int]] = (),
+) -> Job:
+    """The job of a request whose inputs are embedded. Raises InvalidRequestError.
+
+    fields: names of those that the inputs are from, in order, with the number of each one's inputs;
+    by default all are from `input`.
+    """
+    named = fields or [("input", len(inputs))]
+    return Job(
+        reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
+        model=model.name,
+        prompts=_token_ids(inputs, named, request, pooling, model.engine),
+        sampling=DEFAULT_SAMPLING,
+        stream=False,
+        include_usage=False,
+        return_token_ids=False,
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+        timeout=request.timeout,
+        no_effect=request.no_effect,
+    )
+
+
+def _token_ids(
+    inputs: Sequence[Prompt],
+    fields: Sequence[tuple[str, int]],
+    request: PoolingFields,
+    pooling: PoolingParams,
+    engine: AsyncEngine,
+) -> list[list[int]]:
+    """Token ids of all inputs, checked before any of them runs."""
+    limits, found = engine.info.limits, list[list[int]]()
+    encoding = request.encoding
+    names = [(name, index, count) for name, count in fields for index in range(count)]
+    for given, name in zip(inputs, names, strict=True):
+        with errors_name_field(*name):
+            ids = token_ids_of(given, engine.tokenizer, limits, encoding)
+            limits.check_embedding(ids, pooling)
+            found.append(ids)
+    return found

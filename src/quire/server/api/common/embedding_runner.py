@@ -1,0 +1,94 @@
+"""Runs an EmbeddingJob: bounds how many inputs of one request the engine has at a time.
+
+Hidden states become a vector in engine/core/pooler.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from quire.core.pooling_params import PoolingParams
+from quire.core.request_output import RequestOutput
+from quire.engine.frontend.prompt_encoding import Prompt
+from quire.server.api.common.generation_job import AdmittedJob, Job
+from quire.server.api.common.request_gate import RequestContext
+from quire.server.api.common.usage import UsageCounter
+
+# Inputs and tokens of one request that the engine has at a time: enough to keep it busy for some
+# steps, and no more, because later requests wait behind them.
+WINDOW_INPUTS = 256
+WINDOW_TOKENS = 8192
+_MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
+
+Reply = TypeVar("Reply")
+
+
+def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
+    """Admit a job whose prompts are embedded."""
+    longest = max(map(len, job.prompts))
+    return context.start(job, max_answers=WINDOW_INPUTS, max_tokens=max(WINDOW_TOKENS, longest))
+
+
+async def embed_all(
+    admitted: AdmittedJob, pooling: PoolingParams, usage: UsageCounter
+) -> list[RequestOutput]:
+    """The outputs of all inputs, in order. A failure, or a cancellation, aborts the others."""
+    window, job = _Window(), admitted.job
+
+    async def embed(index: int, prompt: Prompt) -> RequestOutput:
+        output = await admitted.engine.embed(
+            *(prompt, pooling),
+            request_id=f"{job.reply_id}-{index}",
+            encoding=job.encoding,
+            priority=job.priority,
+            cache_salt=admitted.cache_salt,
+            queue_timeout=admitted.queue_timeout,
+        )
+        usage.add(index, output)
+        window.leave(len(prompt))
+        return output
+
+    tasks = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, prompt in enumerate(job.prompts):
+                await window.enter(len(prompt))
+                tasks.append(group.create_task(embed(index, prompt)))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+class _Window:
+    """Bounds what of one request the engine has; one task at a time may wait to enter."""
+
+    def __init__(self) -> None:
+        self._num_inputs = self._num_tokens = 0
+        self._input_done = asyncio.Event()
+
+    async def enter(self, num_tokens: int) -> None:
+        """Wait until an input fits; with no other input running, any fits."""
+        while self._num_inputs and (
+            self._num_inputs >= WINDOW_INPUTS or self._num_tokens + num_tokens > WINDOW_TOKENS
+        ):
+            self._input_done.clear()
+            await self._input_done.wait()
+        self._num_inputs += 1
+        self._num_tokens += num_tokens
+
+    def leave(self, num_tokens: int) -> None:
+        """Note that an input's embedding has been computed."""
+        self._num_inputs -= 1
+        self._num_tokens -= num_tokens
+        self._input_done.set()
+
+
+async def encode_vectors(
+    encode: Callable[[Sequence[RequestOutput]], Reply], outputs: Sequence[RequestOutput]
+) -> Reply:
+    """`encode(outputs)`; in a thread where it would hold up the event loop."""
+    if len(outputs) <= _MAX_VECTORS_INLINE:
+        return encode(outputs)
+    return await asyncio.to_thread(encode, outputs)
