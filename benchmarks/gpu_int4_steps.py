@@ -48,6 +48,7 @@ CUTS = (
     (32, 4, 4),
     (64, 1, 4),
     (32, 2, 4),
+    (64, 4, 8),
     (128, 2, 8),
     (128, 1, 8),
     (128, 1, 4),
@@ -177,7 +178,7 @@ def candidates(shape: tuple[int, int], linear: str, m: int, group: int) -> list[
     n, k = shape
     splits = {"gate_up": (1,), "qkv": (2, 3, 4, 5, 6)}.get(linear, (1, 2, 3, 4, 6, 8))
     found, block_m = [], block_rows(m)
-    every = itertools.product(CUTS, splits, (2, 3, 4), (128, None) if m > 16 else (128,))
+    every = itertools.product(CUTS, splits, (2, 3, 4), (96, 128, None))
     for (block_n, parts, warps), split, stages, registers in every:
         own = -(-k // (256 * parts)) / split  # steps of a program
         programs = -(-n // block_n) * split
@@ -211,7 +212,10 @@ def measure(step: Step, m: int, budget: Budget) -> dict[str, Any]:
     some = {name: free[name] for name in ("o", "down")}
     named = {"rule": Variant(), "all at 128": Variant(tight), "o, down free": Variant(some)}
     named |= {"o, gate_up, down free": Variant(some | {"gate_up": free["gate_up"]})}
-    named |= {"rule again": Variant()}
+    wide = Int4Config(64, 2, 2, registers=128)  # as tiles of 64 outputs in two parts
+    named |= {"rule again": Variant(), "gate_up 64x2": Variant({"gate_up": wide})}
+    named |= {"o 64x2": Variant({"o": replace(wide, split=4, registers=None)})}
+    named |= {"gate_up 32x2": Variant({"gate_up": Int4Config(32, 2, 2)})}
     named |= {f"{name} free": Variant({name: free[name]}) for name in LINEARS}
     without = {f"without {name}": Variant(without=name) for name in (*LINEARS, "attention", "head")}
     graphs = {name: step.record(each) for name, each in named.items()}
