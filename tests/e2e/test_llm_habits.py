@@ -230,6 +230,18 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
             llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
 
 
+def test_an_interrupted_close_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    llm = LLM(dtype="float32", threads=1, num_blocks=64)
+    monkeypatch.setattr(offline_engine, "_free_memory", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("A list is", GREEDY, use_tqdm=False)
+
+
 def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("A list is a list of things")
     for prompt in ("A list is a list of things", ids):

@@ -72,6 +72,18 @@ def test_a_request_is_a_span_of_its_callers_trace(
     assert span.end_time >= span.start_time
 
 
+def test_a_clock_that_is_set_back_changes_no_duration(
+    exporter: InMemorySpanExporter, traced: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    an_hour_ago = time.time_ns() - 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: an_hour_ago)
+    call(traced, "/v1/completions", {"prompt": "x", "max_tokens": 4})
+    (span,) = exporter.get_finished_spans()
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert 0 <= span.end_time - span.start_time < 60 * 10**9
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -86,10 +86,12 @@ class OfflineEngine:
         return self._engine is None
 
     def close(self) -> None:
-        """Free all memory, for good."""
-        self.sleep()
-        self._is_closed = True
-        self._inputs.close()
+        """Free all memory, for good, even if it is interrupted."""
+        try:
+            self.sleep()
+        finally:
+            self._is_closed = True
+            self._inputs.close()
 
     def _awake(self) -> InlineEngine:
         if self._is_closed:

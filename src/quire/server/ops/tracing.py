@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -100,7 +99,7 @@ class Tracer:
             span.add_event("gen_ai.first_token", timestamp=at)
         if record.error_code is not None:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(end_time=time.time_ns())
+        span.end(end_time=record.begin_ns + round(record.seconds * 1e9))
         self._num_made += 1
 
     def close(self) -> None:

@@ -212,5 +212,7 @@ def test_models(app: Starlette) -> None:
     shown = call(app, "/api/show", {"model": "fake:latest"}).json()
     assert shown["modelfile"] == "FROM /models/fake.gguf\n"
     assert "completion" in shown["capabilities"]
+    assert call(app, "/api/show", {"name": "fake"}).json() == shown
+    assert call(app, "/api/show", {"name": "other"}).status == 404
     assert call(app, "/api/show", {"model": "other"}).status == 404
     assert call(app, "/api/version").json()["version"]

@@ -67,9 +67,10 @@ class OllamaVersion(msgspec.Struct):
 
 
 class ShowBody(RequestBody, kw_only=True, dict=True):
-    """Body of /api/show. verbose: without effect."""
+    """Body of /api/show. name: what older clients call `model`. verbose: without effect."""
 
     model: str | None = None
+    name: str | None = None
     verbose: bool | None = None
 
 
@@ -153,7 +154,7 @@ _show_decoder = msgspec.json.Decoder(ShowBody)
 def show(data: bytes, models: ModelRegistry) -> ShownModel:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
     request, _ = read_body(data, _show_decoder, {})
-    model = models.find(served_name(request.model, models))
+    model = models.find(served_name(request.model or request.name, models))
     info, tokenizer = model.engine.info, model.engine.tokenizer
     thinks, calls = model.parsers.reasoning is not None, model.parsers.tools is not None
     extra = [name for name, has in (("tools", calls), ("thinking", thinks)) if has]
