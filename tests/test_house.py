@@ -542,7 +542,7 @@ WALL_CLOCK = {
     "access_log.py", "cache.py", "embeddings_reply.py", "generation_job.py", "live_view.py",
     "metrics_route.py", "models_route.py", "ollama_models.py", "ollama_reply.py",
     "prepared_files.py", "request_record.py", "response_store.py", "step_tuning_file.py",
-    "template_filters.py", "tracing.py",
+    "template_filters.py",
 }  # fmt: skip
 
 

@@ -98,4 +98,5 @@ def test_dropped_lines_are_reported_when_somebody_reads_again(
     _, log = process.communicate(timeout=20)
     reported = re.search(r"WARNING quire.logs: (\d+) log lines dropped: the reader", log)
     assert reported is not None
-    assert int(reported[1]) == int(counted[1])
+    # the request for metrics and the end of the server have lines, too
+    assert 0 <= int(reported[1]) - int(counted[1]) <= 3

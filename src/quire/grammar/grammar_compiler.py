@@ -17,7 +17,6 @@ from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
-from quire.grammar.structural_tag import structural_tag_lark
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -154,6 +153,9 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
 
 def _lark(structured_outputs: StructuredOutputs) -> str:
     if structured_outputs.kind == "structural_tag":
+        # here, so that a start does not import what few requests need
+        from quire.grammar.structural_tag import structural_tag_lark
+
         return structural_tag_lark(structured_outputs.text)
     return to_lark(structured_outputs.text)
 
