@@ -5,7 +5,7 @@
 Decodes by context and batch, prompts of 2,048 tokens over a cached prefix, and the QKV projection
 with RoPE and the cache's write, each by the engine's own operation with keys and values in
 bfloat16, FP8 and INT8, by turns. "int8_any" are INT8 decodes by the kernel of any GPU, "fp8_direct"
-and "int8_direct" prompts without widening keys first.
+and "int8_direct" prompts without dequantizing keys first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import AttentionParams, KVScales, ResidualState, RopeWriteKV
-from quire.kernels.triton.attention import widening
+from quire.kernels.triton.attention import kv_dequantization
 from quire.kernels.triton.attention.attention_plan import make_plan
 from quire.kernels.triton.launch.attention_config import decode_config, hopper_config
 from quire.kernels.triton.ops import hopper_prompts, paged_attention
@@ -134,31 +134,33 @@ def any_gpus_decode(case: Case, layer: tuple[Tensor, ...]) -> Tensor:
     return out
 
 
-def without_widening(case: Case, layer: tuple[Tensor, ...]) -> Tensor:
+def without_dequantization(case: Case, layer: tuple[Tensor, ...]) -> Tensor:
     """Prompts whose keys in 8 bits are converted for each tile of queries."""
-    with unittest.mock.patch.object(hopper_prompts, "choose_widening", return_value=None):
+    with unittest.mock.patch.object(hopper_prompts, "choose_dequantization", return_value=None):
         return case.attention(layer)
 
 
-def time_widening(model: Model, num_keys: int, bandwidth: float) -> dict[str, Any]:
+def time_dequantization(model: Model, num_keys: int, bandwidth: float) -> dict[str, Any]:
     """The conversion alone of a prompt's keys and values."""
     cases = {kind: make_case(model, [2048], [num_keys], kind) for kind in ("fp8", "int8")}
     calls = {}
     for kind, case in cases.items():
         config = hopper_config(case.layers[0][0], split=False)
-        chosen = hopper_prompts.choose_widening(case.query, case.layers[0][0], config)
+        chosen = hopper_prompts.choose_dequantization(case.query, case.layers[0][0], config)
         assert chosen is not None
-        plan = widening.plan_widening(case.layout, 0, chosen)
-        wide = widening.scratch_caches(case.layers[0][0], config.tile)
+        plan = kv_dequantization.plan_dequantization(case.layout, 0, chosen)
+        wide = kv_dequantization.scratch_caches(case.layers[0][0], config.tile)
         calls[kind] = [
             lambda keys=keys, values=values, scales=scales, case=case, plan=plan, wide=wide: (
-                widening.widen(keys, values, tuple(scales) or (None, None), case.layout, plan, wide)
+                kv_dequantization.dequantize_kv(
+                    keys, values, tuple(scales) or (None, None), case.layout, plan, wide
+                )
             )
             for keys, values, *scales in case.layers
         ]
     us = time_interleaved(calls)
     floor = 6 * model.kv_heads * model.head_dim * num_keys / bandwidth * 1e6
-    print(f"widening of {num_keys} keys: {us}, floor {floor:.1f} us", flush=True)
+    print(f"dequantization of {num_keys} keys: {us}, floor {floor:.1f} us", flush=True)
     return {"keys": num_keys, "us": us, "floor": floor}
 
 
@@ -217,7 +219,7 @@ def write_all(
 def numbers(layer: tuple[Tensor, ...]) -> list[Tensor]:
     """Keys and values in float32."""
     pairs = zip(layer[:2], layer[2:] or (None, None), strict=True)
-    return [reference.widened(codes, torch.float32, scales) for codes, scales in pairs]
+    return [reference.dequantize_kv(codes, torch.float32, scales) for codes, scales in pairs]
 
 
 def relative(ours: Tensor, twin: Tensor) -> float:
@@ -237,7 +239,7 @@ def time_attention(
     else:
         for kind in ("fp8", "int8"):
             calls[f"{kind}_direct"] = [
-                lambda own=own, case=cases[kind]: without_widening(case, own)
+                lambda own=own, case=cases[kind]: without_dequantization(case, own)
                 for own in cases[kind].layers
             ]
     us = time_interleaved(calls)
@@ -279,7 +281,7 @@ def compile_case(name: str, kind: str, queries: list[int], lens: list[int]) -> N
     """Run one small case once."""
     case = make_case(MODELS[name], queries, lens, kind)
     case.attention(case.layers[0])
-    without_widening(case, case.layers[0])
+    without_dequantization(case, case.layers[0])
     if len(queries) == sum(queries) and kind == "int8":
         any_gpus_decode(case, case.layers[0])
     torch.cuda.synchronize()
@@ -314,7 +316,9 @@ def main() -> None:
             lens = [prefix + n for n in queries]
             rows.append(time_attention(model, queries, lens, label, bandwidth))
             torch.cuda.empty_cache()
-    widened = [time_widening(model, n, bandwidth) for n in (2048, 8192, 32768) if budget.left > 4]
+    dequantized = [
+        time_dequantization(model, n, bandwidth) for n in (2048, 8192, 32768) if budget.left > 4
+    ]
     projections = [time_projection(model, m) for m in (1, 16, 64, 2048) if budget.left > 3]
     sizes = {kind: block_bytes([spec_of(model)], BLOCK, name) for kind, name in NAMES.items()}
     capacity = {kind: sizes["bf16"] / size for kind, size in sizes.items()}
@@ -323,7 +327,7 @@ def main() -> None:
         args.name,
         {
             "gpu": torch.cuda.get_device_name(), "read_bandwidth": bandwidth, "checks": checks,
-            "attention": rows, "widening": widened, "projections": projections,
+            "attention": rows, "dequantization": dequantized, "projections": projections,
             "capacity": capacity,
         },
     )  # fmt: skip

@@ -68,7 +68,7 @@ def path_of(name: str) -> Callable[[Rows, Any, None], Tensor]:
 
 
 def exact(x: Tensor, weight: Any, bias: None) -> Tensor:
-    """Many rows times a weight of a byte each, widened for each tile."""
+    """Many rows times a weight of a byte each, dequantized for each tile."""
     config = many_config(x, weight)
     assert config is not None
     return multiply_byte_rows(x, weight, bias, config)

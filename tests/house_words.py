@@ -28,8 +28,10 @@ OLD_WORDS = {
     "tell tells told untold": "notify, describe, report, send",
     "turned turning": "rope",
     "turns": "messages (of a chat), interleaved (of rows)",
+    "narrow narrowed narrowing narrows": "from_float, round, in 8 bits",
     "visit visits": "request context",
     "way ways": "config, path, kernel",
+    "widen widened widening widens": "dequantize (codes), convert, to_float",
     "wish wishes wishing wished": "sampling params, logits processors, request",
 }
 
@@ -39,7 +41,7 @@ ALLOWED = {
     "scaled_dot_product_attention", "visit_BinOp", "visit_Call", "visit_Compare",
     "visit_Dict", "visit_For",
     "visit_FunctionDef", "visit_Name", "visit_Subscript", "visit_While",
-    "kept_token_ids", "_kept_token_ids",
+    "kept_token_ids", "_kept_token_ids", "param.narrow", "slots.narrow",
 }  # fmt: skip
 
 # Uses that are left in the package: they may only become fewer.
@@ -77,6 +79,7 @@ OLD_TEXT = {
     r"\bwhose they are\b": "of which requests",
     r"\bif it comes late\b": "after which bound",
     r'"""those of\b': "the noun that it returns",
+    r"\bwiden(s|ed|ing)?\b": "dequantize (codes), convert (numbers)",
     r"\blayers/rotary\b": "layers/rope.py",
 }
 

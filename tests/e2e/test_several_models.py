@@ -225,7 +225,7 @@ NULL = ["--load-format", "null", "--model-load", "on_demand"]
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def memory_for_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Three models of 256 MiB each, and memory for two."""
     admin = tmp_path_factory.mktemp("admin") / "sock"
     words = [word for name in "abc" for word in ("--model", f"{name}=quire-tiny")]
@@ -242,28 +242,28 @@ def num_tokens(server: Server, model: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def test_the_least_recently_used_one_leaves(narrow: Server) -> None:
-    assert set(narrow.states().values()) == {"unloaded"}
-    assert not narrow.engines
-    narrow.complete("a", "x")
-    narrow.complete("b", "x")
-    assert narrow.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
-    narrow.complete("a", "x")
-    narrow.complete("c", "x")
-    assert narrow.states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
-    assert len(narrow.engines) == 2
+def test_the_least_recently_used_one_leaves(memory_for_two: Server) -> None:
+    assert set(memory_for_two.states().values()) == {"unloaded"}
+    assert not memory_for_two.engines
+    memory_for_two.complete("a", "x")
+    memory_for_two.complete("b", "x")
+    assert memory_for_two.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+    memory_for_two.complete("a", "x")
+    memory_for_two.complete("c", "x")
+    assert memory_for_two.states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+    assert len(memory_for_two.engines) == 2
     with ThreadPoolExecutor(12) as pool:  # all of them, each waiting for its turn or served
-        texts = list(pool.map(lambda n: narrow.complete("abc"[n % 2], "x"), range(12)))
+        texts = list(pool.map(lambda n: memory_for_two.complete("abc"[n % 2], "x"), range(12)))
     assert len(set(texts)) == 1
-    wait_until(lambda: num_tokens(narrow, "b") == LENGTH * 7)  # of both its processes
+    wait_until(lambda: num_tokens(memory_for_two, "b") == LENGTH * 7)  # of both its processes
 
 
-def test_models_in_use_stay(narrow: Server) -> None:
-    narrow.complete("a", "x")
-    narrow.complete("c", "x")
-    streams = [Stream(narrow, name, "x", length=4000) for name in "ac"]
+def test_models_in_use_stay(memory_for_two: Server) -> None:
+    memory_for_two.complete("a", "x")
+    memory_for_two.complete("c", "x")
+    streams = [Stream(memory_for_two, name, "x", length=4000) for name in "ac"]
     wait_until(lambda: all(stream.num_events for stream in streams))
-    status, reply = narrow.ask("/v1/completions", model="b", prompt="x")
+    status, reply = memory_for_two.ask("/v1/completions", model="b", prompt="x")
     assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
     assert f"of {600 * MIB:,} bytes" in reply["error"]["message"]
     assert int(reply["headers"]["retry-after"]) >= 1
@@ -271,23 +271,25 @@ def test_models_in_use_stay(narrow: Server) -> None:
     for stream in streams:
         stream.join(PATIENCE)
         assert not stream.error
-    assert narrow.complete("b", "x")
+    assert memory_for_two.complete("b", "x")
 
 
-def test_an_administrator_unloads_a_model_when_its_requests_are_done(narrow: Server) -> None:
-    narrow.complete("a", "x")
-    running = Stream(narrow, "a", "x", length=2000)
+def test_an_administrator_unloads_a_model_when_its_requests_are_done(
+    memory_for_two: Server,
+) -> None:
+    memory_for_two.complete("a", "x")
+    running = Stream(memory_for_two, "a", "x", length=2000)
     wait_until(lambda: running.num_events > 0)
-    reply = narrow.order("POST", "/admin/models/unload", model="a")
+    reply = memory_for_two.order("POST", "/admin/models/unload", model="a")
     assert (reply["state"], running.error) == ("unloaded", {})
     running.join(PATIENCE)
     assert running.text
-    endless = Stream(narrow, "a", "x", length=4000)
+    endless = Stream(memory_for_two, "a", "x", length=4000)
     wait_until(lambda: endless.num_events > 0)
-    narrow.order("POST", "/admin/models/unload", model="a", grace=0)
+    memory_for_two.order("POST", "/admin/models/unload", model="a", grace=0)
     endless.join(PATIENCE)
     assert "unloaded" in endless.error["message"]
-    reply = narrow.order("POST", "/admin/models/load", model="a")
+    reply = memory_for_two.order("POST", "/admin/models/load", model="a")
     assert reply["state"] == "loaded"
 
 

@@ -18,8 +18,11 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.triton.attention.attention_plan import plan_kernel
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
+from quire.kernels.triton.attention.kv_dequantization import (
+    dequantization_plan_kernel,
+    dequantize_kv_kernel,
+)
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.attention.widening import widen_kernel, widening_plan_kernel
 from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
 from quire.kernels.triton.gemm.int4_config import scales_codes
@@ -507,7 +510,7 @@ def prefill_capped(capability: int) -> Compiled:
     return prefill(capability, SINKS, CAPPED)
 
 
-def widen(capability: int, kind: str) -> Compiled:
+def dequantize_kv(capability: int, kind: str) -> Compiled:
     """The conversion of keys and values in 8 bits to 16 bits before attention."""
     names = ["seq_lens_ptr", "chunks_ptr", "first_keys_ptr", "rows_ptr", "block_table_ptr"]
     types = dict.fromkeys(names, INTS) | dict.fromkeys(["num_requests", "stride_table"], "i32")
@@ -516,15 +519,15 @@ def widen(capability: int, kind: str) -> Compiled:
     constants |= {"CHUNK": 16, "BLOCK_B": 256, "PDL": capability >= 90}
     pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
     (types if kind == "i8" else constants).update(pair)
-    return compile_kernel(widen_kernel, types, constants, capability, num_warps=8)
+    return compile_kernel(dequantize_kv_kernel, types, constants, capability, num_warps=8)
 
 
-def widening_plan(capability: int) -> Compiled:
-    """Which prompts' keys are widened."""
-    types = {name: INTS for name in widening_plan_kernel.arg_names if name.endswith("_ptr")}
+def dequantization_plan(capability: int) -> Compiled:
+    """Which prompts' keys are dequantized."""
+    types = {name: INTS for name in dequantization_plan_kernel.arg_names if name.endswith("_ptr")}
     types |= dict.fromkeys(["num_requests", "least_queries", "most_keys"], "i32")
     constants = {"QUERY_TILE": 32, "TILE": 128, "WINDOW": 4096, "CHUNK": 16, "BLOCK_B": 256}
-    return compile_kernel(widening_plan_kernel, types, constants, capability, num_warps=4)
+    return compile_kernel(dequantization_plan_kernel, types, constants, capability, num_warps=4)
 
 
 def boxes_of(kind: str, head_dim: int, rows: int = 16) -> dict[str, str]:
@@ -536,23 +539,23 @@ def boxes_of(kind: str, head_dim: int, rows: int = 16) -> dict[str, str]:
 
 def hopper(
     capability: int, kind: str = "bf16", head_dim: int = 64, tile: int = 64, *,
-    split: bool = True, widened: bool = False,
+    split: bool = True, contiguous: bool = False,
 ) -> Compiled:  # fmt: skip
     """Prefill attention for Hopper, in its smallest form: the larger take three times as long.
 
-    widened: over contiguous keys that the previous kernel leaves.
+    contiguous: over contiguous keys that the previous kernel leaves.
     """
     names = hopper_prefill_kernel.arg_names
     types = {name: kind for name, kind in ATTENTION.items() if name in names}
-    types |= boxes_of(kind, head_dim, tile if widened else 16)
+    types |= boxes_of(kind, head_dim, tile if contiguous else 16)
     shape: dict[str, Any] = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim}
-    shape |= {"BLOCK_SIZE": 0 if widened else 16, "PDL": widened}
+    shape |= {"BLOCK_SIZE": 0 if contiguous else 16, "PDL": contiguous}
     pair = dict.fromkeys(["k_scale_ptr", "v_scale_ptr"], BF16 if kind == "i8" else None)
     (types if kind == "i8" else shape).update(pair)
     cut = {"FIELDS": 8, "TILE": tile, "SLOTS": 4 if split else 256 // head_dim, "WINDOW": 0}
     cut |= {"SPLIT": split, "PING_PONG": not split}
     return compile_kernel(
-        hopper_prefill_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=widened
+        hopper_prefill_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=contiguous
     )
 
 
@@ -783,13 +786,13 @@ KERNELS = {
     "hopper_bf16_halves": functools.partial(
         hopper, kind="bf16", head_dim=128, tile=128, split=False
     ),
-    "hopper_widened": functools.partial(hopper, widened=True),
-    "hopper_widened_halves": functools.partial(
-        hopper, head_dim=128, tile=128, split=False, widened=True
+    "hopper_dequantized": functools.partial(hopper, contiguous=True),
+    "hopper_dequantized_halves": functools.partial(
+        hopper, head_dim=128, tile=128, split=False, contiguous=True
     ),
-    "widen_fp8": functools.partial(widen, kind="fp8e4nv"),
-    "widen_int8": functools.partial(widen, kind="i8"),
-    "widening_plan": widening_plan,
+    "dequantize_kv_fp8": functools.partial(dequantize_kv, kind="fp8e4nv"),
+    "dequantize_kv_int8": functools.partial(dequantize_kv, kind="i8"),
+    "dequantization_plan": dequantization_plan,
     "hopper_int8_split": functools.partial(hopper, kind="i8", head_dim=128, split=True),
     "hopper_decode": hopper_decode,
     "hopper_decode_int8": functools.partial(hopper_decode, kind="i8"),

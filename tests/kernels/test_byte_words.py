@@ -129,7 +129,7 @@ def test_words_take_the_bytes_that_their_format_counts(spec: QuantSpec) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8_group", "fp8_block"])
-def test_instructions_widen_every_code(kind: str) -> None:
+def test_instructions_dequantize_every_code(kind: str) -> None:
     """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
     codes_of = pytest.importorskip("quire.kernels.triton.hopper.hopper_byte_codes")
     found, zero, scale = format_of(QuantSpec(kind, 128)), 3.0, 0.75
@@ -149,7 +149,7 @@ def test_instructions_widen_every_code(kind: str) -> None:
             registers |= {f"${last}": bits[by], f"${last + 1}": bits[by]}
             if has_zeros and kind == "fp8_block":
                 continue
-            asm = codes_of._widen_asm(words.codes, word, has_zeros, is_scaled)
+            asm = codes_of._dequantize_asm(words.codes, word, has_zeros, is_scaled)
             after = run_ptx(asm, registers)
             for half in range(2):
                 expected = numbers[column + 32 * half :][:2] - zero * has_zeros
@@ -186,7 +186,7 @@ def of_many_sizes(rows: int, k: int) -> Tensor:
 
 @KINDS
 def test_rows_are_rounded_in_blocks(kind: type[BlockRows]) -> None:
-    """Alone, after SiLU and after a norm; widened they are what they were, but for rounding."""
+    """Alone, after SiLU and after a norm; dequantized they are what they were, but for rounding."""
     dtype = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter has no other products
     x = moved(of_many_sizes(3, 1280).to(dtype))
     pairs = torch.stack([torch.full_like(x, 40.0), x / 40.0], dim=2).flatten(1)  # silu(40) is 40
@@ -205,7 +205,7 @@ def test_rows_are_rounded_in_blocks(kind: type[BlockRows]) -> None:
         largest = expected.float().unflatten(1, (10, 128)).abs().amax(2, keepdim=True)
         # Triton's interpreter cuts bits off of bfloat16 and FP8 in place of rounding
         share = 0.016 if kind is Int8Blocks else 0.07 if ON_GPU else 0.25
-        error = (rows.widened().float() - expected.float()).unflatten(1, (10, 128)).abs()
+        error = (rows.dequantize().float() - expected.float()).unflatten(1, (10, 128)).abs()
         assert bool((error <= share * largest).all())
 
 
@@ -215,7 +215,7 @@ def test_what_is_no_number_stays_none_in_its_block() -> None:
     x[0, 3], x[1, 200] = float("nan"), 0.0
     x[1, :128] = 0.0
     rows = quantize_blocks(moved(x), Int8Blocks)
-    wide = rows.widened().cpu()
+    wide = rows.dequantize().cpu()
     assert bool(wide[0, :128].isnan().all())
     assert bool(wide[0, 128:].isfinite().all())
     assert not wide[1, :128].any()
@@ -359,7 +359,7 @@ def test_every_config_of_blocks_gives_the_result_on_a_hopper(spec: QuantSpec, ro
     )
     kind = Fp8Blocks if spec.codes == "fp8_block" else Int8Blocks
     given, bias = quantize_blocks(x, kind), torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
-    wide = given.widened().double()
+    wide = given.dequantize().double()
     assert error_of(wide, x.double()) < (4e-2 if kind is Fp8Blocks else 1e-2)
     expected = wide @ format_of(spec).dequantize(weight).double().T + bias.double()
     for config in block_configs(rows, n, k):
@@ -402,4 +402,4 @@ def test_many_rows_are_rounded_by_the_kernels_before_on_a_hopper(spec: QuantSpec
     out = kernels.linear_silu(state, gate_up, None, True)
     assert isinstance(out, BlockRows)
     limit = 1e-1 if spec.codes == "fp8_block" else 2.5e-2
-    assert error_of(out.widened(), F.silu(gate) * up) < limit
+    assert error_of(out.dequantize(), F.silu(gate) * up) < limit

@@ -182,7 +182,7 @@ def test_dots_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
         for rows in (1, 3, 7, 14, 33):
             x = normal(rows, k, dtype=torch.bfloat16)
             stream = ResidualState(x, None, normal(k, dtype=torch.bfloat16), 1e-5)
-            widened = (
+            in_float = (
                 linears.linear(x, packed, None),
                 linears.rms_norm_linear(stream, packed, None),
             )
@@ -190,6 +190,6 @@ def test_dots_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
                 patch.setattr(native, "library", lambda: plain_dots)
                 found = linears.linear(x, packed, None)
                 behind = linears.rms_norm_linear(stream, packed, None)
-            assert torch.equal(found, widened[0])
-            size = 0.02 * widened[1].abs().max()
-            assert ((behind - widened[1]).abs() <= size).all()
+            assert torch.equal(found, in_float[0])
+            size = 0.02 * in_float[1].abs().max()
+            assert ((behind - in_float[1]).abs() <= size).all()

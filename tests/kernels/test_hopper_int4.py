@@ -63,7 +63,7 @@ def expected_of(x: Tensor, weight: Int4Weight, *, in_fp8: bool = False) -> Tenso
     if in_fp8 or multiplies_in_fp8(len(x), x.dtype, packed(weight)):
         scale = packed(weight).row_scale[:, None]
         numbers = (numbers / scale).half().to(torch.float8_e4m3fn).float() * scale
-        x = Fp8Rows(*reference.quantize_rows(x)).widened()
+        x = Fp8Rows(*reference.quantize_rows(x)).dequantize()
     return x.double() @ numbers.double().T
 
 

@@ -75,7 +75,7 @@ def case(
     k_cache, v_cache = cache
     params = AttentionParams(dim**-0.5, window)
     pairs = (k_cache, scales and scales.keys), (v_cache, scales and scales.values)
-    numbers = [reference.widened(codes, torch.float32, own) for codes, own in pairs]
+    numbers = [reference.dequantize_kv(codes, torch.float32, own) for codes, own in pairs]
     asked = query.float()
     is_rounded = torch.tensor([r in rounds for r, n in enumerate(queries) for _ in range(n)])
     asked[is_rounded.cuda()] = rounded(asked[is_rounded.cuda()], kv_dtype)
@@ -122,7 +122,7 @@ def test_any_mixture_of_chunks(
     kv_dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hopper_prompts, "choose_widening", lambda *_: None)
+    monkeypatch.setattr(hopper_prompts, "choose_dequantization", lambda *_: None)
     params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
         found = case(queries, lens, shape, kv_dtype, rounds=chunks(queries))
@@ -142,13 +142,13 @@ def test_any_mixture_of_chunks(
 @pytest.mark.parametrize("kv_dtype", [reference.FP8, torch.int8], ids=["fp8", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("most", [900, 2**20], ids=["few fit", "all fit"])
-def test_keys_are_widened_for_chunks_that_are_long_and_fit(
+def test_keys_are_dequantized_for_chunks_that_are_long_and_fit(
     most: int,
     shape: tuple[int, int, int, int, int | None],
     kv_dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Queries over widened keys are not rounded, others in the same step are."""
+    """Queries over dequantized keys are not rounded, others in the same step are."""
     monkeypatch.setattr(hopper_prompts, "least_queries", lambda *_: 33)
     monkeypatch.setattr(hopper_prompts, "most_keys", lambda *_: most)
     if most < 2**20:
@@ -176,7 +176,7 @@ def test_a_step_of_short_prompts(
     kv_dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hopper_prompts, "choose_widening", lambda *_: None)
+    monkeypatch.setattr(hopper_prompts, "choose_dequantization", lambda *_: None)
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
         found = case(queries, lens, shape, kv_dtype, rounds=() if is_short else chunks(queries))
         query, k_cache, v_cache, layout, scales, expected = found

@@ -107,7 +107,7 @@ def test_many_rows_are_multiplied_in_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
     """Some rows of the weight at a time, in the order of its inputs."""
 
     def multiply(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        return reference.linear_fp8(x.widened(), codes, scale, bias)
+        return reference.linear_fp8(x.dequantize(), codes, scale, bias)
 
     monkeypatch.setattr(int4_linear, "many_rows", multiply)
     rows, order = exact_in_fp8(80, 256), torch.randperm(256)
@@ -115,7 +115,7 @@ def test_many_rows_are_multiplied_in_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(weight, Int4Words)
     x, bias = Fp8Rows(*reference.quantize_rows(torch.randn(7, 256))), torch.randn(80).bfloat16()
     expected = reference.linear(
-        x.widened().float()[:, order], dequantize_int4(rows), bias.float()
+        x.dequantize().float()[:, order], dequantize_int4(rows), bias.float()
     ).bfloat16()
     for piece in (2**25, 2**13):
         monkeypatch.setattr(int4_linear, "_PIECE", piece)

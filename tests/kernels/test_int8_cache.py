@@ -41,7 +41,7 @@ def in_int8(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, KVScales]
 def compare(version: Any, query: Tensor, caches: tuple[Any, ...], layout: Any, params: Any) -> None:
     keys, values, scales = caches
     numbers = [
-        reference.widened(codes, torch.float32, own)
+        reference.dequantize_kv(codes, torch.float32, own)
         for codes, own in ((keys, scales.keys), (values, scales.values))
     ]
     twin = reference.attention(query.float(), *numbers, layout, params)
@@ -138,7 +138,7 @@ def test_scales_are_counted(head_dim: int) -> None:
 @pytest.mark.parametrize("scale", [2.0**-60, 0.0077, 0.9961, 1.0, 3.0e5, 0.0])
 def test_instructions_scale_codes(scale: float) -> None:
     """What prompts on a Hopper do in registers: each code times its scale, rounded once."""
-    widen = pytest.importorskip("quire.kernels.triton.hopper.hopper_prefill_widen")
+    kernel = pytest.importorskip("quire.kernels.triton.hopper.hopper_prefill_dequantize")
     found = torch.tensor([scale, scale]).bfloat16()
     own, less = (pair.view(torch.int32).item() & 0xFFFFFFFF for pair in (found, found * -128))
     less = (less + 0x43004300) & 0xFFFFFFFF  # as `scale_codes` stores it
@@ -147,7 +147,7 @@ def test_instructions_scale_codes(scale: float) -> None:
         four = codes[start : start + 4]
         word = four.view(torch.int32).item() & 0xFFFFFFFF
         registers = {"$2": word, "$3": own, "$7": less}
-        after = run_ptx(widen.SCALING.value, registers)
+        after = run_ptx(kernel.SCALING.value, registers)
         numbers = torch.cat([bf16_pair(after["$0"]), bf16_pair(after["$1"])])
         expected = (four.double() * found[0].double()).bfloat16().double()
         torch.testing.assert_close(numbers, expected, rtol=0, atol=1e-30)

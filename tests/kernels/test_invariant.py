@@ -49,10 +49,10 @@ def test_gemms_equal_their_twin(dtype: torch.dtype) -> None:
         )
 
 
-def test_rows_in_fp8_are_widened_for_a_weight_that_is_not() -> None:
+def test_rows_in_fp8_are_dequantized_for_a_weight_that_is_not() -> None:
     rows = quantize_rows(moved(normal(5, 64, dtype=torch.bfloat16)))
     weight = moved(normal(32, 64, dtype=torch.bfloat16))
-    same(KERNELS.linear(rows, weight, None), KERNELS.linear(rows.widened(), weight, None))
+    same(KERNELS.linear(rows, weight, None), KERNELS.linear(rows.dequantize(), weight, None))
 
 
 @DTYPES

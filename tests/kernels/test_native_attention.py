@@ -210,14 +210,14 @@ def test_int8_is_written_as_its_twin_writes_it() -> None:
     slots = torch.arange(40)
     ours.rope_write_kv(heads, None, cos, sin, *found, slots)
     reference.rope_write_kv(heads, None, cos, sin, *expected, slots)
-    none = reference.widened(expected, torch.float32).isnan()
+    none = reference.dequantize_kv(expected, torch.float32).isnan()
     assert none.sum() == 2 * 32
-    assert torch.equal(reference.widened(found, torch.float32).isnan(), none)
+    assert torch.equal(reference.dequantize_kv(found, torch.float32).isnan(), none)
     stored = ~none.any(-1)
     assert torch.equal(found[stored][:, 32:], expected[stored][:, 32:])
     assert (found[stored].int() - expected[stored].int()).abs().max() <= 1
     rotated = torch.stack([heads[:, 2:4], heads[:, 4:]]).view((*stored.shape, 32))
-    step = reference.widened(found, torch.float32)[stored] - rotated[stored]
+    step = reference.dequantize_kv(found, torch.float32)[stored] - rotated[stored]
     assert (step.abs() <= rotated[stored].abs().amax(-1, keepdim=True) / 127 * 0.51).all()
 
 

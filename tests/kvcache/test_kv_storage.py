@@ -47,8 +47,10 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_int8_holds_nearly_twice_as_much(head_dim: int) -> None:
-    wide, narrow = (block_bytes([layer(8, head_dim)], 16, name) for name in ("bfloat16", "int8"))
-    assert wide / narrow > 1.9
+    in_16_bits, in_8_bits = (
+        block_bytes([layer(8, head_dim)], 16, name) for name in ("bfloat16", "int8")
+    )
+    assert in_16_bits / in_8_bits > 1.9
 
 
 def test_layers_do_not_share_memory() -> None:

@@ -77,7 +77,7 @@ def test_zeros_and_what_is_not_a_number() -> None:
 
 
 def test_rows_are_quantized_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.kernels.reference_quantized.WIDENED_ELEMENTS", 100)
+    monkeypatch.setattr("quire.kernels.reference_quantized.PIECE_ELEMENTS", 100)
     weight = torch.randn(37, 24, dtype=torch.bfloat16)
     found = kernels_for("cpu").quantize(weight, FP8.spec)
     assert isinstance(found, Fp8Weight)

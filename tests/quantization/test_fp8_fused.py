@@ -1,6 +1,7 @@
 """Layers with FP8 weights where products are fused with norm, SiLU and residual, as on a GPU.
 
-The kernels run in Triton's interpreter, whose rounding to FP8 is not the GPU's, so they widen here.
+The kernels run in Triton's interpreter, whose rounding to FP8 is not the GPU's, so they dequantize
+here.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
 
     def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         seen.append(x)
-        rows = x.widened().half() if isinstance(x, Fp8Rows) else x
+        rows = x.dequantize().half() if isinstance(x, Fp8Rows) else x
         return reference.linear_fp8(rows, codes, scale, bias)
 
     monkeypatch.setattr(fp8_linear, "by_library", by_library)
@@ -64,7 +65,7 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
     assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.995
 
 
-def test_linear_operations_without_fp8_rows_widen_them() -> None:
+def test_linear_operations_without_fp8_rows_dequantize_them() -> None:
     x = torch.randn(70, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     rows = Fp8Rows(*reference.quantize_rows(x))
     weight = torch.randn(30, 64, generator=torch.Generator().manual_seed(1)).bfloat16()

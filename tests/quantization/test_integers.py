@@ -148,7 +148,7 @@ def test_pieces_change_nothing(
 ) -> None:
     weight = torch.randn(37, 96, dtype=torch.bfloat16)
     whole = tensors_of(kernels_for("cpu").quantize(weight, weight_format.spec))
-    monkeypatch.setattr("quire.kernels.reference_quantized.WIDENED_ELEMENTS", 500)
+    monkeypatch.setattr("quire.kernels.reference_quantized.PIECE_ELEMENTS", 500)
     pieces = tensors_of(kernels_for("cpu").quantize(weight, weight_format.spec))
     assert pieces.keys() == whole.keys()
     assert all(torch.equal(pieces[name], whole[name]) for name in whole)

@@ -79,7 +79,7 @@ def show(plan: MemoryPlan, console: Console, in_flags: Callable[[str], str]) -> 
 
 
 def _table(plan: MemoryPlan, console: Console) -> Table:
-    """The bytes by purpose. Where the terminal is too narrow, lines are broken and no digit cut."""
+    """The bytes by purpose. With few columns in the terminal, lines are broken and no digit cut."""
     rows = [(name, f"{size:,}", _gib(size), why) for name, size, why in _rows(plan)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     console.width = max(console.width, sum(widths) + _LEAST_FOR_REASONS)

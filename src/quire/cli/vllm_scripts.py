@@ -79,6 +79,6 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:  # noqa: AR
     """Free what deleted objects of LLM hold; nothing else of a model outlives its LLM.
 
     Scratch memory of kernels stays for the process's next LLM: on a GPU up to 608 MiB, most of it
-    to widen keys and values in 8 bits (`kernels/triton/attention/widening.py`).
+    to dequantize keys and values in 8 bits (`kernels/triton/attention/kv_dequantization.py`).
     """
     gc.collect()

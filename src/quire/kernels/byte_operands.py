@@ -56,7 +56,7 @@ class BlockRows(RoundedRows):
 
     __slots__ = ()
 
-    def widened(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The rows in bfloat16 [T, K], columns in x's order."""
         t, k = self.codes.shape
         parts = self.codes.float().view(t, k // 128, 16, 2, 2, 2)  # pair, word, column, byte

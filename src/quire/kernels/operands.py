@@ -21,7 +21,7 @@ class RoundedRows:
     codes: Tensor  # [T, K]
     scale: Tensor  # float32 [T, 1]
 
-    def widened(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The rows in bfloat16 [T, K]."""
         return (self.codes.float() * self.scale).bfloat16()
 

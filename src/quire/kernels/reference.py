@@ -126,7 +126,7 @@ def quantize_heads(x: Tensor) -> Tensor:
     return torch.cat([codes.to(torch.int8), scale.view(torch.int8)], dim=-1)
 
 
-def widened(rows: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> Tensor:
+def dequantize_kv(rows: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> Tensor:
     """Rows of a cache, [..., D] or in int8 [..., D + 2], as numbers of a dtype [..., D].
 
     scales: of codes in int8 without scales [..., D], bfloat16 [...].
@@ -223,7 +223,7 @@ def attention(
 def _numbers(cache: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
     """The keys or values of some blocks, one after the other: float32 [slots, Hkv, D]."""
     own = None if scales is None else scales[blocks].flatten(0, 1)
-    return widened(cache[blocks].flatten(0, 1), torch.float32, own)
+    return dequantize_kv(cache[blocks].flatten(0, 1), torch.float32, own)
 
 
 def soft_capped(scores: Tensor, cap: float) -> Tensor:

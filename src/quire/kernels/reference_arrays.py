@@ -10,7 +10,7 @@ import numpy as np
 from quire.array_types import Array, Bits, Flags, Ints, Singles
 from quire.kernels import sampling_math
 
-BLOCK = 64  # logits of a block, the unit in which the sampler narrows its search
+BLOCK = 64  # logits of a block, the unit of the sampler's search
 _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
 
 

@@ -19,7 +19,7 @@ HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide
 LEAST_HADAMARD = 16  # but no smaller than this
 ACTIVATION_GROUP = 32  # activations that share a scale in linear operations with INT4 weights, and
 # the size of the Hadamard matrices there
-WIDENED_ELEMENTS = 2**22  # elements of a weight that are widened to float32 at once
+PIECE_ELEMENTS = 2**22  # elements of a weight that are converted to float32 at once
 
 
 def hadamard_size(k: int, most: int = HADAMARD_SIZE) -> int:
@@ -59,7 +59,7 @@ def by_pieces(
     Each result has N as its first dimension.
     """
     n, k = weight.shape
-    step = max(1, WIDENED_ELEMENTS // k)
+    step = max(1, PIECE_ELEMENTS // k)
     whole: tuple[Tensor, ...] = ()
     for start in range(0, n, step):
         piece = round_rows(weight[start : start + step])

@@ -95,7 +95,7 @@ class RowParallelLinear(LinearBase):
         post_norm: of W x, before it is added.
         """
         if post_norm is not None:
-            rows = x if isinstance(x, Tensor) else x.widened()
+            rows = x if isinstance(x, Tensor) else x.dequantize()
             return norm.add(post_norm(self.method.apply(self, rows)), residual.residual)
         return self.method.add_norm(self, x, residual.residual, norm)
 

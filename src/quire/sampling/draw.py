@@ -21,7 +21,7 @@ from quire.sampling.logit_blocks import Rows
 from quire.sampling.ranking import ranked
 from quire.sampling.sampling_state import RowParams
 
-_WIDEN = 16  # 64 tokens are ranked first, then 1024, then 16384, then all
+_GROWTH = 16  # 64 tokens are ranked first, then 1024, then 16384, then all
 _UNKNOWN = -1  # mass
 
 
@@ -58,10 +58,10 @@ def draw_filtered(
     target, _ = sampling_math.share_of(mass, sampling_math.share_bits(uniforms))
     tokens = _at(ids, _first_above(cumulative, target))
     rest = np.flatnonzero(num_candidates > width)
-    for piece in few_rows(len(rest), width * _WIDEN):
+    for piece in few_rows(len(rest), width * _GROWTH):
         some = rest[piece]
         wider = rows.select(some), params.select(some), totals[some], uniforms[some]
-        tokens[some] = draw_filtered(*wider, width * _WIDEN)
+        tokens[some] = draw_filtered(*wider, width * _GROWTH)
     return tokens
 
 

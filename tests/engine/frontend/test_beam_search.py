@@ -71,7 +71,7 @@ def test_wide_beams_find_the_best_of_all_answers(ignore_eos: bool, penalty: floa
         assert scores == sorted(scores, reverse=True)
 
 
-def test_narrow_beams_return_as_many_answers() -> None:
+def test_small_beams_return_as_many_answers() -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=5)
     (output,) = search([[0]], params, [EOS], LIMITS, generate)
     assert len(output.sequences) == 2

@@ -161,7 +161,7 @@ def test_what_binds_is_what_takes_longer() -> None:
     assert roofline.is_memory_bound(200, 1000)
     assert not roofline.is_memory_bound(50, 1000)
     assert (roofline.floor(200, 1000), roofline.floor(50, 1000)) == (2.0, 1.0)
-    assert roofline.floor(50, 1000, in_fp8=True) == 1.0  # where they are widened
+    assert roofline.floor(50, 1000, in_fp8=True) == 1.0  # where they are dequantized
     fp8 = Roofline(100.0, 1000.0, fp8_flops_per_second=4000.0)
     assert (fp8.floor(10, 1000, in_fp8=True), fp8.floor(10, 1000)) == (0.25, 1.0)
     assert fp8.is_memory_bound(50, 1000, in_fp8=True)

@@ -18,9 +18,9 @@ from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup import memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import (
+    DEQUANTIZED_BYTES,
+    DEQUANTIZED_QUERIES,
     GRAPH_BYTES,
-    WIDENED_BYTES,
-    WIDENED_QUERIES,
     DeviceMemory,
     MemoryPlan,
     activation_bytes,
@@ -64,16 +64,16 @@ def test_an_engine_is_as_planned(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
-def test_a_kv_cache_in_8_bits_has_memory_to_widen_keys(kv_cache_dtype: str) -> None:
-    usual, narrow = plan_8b(100), plan_8b(100, kv_cache_dtype=kv_cache_dtype)
-    assert narrow.workspace - usual.workspace == WIDENED_BYTES
-    widening = pytest.importorskip("quire.kernels.triton.attention.widening")
-    assert 2 * widening.NUM_WIDENED == WIDENED_BYTES
-    assert narrow.num_slots / usual.num_slots > 1.9
+def test_a_kv_cache_in_8_bits_has_memory_to_dequantize_keys(kv_cache_dtype: str) -> None:
+    usual, in_8_bits = plan_8b(100), plan_8b(100, kv_cache_dtype=kv_cache_dtype)
+    assert in_8_bits.workspace - usual.workspace == DEQUANTIZED_BYTES
+    scratch = pytest.importorskip("quire.kernels.triton.attention.kv_dequantization")
+    assert 2 * scratch.NUM_DEQUANTIZED == DEQUANTIZED_BYTES
+    assert in_8_bits.num_slots / usual.num_slots > 1.9
 
 
 @pytest.mark.parametrize(
-    ("capability", "options", "widens"),
+    ("capability", "options", "dequantizes"),
     [
         ((9, 0), {}, True),
         (None, {}, True),
@@ -89,16 +89,16 @@ def test_a_kv_cache_in_8_bits_has_memory_to_widen_keys(kv_cache_dtype: str) -> N
         ((9, 0), {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 256}, False),
     ],
 )
-def test_only_steps_that_widen_keys_have_memory_for_it(
+def test_only_steps_that_dequantize_keys_have_memory_for_it(
     capability: tuple[int, int] | None,
     options: dict[str, Any],
-    widens: bool,
+    dequantizes: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_plan, "driver_capability", lambda: capability)
     given = {"kv_cache_dtype": "int8", "device": "cuda"} | options
-    narrow, usual = plan_8b(100, **given), plan_8b(100, **given | {"kv_cache_dtype": "auto"})
-    assert narrow.workspace - usual.workspace == WIDENED_BYTES * widens
+    in_8_bits, usual = plan_8b(100, **given), plan_8b(100, **given | {"kv_cache_dtype": "auto"})
+    assert in_8_bits.workspace - usual.workspace == DEQUANTIZED_BYTES * dequantizes
 
 
 def test_blocks_and_heads_are_those_that_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +112,12 @@ def test_blocks_and_heads_are_those_that_the_kernels_take(monkeypatch: pytest.Mo
         assert paged.hopper_serves(query, cache, AttentionParams(0.1)) == served, (size, dim)
 
 
-@pytest.mark.parametrize("name", WIDENED_QUERIES)
-def test_keys_are_widened_from_as_many_queries_as_planned(name: str) -> None:
+@pytest.mark.parametrize("name", DEQUANTIZED_QUERIES)
+def test_keys_are_dequantized_from_as_many_queries_as_planned(name: str) -> None:
     torch = pytest.importorskip("torch")
     configs = pytest.importorskip("quire.kernels.triton.launch.attention_config")
     cache = torch.empty(1, 16, 2, 128, dtype=getattr(torch, name), device="meta")
-    assert configs.least_queries(cache, 4) == WIDENED_QUERIES[name] // 4
+    assert configs.least_queries(cache, 4) == DEQUANTIZED_QUERIES[name] // 4
 
 
 def test_all_that_may_be_used_of_a_gpu_is_used() -> None:
@@ -234,7 +234,7 @@ def test_dry_run_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "60", "80", "200"])
-def test_no_digit_is_cut_however_narrow_the_terminal(
+def test_no_digit_is_cut_however_small_the_terminal(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--dry-run", "--gpu-memory-gib", "80"]

@@ -30,10 +30,10 @@ from quire.models.config.model_config import ModelConfig
 CONTEXT_BYTES = 512 << 20
 # Scratch memory of Triton's kernels and of cuBLAS.
 WORKSPACE_BYTES = 96 << 20
-# Scratch memory for keys and values in 8 bits as numbers in 16 bits, see attention/widening.py.
-WIDENED_BYTES = 512 << 20
-# Queries of a prompt in a step, times query heads of a key head, from which on they are widened.
-WIDENED_QUERIES = {"int8": 1024, "float8_e4m3fn": 2048}
+# Scratch memory for dequantized keys and values, see attention/kv_dequantization.py.
+DEQUANTIZED_BYTES = 512 << 20
+# Queries of a prompt in a step, times query heads of a key head, from which on that is done.
+DEQUANTIZED_QUERIES = {"int8": 1024, "float8_e4m3fn": 2048}
 # Code of kernels, which the driver loads at the first launch of each, for some long after the KV
 # cache was allocated. The largest of ours have half a megabyte. Scratch of cuBLAS for the stream on
 # which steps are recorded is included.
@@ -122,8 +122,8 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     resolved = resolve(config, memory.device)
     config, model_config = resolved.config, resolved.model_config
     sizes = _sizes(config, model_config, DTYPES[resolved.dtype].num_bytes)
-    if memory.device == "cuda" and widens_keys(resolved, driver_capability()):
-        sizes["workspace"] += WIDENED_BYTES
+    if memory.device == "cuda" and dequantizes_keys(resolved, driver_capability()):
+        sizes["workspace"] += DEQUANTIZED_BYTES
     weights = weights_by_format(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)
@@ -156,12 +156,12 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     )
 
 
-def widens_keys(resolved: ResolvedConfig, capability: tuple[int, int] | None) -> bool:
-    """Whether a step may widen keys and values, as `choose_widening` of hopper_prompts.py has it.
+def dequantizes_keys(resolved: ResolvedConfig, capability: tuple[int, int] | None) -> bool:
+    """Whether a step may dequantize keys and values, see `choose_dequantization`.
 
     capability: the GPU's; None, if unknown, is Hopper's.
     """
-    config, least = resolved.config, WIDENED_QUERIES.get(resolved.kv_dtype)
+    config, least = resolved.config, DEQUANTIZED_QUERIES.get(resolved.kv_dtype)
     is_hopper = capability is None or capability[0] == HOPPER_MAJOR
     if least is None or not is_hopper or resolved.dtype != "bfloat16":
         return False

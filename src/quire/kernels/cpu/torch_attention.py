@@ -26,7 +26,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams
-from quire.kernels.reference import soft_capped, visible, widened
+from quire.kernels.reference import dequantize_kv, soft_capped, visible
 
 _LONG = 1024  # visible keys from which on a decode goes alone
 _LARGEST_COPY = 2**24  # bytes; what is larger comes from the system anew, page by page
@@ -72,8 +72,8 @@ def attention(
         out[group.rows] = _together(heads[group.rows], k_cache, v_cache, group, params)
     for one in loners:
         q = heads[one.start : one.start + one.num_queries]
-        k = widened(_keys(k_cache, layout, one), q.dtype)  # a copy of those in 8 bits alone
-        v = widened(_keys(v_cache, layout, one), q.dtype)
+        k = dequantize_kv(_keys(k_cache, layout, one), q.dtype)  # a copy of those in 8 bits alone
+        v = dequantize_kv(_keys(v_cache, layout, one), q.dtype)
         out[one.start : one.start + one.num_queries] = _alone(q, k, v, one, params)
     return out.view(query.shape)
 
@@ -83,8 +83,8 @@ def _together(
 ) -> Tensor:
     """Decodes of several requests: q [n, Hkv, G, D] → the same shape."""
     shape = (len(q), -1, *k_cache.shape[2:])  # n, S, Hkv, D
-    k = widened(k_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
-    v = widened(v_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
+    k = dequantize_kv(k_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
+    v = dequantize_kv(v_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
     return _attend(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, params)
 
 

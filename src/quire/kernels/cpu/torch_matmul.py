@@ -2,9 +2,9 @@
 
 They are what float16 checkpoints, codes without a native kernel and odd sizes get, and all where
 the library was not built. Two of them are faster than the twins in `reference.py`; everything else
-falls back to those. A type that the processor has to emulate is widened to float32 once there are
+falls back to those. A type that the processor has to emulate is converted to float32 once there are
 enough rows to pay for it: with AVX2 alone, 256 rows by 8192 x 2048 weights take 240 ms in place of
-960 in float16, 660 in place of 2,400 in bfloat16. Codes are widened in tiles, which bounds the
+960 in float16, 660 in place of 2,400 in bfloat16. Codes are dequantized in tiles, which bounds the
 memory for it.
 """
 
@@ -21,8 +21,8 @@ from quire.kernels import reference
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import LinearWeight, QuantizedWeight
 
-_TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
-_MANY_ROWS = 64  # from here on widening costs less than emulation
+_TILE = 2**22  # elements of a weight converted at once: 16 MiB of float32, which the cache keeps
+_MANY_ROWS = 64  # from here on conversion costs less than emulation
 
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
@@ -30,12 +30,12 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, QuantizedWeight):
         return _linear_rows(x, weight, bias)
     if isinstance(weight, Tensor) and is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
-        return _widened(x, weight, bias)
+        return _linear_float32(x, weight, bias)
     return reference.linear(x, weight, bias)
 
 
 def _linear_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """The reference product with codes of any format, widened in tiles → [T, N]."""
+    """The reference product with codes of any format, dequantized in tiles → [T, N]."""
     own, out = format_of(weight.spec), x.new_empty(len(x), len(weight.codes))
     for rows in _tiles(*own.size_of(weight)):
         piece = weight.map_rows(itemgetter(rows))
@@ -43,8 +43,8 @@ def _linear_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Ten
     return out
 
 
-def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, K] · weightᵀ + bias in float32, with the weight [N, K] widened in tiles → [T, N]."""
+def _linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K] · weightᵀ + bias in float32, with the weight [N, K] converted in tiles → [T, N]."""
     x32, out = x.float(), x.new_empty(len(x), len(weight))
     for rows in _tiles(*weight.shape):
         out[:, rows] = F.linear(x32, weight[rows].float())

@@ -1,7 +1,7 @@
 """FP8 weights: e4m3 codes with a float32 scale for each output; half the bytes of 16 bits.
 
 Where tensor cores multiply FP8 by FP8, activations are rounded to FP8 on the way, each token with a
-scale of its own; elsewhere codes are widened and activations are not rounded. (Micikevicius et
+scale of its own; elsewhere codes are dequantized and activations are not rounded. (Micikevicius et
 al., 2022)
 
 In blocks (DeepSeek's, 128 x 128) each row of a block has its scale; they are for a GPU, like INT8

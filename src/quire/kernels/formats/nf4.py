@@ -2,7 +2,7 @@
 
 Each group of 64 inputs of an output has its largest magnitude as scale, in float16: 4.25 bits a
 weight. bitsandbytes' double quantization stores that scale in eight bits (4.13 bits in all); its
-checkpoints' scales are widened when they are read.
+checkpoints' scales are converted to it when they are read.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
 
 _GROUP = 32  # of Q4_0
-_WIDENED = 1 << 22  # numbers that are made at a time
+_PIECE_ELEMENTS = 1 << 22  # numbers that are made at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class BlockLinear(StoredLinear):
         rows, kind = tensors["weight"], TYPES_BY_NAME[self.kind]
         k = rows.shape[1] // kind.num_bytes * kind.items
         out = torch.empty(len(rows), k, dtype=torch_dtype(dtype), device=rows.device)
-        step = max(1, _WIDENED // k)
+        step = max(1, _PIECE_ELEMENTS // k)
         for start in range(0, len(rows), step):
             piece = dequantize(self.kind, rows[start : start + step].cpu().numpy())
             if not np.isfinite(piece).all():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
-from quire.kernels.reference_quantized import WIDENED_ELEMENTS
+from quire.kernels.reference_quantized import PIECE_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class IntegerRows:
         """The weight [N, K] that they stand for, with its inputs in their own order."""
         n, k = len(self.codes), self.codes.shape[1] * 8 // self.bits
         out = torch.empty(n, k, dtype=dtype, device=self.codes.device)
-        step = max(1, WIDENED_ELEMENTS // k)
+        step = max(1, PIECE_ELEMENTS // k)
         for start in range(0, n, step):
             rows = slice(start, start + step)
             codes = unpacked(self.codes[rows], self.bits).float()

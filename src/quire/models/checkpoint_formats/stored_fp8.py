@@ -76,7 +76,7 @@ class Fp8Linear(StoredLinear):
         """See `StoredLinear`."""
         import torch
 
-        from quire.kernels.reference_quantized import WIDENED_ELEMENTS
+        from quire.kernels.reference_quantized import PIECE_ELEMENTS
         from quire.kernels.torch_dtypes import torch_dtype
 
         codes, scale = tensors["weight"], tensors[self.scale].float()
@@ -85,7 +85,7 @@ class Fp8Linear(StoredLinear):
         rows, columns = self.block or (1, k)
         if self.block is None:
             scale = scale.flatten().expand(n)[:, None]
-        step = max(1, WIDENED_ELEMENTS // k // rows) * rows
+        step = max(1, PIECE_ELEMENTS // k // rows) * rows
         for start in range(0, n, step):
             own = scale[start // rows : -(-(start + step) // rows)]
             own = own.repeat_interleave(rows, 0).repeat_interleave(columns, 1)

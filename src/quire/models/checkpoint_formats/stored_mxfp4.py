@@ -53,13 +53,13 @@ class Mxfp4Linear(StoredLinear):
         import torch
 
         from quire.kernels.formats.table import format_of
-        from quire.kernels.reference_quantized import WIDENED_ELEMENTS
+        from quire.kernels.reference_quantized import PIECE_ELEMENTS
         from quire.kernels.torch_dtypes import torch_dtype
 
         weight = self._rows(tensors)
         n, k = len(weight.codes), 2 * weight.codes.shape[1]
         out = torch.empty(n, k, dtype=torch_dtype(dtype), device=weight.codes.device)
-        step = max(1, WIDENED_ELEMENTS // k)
+        step = max(1, PIECE_ELEMENTS // k)
         for begin in range(0, n, step):
             own = slice(begin, begin + step)
             piece = weight.map_rows(lambda tensor, own=own: tensor[own])  # type: ignore[misc]

@@ -102,12 +102,12 @@ class CheckpointSource:
         sources = self._quantized.values()
         specs = ((source, source.stored.spec(source.k)) for source in sources)
         halves = [source.fused for source, spec in specs if spec and spec.codes in _HALVES]
-        narrow = {
+        in_float16 = {
             layer
             for layer in scales
             if dtype == torch.float16 or any(name.startswith(f"{layer}.") for name in halves)
         }
-        return folding_factors(self._model_config.spec, scales, narrow)
+        return folding_factors(self._model_config.spec, scales, in_float16)
 
     def _stored_weights(
         self, device: torch.device, dtype: torch.dtype

@@ -62,18 +62,18 @@ def _power_of_two(entry: TensorEntry, tensor: Tensor) -> float:
 
 
 def folding_factors(
-    spec: ModelSpec, scales: Mapping[str, LayerScales], narrow: set[str]
+    spec: ModelSpec, scales: Mapping[str, LayerScales], in_float16: set[str]
 ) -> dict[str, Tensor]:
     """The factors of each weight: for its rows [N], or for all of it [1].
 
-    narrow: layers with numbers in float16, which small factors would bring below its normal range:
-    there scales below one stay out, as they only move numbers within the range of FP8.
+    in_float16: layers with numbers in float16, which small factors would bring below its normal
+    range: there scales below one stay out, as they only move numbers within the range of FP8.
     """
     found: dict[str, Tensor] = {}
     for index, layer in enumerate(spec.layers):
         module = layer_module(index)
         if module in scales:
-            least = 1.0 if module in narrow else 0.0
+            least = 1.0 if module in in_float16 else 0.0
             key, value = (max(scales[module].get(kind, 1.0), least) for kind in "kv")
             own = _attention_factors(layer.attention, key, value)
             found |= {f"{module}.{name}": factors for name, factors in own}

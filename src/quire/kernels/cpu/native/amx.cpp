@@ -34,7 +34,7 @@ namespace amx {
 
 #include "tiles.h"
 
-#include "widen_tiles.h"
+#include "dequantize_tiles.h"
 
 #include "linear_tiles.h"
 
@@ -46,7 +46,7 @@ namespace amx {
 }  // namespace amx
 
 // A tile's row has 64 k's in bytes, 32 in bfloat16; sizes that end within one are left to others, and
-// so are few rows by four bits, which cost less than widening them.
+// so are few rows by four bits, which cost less than converting them.
 void linear_int_amx(const LinearArgs& a) {
     const bool whole = a.k % 64 == 0;
     switch (a.format) {

@@ -117,7 +117,7 @@ inline Looked look_up(Book book, Line codes) { return shuffled(book, codes); }
 using Wide = Line;
 using Wide4 = Four;
 using Sum8 = Sum4;
-inline Wide widened(Line a) { return a; }
+inline Wide to_wide(Line a) { return a; }
 #else
 struct Sum4 {
     __m256i lo, hi;
@@ -159,7 +159,7 @@ struct Wide4 {
     Four even, odd;
     static Wide4 at(const uint8_t* p) { return {Four::at(p), Four::at(p + 4)}; }
 };
-inline Wide widened(Line a) {
+inline Wide to_wide(Line a) {
     const __m256i mask = _mm256_set1_epi16(255);
     return {{_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask)},
             {_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)}};

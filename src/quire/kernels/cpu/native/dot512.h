@@ -92,7 +92,7 @@ inline Looked look_up(Book book, Line codes) { return shuffled(book, codes); }
 using Wide = Line;
 using Wide4 = Four;
 using Sum8 = Sum4;  // of unsigned bytes · bytes
-inline Wide widened(Line a) { return a; }
+inline Wide to_wide(Line a) { return a; }
 #else
 // In 16 bits, of k's 0 and 1 of four, and of 2 and 3: 32 products of each output. On its way the
 // sum may wrap around, but with its zero point taken out the end of it fits.
@@ -126,7 +126,7 @@ struct Wide4 {
     Four even, odd;
     static Wide4 at(const uint8_t* p) { return {Four::at(p), Four::at(p + 4)}; }
 };
-inline Wide widened(Line a) {
+inline Wide to_wide(Line a) {
     return {_mm512_and_si512(a.v, _mm512_set1_epi16(255)), _mm512_srli_epi16(a.v, 8)};
 }
 struct Sum8 : Sum {

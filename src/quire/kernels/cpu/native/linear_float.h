@@ -1,5 +1,6 @@
-// GEMMs with float and bfloat16 weights, which are widened as they are read where the processor has no
-// dot products of them. Included inside a namespace that has the vector types, after linear.h.
+// GEMMs with float and bfloat16 weights, which are converted to float as they are read where the
+// processor has no dot products of them. Included inside a namespace that has the vector types,
+// after linear.h.
 
 constexpr int64_t K_STRETCH = 512;  // with a block of rows: what the first cache keeps
 constexpr int64_t AHEAD = 1 << 10;  // weights that are asked for before they are read
@@ -16,9 +17,9 @@ inline F32 columns(const bf16* block, int64_t k) {
     return half ? F32::seconds(block + k * 16) : F32::firsts(block + k * 16);
 }
 
-// x widened to float: with weights W one multiply-add for each of a pair's numbers, second first.
+// x converted to float: with weights W one multiply-add for each of a pair's numbers, second first.
 template <typename W>
-struct Widened {
+struct AsFloats {
     using X = float;
     using Weight = W;
 
@@ -141,8 +142,8 @@ struct Floats {
                     std::memcpy(taken + (k + i) * rows + 2 * r, some + i, 2 * sizeof(X));
             }
             for (; k < a.k; ++k)
-                narrow(norm ? widen(x[k]) * factor * widen(norm[k]) : widen(x[k]),
-                       taken + (k & ~int64_t{1}) * rows + 2 * r + (k & 1));
+                from_float(norm ? as_float(x[k]) * factor * as_float(norm[k]) : as_float(x[k]),
+                           taken + (k & ~int64_t{1}) * rows + 2 * r + (k & 1));
         }
     }
 };
@@ -151,7 +152,7 @@ struct Floats {
 void linear_bf16(const LinearArgs& a) { multiply<Floats<Pairs>>(a); }
 #else
 void linear(const LinearArgs& a) {
-    if (a.format == Format::bf16) return multiply<Floats<Widened<bf16>>>(a);
-    multiply<Floats<Widened<float>>>(a);
+    if (a.format == Format::bf16) return multiply<Floats<AsFloats<bf16>>>(a);
+    multiply<Floats<AsFloats<float>>>(a);
 }
 #endif

@@ -4,7 +4,7 @@
 //   int8: float scale [32], then for each four k's codes [32][4], 128 added
 //   int4: for each group float16 scale [32], zero point [32] if there are any, then for each eight
 //         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones; with int4_hadamard
-//         float scale [32] first, with which AMX tiles widen codes to bytes (widen_tiles.h)
+//         float scale [32] first, with which AMX tiles requantize codes to bytes (dequantize_tiles.h)
 //   nf4: as int4; mxfp4: likewise with uint8 scale [32], an exponent of two with 127 added (e8m0)
 // Activations are rounded to bytes once. Then tiles of some rows by 32 outputs are computed over all of
 // k: with few rows weights come straight from memory, with many from the cache. The rows of a tile
@@ -106,7 +106,7 @@ inline void columns8(const uint8_t* w, const uint8_t* x, const float* scale, flo
             Wide lines[BLOCKS];
             each<BLOCKS>(BODY(b) {
                 prefetch(w + BYTES_AHEAD + b * 64);
-                lines[b] = widened(Line::load(w + b * 64));
+                lines[b] = to_wide(Line::load(w + b * 64));
             });
             each<R>(BODY(r) {
                 const Wide4 four = Wide4::at(codes + r * CODES8 + step * 4 * WIDTH);

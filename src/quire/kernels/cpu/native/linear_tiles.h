@@ -1,8 +1,8 @@
-// GEMMs by AMX tiles. Included inside a namespace, after tiles.h, quantize.h and widen_tiles.h.
+// GEMMs by AMX tiles. Included inside a namespace, after tiles.h, quantize.h and dequantize_tiles.h.
 //
 // Bytes and bfloat16 are packed as for the dot instructions, whose lines are a tile's rows here. Four
-// bits are widened to one of both first. A unit of work is the weights of 32 outputs over a stretch of
-// k: they stay in the L1 cache while all rows are multiplied by them, and the next unit's are
+// bits are converted to one of both first. A unit of work is the weights of 32 outputs over a stretch
+// of k: they stay in the L1 cache while all rows are multiplied by them, and the next unit's are
 // prefetched. So weights come from memory once, in a steady stream, and rows from the L2 cache. Sums
 // go over k in stretches, always in the same order.
 
@@ -10,7 +10,7 @@ constexpr int64_t LINE = 64;
 constexpr int64_t STEPS = 8;           // of a stretch, where rows are in several blocks
 constexpr int64_t TILE_AHEAD = 6144;   // for one block of rows: how far before its use a line is asked for
 
-// Number of rows from which on four-bit codes are widened for tiles.
+// Number of rows from which on four-bit codes are converted for tiles.
 constexpr int64_t MANY_ROWS4 = 32, MANY_HADAMARD4 = 10;
 
 // Sources: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a
@@ -38,8 +38,8 @@ struct Pairs : ByPairs {  // bfloat16, in blocks of 16
         return {at.first, at.second, at.stride, 16 * at.stride};
     }
 };
-// Four bits, in two tiles for each line of a row; `widen` makes them.
-template <typename As, auto widen>
+// Four bits, in two tiles for each line of a row; `make_tiles` makes them.
+template <typename As, auto make_tiles>
 struct Nibbles : As {
     static constexpr int64_t SIZE = std::is_same_v<As, ByBytes> ? 1 : 2;
     static constexpr int64_t STRETCH = STEPS * LINE / SIZE, TILE_BYTES = STEPS * 32 * LINE;
@@ -50,7 +50,7 @@ struct Nibbles : As {
         return {w, w + lines * LINE, LINE, lines};
     }
     static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool, uint8_t* tiles_out) {
-        widen(a, output, k, std::min(STRETCH, a.k - k), tiles_out);
+        make_tiles(a, output, k, std::min(STRETCH, a.k - k), tiles_out);
         return {tiles_out, tiles_out + 16 * LINE, LINE, 32 * LINE};
     }
 };
@@ -61,7 +61,8 @@ struct Nibbles : As {
 template <typename Source>
 struct Tiled {
     using X = uint8_t;
-    static constexpr bool BYTES = std::is_base_of_v<ByBytes, Source>, WIDENED = Source::TILE_BYTES > 0;
+    static constexpr bool BYTES = std::is_base_of_v<ByBytes, Source>;
+    static constexpr bool CONVERTED = Source::TILE_BYTES > 0;
     static constexpr int ROWS = 32;
     static constexpr bool EVEN_BLOCKS = false;
     static constexpr int64_t OUTPUTS = 256, BEYOND = 16 * LINE;
@@ -88,7 +89,7 @@ struct Tiled {
 
    private:
     static int64_t stretch(const LinearArgs& a, bool few) {
-        return few && !WIDENED ? a.k : STEPS * LINE / Source::SIZE;
+        return few && !CONVERTED ? a.k : STEPS * LINE / Source::SIZE;
     }
 
     template <typename T>
@@ -141,9 +142,9 @@ struct Tiled {
     };
 
     // Prefetches at a step while the only block of rows is multiplied: lines that are read soon.
-    // Widened weights were prefetched when they were widened.
+    // Converted weights were prefetched when they were converted.
     static Ahead ahead(const Ahead& unit) {
-        const int64_t lines = WIDENED ? 0 : unit.lines / STEPS;
+        const int64_t lines = CONVERTED ? 0 : unit.lines / STEPS;
         return {unit.first + TILE_AHEAD, unit.second + TILE_AHEAD, unit.stride, lines};
     }
     // Prefetches while one of several blocks is multiplied: its share of the next unit.
@@ -189,7 +190,9 @@ struct Tiled {
 
 void linear_bytes(const LinearArgs& a) { multiply<Tiled<Bytes>>(in_planes(a)); }
 void linear_bf16(const LinearArgs& a) { multiply<Tiled<Pairs>>(a); }
-void linear_nibbles(const LinearArgs& a) { multiply<Tiled<Nibbles<ByPairs, widen_to_pairs>>>(a); }
+void linear_nibbles(const LinearArgs& a) {
+    multiply<Tiled<Nibbles<ByPairs, dequantize_to_pairs>>>(a);
+}
 void linear_hadamard_nibbles(const LinearArgs& a) {
-    multiply<Tiled<Nibbles<ByBytes, widen_to_bytes>>>(a);
+    multiply<Tiled<Nibbles<ByBytes, requantize_to_bytes>>>(a);
 }

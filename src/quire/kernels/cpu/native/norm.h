@@ -12,7 +12,7 @@ inline float rms_factor(const T* x, int64_t size, float eps) {
         squares = fma(v, v, squares);
     }
     float total = squares.sum();
-    for (int64_t j = i; j < size; ++j) total += widen(x[j]) * widen(x[j]);
+    for (int64_t j = i; j < size; ++j) total += as_float(x[j]) * as_float(x[j]);
     return 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
 }
 
@@ -26,9 +26,9 @@ inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, floa
         if (adds) (before + F32::load(out + i)).store(out + i);  // rounded first, as a norm alone is
     }
     for (; i < size; ++i) {
-        const float before = adds ? widen(out[i]) : 0.0f;
-        narrow(widen(x[i]) * scale * widen(weight[i]), out + i);
-        if (adds) narrow(before + widen(out[i]), out + i);
+        const float before = adds ? as_float(out[i]) : 0.0f;
+        from_float(as_float(x[i]) * scale * as_float(weight[i]), out + i);
+        if (adds) from_float(before + as_float(out[i]), out + i);
     }
 }
 

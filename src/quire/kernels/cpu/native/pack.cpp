@@ -20,8 +20,8 @@ uint32_t interleaved(uint32_t eight) {
     return deposit(eight & 0xffff) | deposit(eight >> 16) << 4;
 }
 
-// The scale of an output whose four-bit codes are widened to bytes: -8 times its largest scale becomes
-// ±127. size: the bits of that scale as float16, without its sign.
+// The scale of an output whose four-bit codes are requantized to bytes: -8 times its largest scale
+// becomes ±127. size: the bits of that scale as float16, without its sign.
 float scale_of_bytes(uint16_t size) {
     if (size >= 0x7c00) return NAN;
     const uint32_t bits = static_cast<uint32_t>(size) << 13;

@@ -19,7 +19,7 @@ template <typename Code>
 inline float scale_of(const Code* row, int64_t dim) {
     bf16 scale{0x3f80};  // 1
     if constexpr (is_scaled<Code>) std::memcpy(&scale, row + dim, sizeof scale);
-    return widen(scale);
+    return as_float(scale);
 }
 
 // A request's blocks, of 2^shift tokens each.
@@ -41,8 +41,8 @@ inline Blocks blocks_of(const AttentionArgs& a, const int32_t* table) {
 
 // `count` rows of a head, from a position on, as numbers [count, dim].
 template <typename Code>
-void widen_rows(const char* cache, const Blocks& blocks, int64_t head, int64_t position,
-                int64_t count, int64_t dim, float* out) {
+void dequantize_rows(const char* cache, const Blocks& blocks, int64_t head, int64_t position,
+                     int64_t count, int64_t dim, float* out) {
     for (int64_t t = 0; t < count; ++t, out += dim) {
         const char* at = cache + blocks.offset(position + t) + head * row_bytes<Code>(dim);
         const Code* row = reinterpret_cast<const Code*>(at);
@@ -55,7 +55,7 @@ void widen_rows(const char* cache, const Blocks& blocks, int64_t head, int64_t p
 }
 
 // V vectors of a row. Two of bfloat16 hold every second number each, which spares the shuffle that
-// widening takes: what they are multiplied with, and their sums, are in that order, too.
+// conversion takes: what they are multiplied with, and their sums, are in that order, too.
 template <typename Code>
 constexpr bool in_pairs = std::is_same_v<Code, bf16>;
 

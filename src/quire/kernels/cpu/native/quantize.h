@@ -2,7 +2,7 @@
 //
 // Rows are stored in blocks of as many as a tile multiplies, so that it reads memory in order:
 //   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
-//   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
+//   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], extended to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
 // In int8_hadamard each 64 (or 32) numbers are rotated by a Hadamard matrix before they are rounded,
 // as the weight's were, and in int4_hadamard each 32. A start is the initial value of a sum of

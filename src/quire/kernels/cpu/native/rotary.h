@@ -8,7 +8,7 @@ inline void write_row(const float* x, int64_t dim, char* row) {
     if constexpr (sizeof(Code) > 1)
         for (int64_t i = 0; i < dim; i += 16) F32::load(x + i).store(out + i);
     else
-        for (int64_t i = 0; i < dim; ++i) narrow(x[i], out + i);
+        for (int64_t i = 0; i < dim; ++i) from_float(x[i], out + i);
 }
 
 // Codes from -127 to 127 and their scale, by the largest of the head. What is no number, or
@@ -22,9 +22,9 @@ inline void write_row<int8_t>(const float* x, int64_t dim, char* row) {
         none = fma(v, F32::zero(), none);
     }
     bf16 scale;
-    narrow(largest.max() / 127.0f + none.sum(), &scale);
+    from_float(largest.max() / 127.0f + none.sum(), &scale);
     std::memcpy(row + dim, &scale, sizeof scale);
-    const float step = widen(scale);
+    const float step = as_float(scale);
     const F32 inverse = F32::all(step > 0.0f ? 1.0f / step : 0.0f), limit = F32::all(-127.0f);
     for (int64_t i = 0; i < dim; i += 16)
         max(limit, F32::load(x + i) * inverse).store(reinterpret_cast<int8_t*>(row) + i);
@@ -70,8 +70,8 @@ void rotary_token(const RotaryArgs& a, int64_t token) {
     const int64_t angles = (a.positions ? a.positions[token] : token) * rotary_dim;
     float cos[MAX_DIM], sin[MAX_DIM], x[MAX_DIM];
     for (int64_t i = 0; i < rotary_dim; ++i) {
-        cos[i] = widen(static_cast<const T*>(a.cos)[angles + i]);
-        sin[i] = widen(static_cast<const T*>(a.sin)[angles + i]);
+        cos[i] = as_float(static_cast<const T*>(a.cos)[angles + i]);
+        sin[i] = as_float(static_cast<const T*>(a.sin)[angles + i]);
     }
     for (int64_t head = 0; head < a.num_heads; ++head) {
         load_head(heads + head * dim, static_cast<const T*>(a.query_norm), a.eps, dim, x);

@@ -36,7 +36,7 @@ bool is_finite(const T* x, int64_t size) {
     int64_t i = 0;
     for (; i + 16 <= size; i += 16) none = fma(F32::load(x + i), F32::zero(), none);
     float rest = none.sum();
-    for (; i < size; ++i) rest += widen(x[i]) * 0.0f;
+    for (; i < size; ++i) rest += as_float(x[i]) * 0.0f;
     return rest == 0.0f;
 }
 
@@ -61,7 +61,7 @@ void to_float(const RowsArgs& a) {
         const int64_t end = std::min(count, (piece + 1) * PIECE);
         int64_t i = piece * PIECE;
         for (; i + 16 <= end; i += 16) F32::load(x + i).store(out + i);
-        for (; i < end; ++i) out[i] = widen(x[i]);
+        for (; i < end; ++i) out[i] = as_float(x[i]);
     });
 }
 

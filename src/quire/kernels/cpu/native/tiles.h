@@ -38,7 +38,7 @@ struct Tiles {
     }
     template <int T>
     static void zero() { std::memset(tile_bytes[T], 0, sizeof tile_bytes[T]); }
-    static float number(bf16 x) { return widen(x); }
+    static float number(bf16 x) { return as_float(x); }
     static int32_t number(int32_t x) { return x; }
     template <int C, int A, int B, typename Sum, typename X, typename W>
     static void spelt_out() {

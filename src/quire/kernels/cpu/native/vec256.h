@@ -10,11 +10,11 @@ struct F32 {  // 16 x float
     static F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
     static F32 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-    static F32 load(const bf16* p) { return {widen(p), widen(p + 8)}; }
+    static F32 load(const bf16* p) { return {to_floats(p), to_floats(p + 8)}; }
     // of 16 pairs, the first or the second of each
     static F32 firsts(const bf16* p) { return {first(p), first(p + 16)}; }
     static F32 seconds(const bf16* p) { return {second(p), second(p + 16)}; }
-    static F32 load(const int8_t* p) { return {widen(p), widen(p + 8)}; }
+    static F32 load(const int8_t* p) { return {to_floats(p), to_floats(p + 8)}; }
     static F32 load(const fp8* p) {  // as half precision, which has one bit of exponent more
         const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
@@ -31,7 +31,7 @@ struct F32 {  // 16 x float
         _mm256_storeu_ps(p + 8, hi);
     }
     void store(bf16* p) const {  // to nearest, ties to even; NaN stays NaN
-        const __m256i packed = _mm256_packus_epi32(narrow(lo), narrow(hi));
+        const __m256i packed = _mm256_packus_epi32(to_bf16(lo), to_bf16(hi));
         const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xd8);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), ordered);
     }
@@ -56,7 +56,7 @@ struct F32 {  // 16 x float
     }
 
    private:
-    static __m256 widen(const bf16* p) {
+    static __m256 to_floats(const bf16* p) {
         const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
     }
@@ -69,11 +69,11 @@ struct F32 {  // 16 x float
         const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
         return _mm256_castsi256_ps(_mm256_and_si256(pairs, mask));
     }
-    static __m256 widen(const int8_t* p) {
+    static __m256 to_floats(const int8_t* p) {
         const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
     }
-    static __m256i narrow(__m256 v) {
+    static __m256i to_bf16(__m256 v) {
         const __m256i bits = _mm256_castps_si256(v);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
         const __m256i up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));

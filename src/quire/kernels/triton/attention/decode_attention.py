@@ -17,9 +17,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.attention.kv_codes import (
     LIFT,
+    codes_to_float16,
     load_scales,
-    narrowed,
-    widened,
+    scale_to_float16,
 )
 from quire.kernels.triton.attention.shared_prefix_attention import with_shared_part
 from quire.kernels.triton.attention.softmax_options import soft_capped, with_sinks
@@ -47,8 +47,8 @@ def decode_attention_kernel(
     request's token are set to zeros. scale: of the scores, times log2(e). WINDOW: keys that a query
     sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
     [Hkv · GROUP] or None. min_units: the least units of a program. CODES_PATH: "plain", or how
-    `widened` converts keys and values in 8 bits. k_scale, v_scale [blocks, BLOCK_SIZE, Hkv]: of
-    those in INT8, else None.
+    `codes_to_float16` converts keys and values in 8 bits. k_scale, v_scale [blocks, BLOCK_SIZE,
+    Hkv]: of those in INT8, else None.
 
     With PDL a program loads its plan while the previous kernel, which writes queries and the newest
     keys, still runs; unless plan_is_fresh, as that kernel then made the plan. opens_early: the next
@@ -189,7 +189,7 @@ def _attend(
     acc = tl.zeros([BLOCK_G, WIDTH], tl.float32)
     if PAIRS:
         if q.dtype == tl.bfloat16:
-            q, factor = narrowed(q)
+            q, factor = scale_to_float16(q)
             scale = (factor * scale)[:, None]
         q, q_odd = tl.split(tl.reshape(q, [BLOCK_G, WIDTH, 2]))
         acc_odd = acc
@@ -212,7 +212,7 @@ def _attend(
         k = tl.load(k_ptr + offset + d, mask=inside, other=0)
         v = tl.load(v_ptr + offset + d, mask=inside, other=0)
         if PAIRS:
-            k, k_odd = widened(k, CODES_PATH, INT8)
+            k, k_odd = codes_to_float16(k, CODES_PATH, INT8)
             scores = tl.dot(q_odd, tl.trans(k_odd), tl.dot(q, tl.trans(k)))
         else:
             scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
@@ -229,7 +229,7 @@ def _attend(
         shrink = tl.exp2(m - new_m)[:, None]
         s = s * shrink + (p / value_scale[None, :] if INT8 else p)
         if PAIRS:
-            v, v_odd = widened(v, CODES_PATH, INT8)
+            v, v_odd = codes_to_float16(v, CODES_PATH, INT8)
             acc_odd = tl.dot(p.to(q.dtype), v_odd, acc_odd * shrink)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink, input_precision=PRECISION)
         m = new_m

@@ -20,7 +20,7 @@ LIFT = tl.constexpr(14.0)
 
 
 # Two pairs of codes become two pairs of float16: of the first codes, of the second ones.
-WIDENING = tl.constexpr("""
+FP8_TO_FLOAT16 = tl.constexpr("""
     {
         .reg .b32 permuted;
         .reg .b16 first, second;
@@ -33,7 +33,7 @@ WIDENING = tl.constexpr("""
 
 
 @triton.jit
-def narrowed(q):
+def scale_to_float16(q):
     """q [R, D] → float16 [R, D], and float32 factors [R] by which each row was divided.
 
     Factors are powers of two that bring a row's largest magnitude to between 1 and 2. The
@@ -48,7 +48,7 @@ def narrowed(q):
 
 
 # As above for INT8: code + 128 as the low byte of 1024 + (code + 128), less 1152.
-INT8_WIDENING = tl.constexpr("""
+INT8_TO_FLOAT16 = tl.constexpr("""
     {
         .reg .b32 flipped, first, second;
         xor.b32 flipped, $2, 0x80808080;
@@ -63,7 +63,7 @@ LEAST_SCALE = tl.constexpr(2.0**-60)  # in place of 0, of heads whose values are
 
 
 @triton.jit
-def widened(pairs, CODES_PATH: tl.constexpr, INT8: tl.constexpr):
+def codes_to_float16(pairs, CODES_PATH: tl.constexpr, INT8: tl.constexpr):
     """Pairs of codes, as int16 → (float16 of the first codes, of the second codes), exact.
 
     Two codes at a time, since transposed operands of tensor cores are loaded from shared memory in
@@ -71,7 +71,7 @@ def widened(pairs, CODES_PATH: tl.constexpr, INT8: tl.constexpr):
     """
     if CODES_PATH == "instruction":
         return tl.inline_asm_elementwise(
-            INT8_WIDENING if INT8 else WIDENING,
+            INT8_TO_FLOAT16 if INT8 else FP8_TO_FLOAT16,
             "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     dtype: tl.constexpr = tl.int8 if INT8 else tl.float8e4nv

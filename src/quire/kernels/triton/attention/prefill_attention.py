@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.attention.kv_codes import LIFT, load_scales, narrowed
+from quire.kernels.triton.attention.kv_codes import LIFT, load_scales, scale_to_float16
 from quire.kernels.triton.attention.softmax_options import soft_capped, softmax_of_sinks
 
 
@@ -86,7 +86,7 @@ def load_queries(
     q = tl.load(q_ptr + offset + tl.arange(0, BLOCK_D)[None, :], mask=there, other=0.0)
     row_scale = tl.full([ROWS], scale, tl.float32)
     if IN_FP8 and q.dtype == tl.bfloat16:
-        q, factor = narrowed(q)
+        q, factor = scale_to_float16(q)
         row_scale *= factor
     position = seq_len - num_queries + token - first_token
     return q, position, row_scale, request, num_queries, seq_len, first_query

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.triton.attention.kv_codes import narrowed
+from quire.kernels.triton.attention.kv_codes import scale_to_float16
 from quire.kernels.triton.attention.prefill_attention import attend_tiles
 from quire.kernels.triton.launch.attention_config import padded_head_dim
 from quire.kernels.triton.launch.workspace import workspace
@@ -129,7 +129,7 @@ def shared_attention_kernel(
         q = tl.load(q_ptr + offset, mask=there[:, None] & (d < HEAD_DIM), other=0.0)
         row_scale = tl.full([ROWS], scale, tl.float32)
         if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
-            q, factor = narrowed(q)
+            q, factor = scale_to_float16(q)
             row_scale *= factor
         leader = tl.load(rows_ptr + tile * MEMBERS)
         num_keys = tl.load(lens_ptr + tile)

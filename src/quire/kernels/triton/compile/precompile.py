@@ -25,13 +25,16 @@ from triton.runtime.cache import get_cache_manager
 
 from quire.kernels.triton.attention.attention_plan import plan_kernel
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
+from quire.kernels.triton.attention.kv_dequantization import (
+    dequantization_plan_kernel,
+    dequantize_kv_kernel,
+)
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.prefill_tiles import prefill_work_kernel
 from quire.kernels.triton.attention.shared_prefix_attention import (
     shared_attention_kernel,
     shared_plan_kernel,
 )
-from quire.kernels.triton.attention.widening import widen_kernel, widening_plan_kernel
 from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
@@ -65,7 +68,7 @@ _ALL = (
     silu_kernel, silu_rounded_kernel, quantize_kernel, rope_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
-    dequantize_int4_kernel, widening_plan_kernel, widen_kernel,
+    dequantize_int4_kernel, dequantization_plan_kernel, dequantize_kv_kernel,
     dequantize_bytes_kernel, quantize_blocks_kernel,
 )  # fmt: skip
 

@@ -81,8 +81,8 @@ def int4_config(
     if m == 1 and block_n == 32 and not codebook:
         registers = 96  # five programs on a multiprocessor
     elif not codebook and m <= 16 and parts < 4:
-        is_narrow = split == parts == 1 and block_n == 64 and m <= 8
-        registers = 128 if warps == 8 or is_narrow else None  # two programs, or four small ones
+        is_small = split == parts == 1 and block_n == 64 and m <= 8
+        registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
     sums = tiles * block_n * block_rows(m)
     for each in range(split, steps + 1):  # as many parts as it takes for their scales to fit
         found = Int4Config(block_n, parts, stages, each, warps, registers)

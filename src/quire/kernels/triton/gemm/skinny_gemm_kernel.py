@@ -8,7 +8,7 @@ W may be FP8 or INT8 with a scale for each of its rows (WEIGHT_FORMAT "codes"). 
 rounds its part of x to W's type with scales of its own, so that nothing has to read x beforehand,
 and tensor cores multiply codes by codes. Their sums (of FP8 they have few digits) are scaled and
 added in float32 after each step. Where tensor cores have no FP8, W comes as bytes (WEIGHT_FORMAT
-"bytes") and is widened, and x stays as it is.
+"bytes") and is converted, and x stays as it is.
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ def _multiply(
             acc += tl.dot(w, tl.trans(codes)).to(tl.float32) * scale[None, :]
         else:
             if WEIGHT_FORMAT == "bytes":
-                w = _widened(w, x.dtype)
+                w = _fp8_to_float(w, x.dtype)
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit
-def _widened(w, dtype: tl.constexpr):
+def _fp8_to_float(w, dtype: tl.constexpr):
     """Bytes of FP8 as 16-bit numbers, 256 times too small: the exponent's bias is 7, not 15."""
     bits = ((w & 0x80).to(tl.uint16) << 8) | ((w & 0x7F).to(tl.uint16) << 7)
     return bits.to(tl.float16, bitcast=True).to(dtype)

@@ -30,7 +30,7 @@ _FP8 = """
         {shift} v, w, 4;
         and.b32 v, v, 0x07F007F0;
         lop3.b32 {0}, {sign}, 0x80008000, v, 0xEA;"""
-_WIDEN = {
+_DEQUANTIZE = {
     "int8": (_INT8.format("$0"), "shr.u32 w, w, 8;" + _INT8.format("$1")),
     "fp8": (
         "shl.b32 s, w, 8;" + _FP8.format("$0", shift="shl.b32", sign="s"),
@@ -40,7 +40,7 @@ _WIDEN = {
 
 
 @gluon.constexpr_function
-def _widen_asm(kind, word, has_zeros, is_scaled):
+def _dequantize_asm(kind, word, has_zeros, is_scaled):
     """Two times two bfloat16 of the codes of one of two words: less zeros, times scales."""
     first = 6 if has_zeros else 4
     ends = []
@@ -51,7 +51,7 @@ def _widen_asm(kind, word, has_zeros, is_scaled):
         elif kind == "fp8":
             end += f"mul.rn.bf16x2 ${i}, ${i}, e;"
         ends.append(end)
-    first_code, second_code = _WIDEN[kind]
+    first_code, second_code = _DEQUANTIZE[kind]
     return f"""{{
         .reg .b32 w, v, s, e;
         mov.b32 e, 0x7B807B80;
@@ -64,12 +64,12 @@ def _widen_asm(kind, word, has_zeros, is_scaled):
 
 
 @gluon.jit
-def widen(words, zero, other_zero, scale, other_scale, WORD: gl.constexpr, KIND: gl.constexpr):
+def dequantize(words, zero, other_zero, scale, other_scale, WORD: gl.constexpr, KIND: gl.constexpr):
     """Words [rows, 32] → two bfloat16 [rows, 32]: columns 64 · WORD on of 128, and 32 behind.
 
     zero, scale and others [rows, 1]: of the two; None for 0, or 1.
     """
-    asm: gl.constexpr = _widen_asm(KIND, WORD, zero is not None, scale is not None)
+    asm: gl.constexpr = _dequantize_asm(KIND, WORD, zero is not None, scale is not None)
     if KIND == "fp8" and scale is not None:
         scale = (scale.to(gl.float32) * 2.0**120).to(gl.bfloat16)
         other_scale = (other_scale.to(gl.float32) * 2.0**120).to(gl.bfloat16)

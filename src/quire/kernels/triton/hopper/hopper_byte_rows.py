@@ -1,6 +1,6 @@
-"""GEMM of many rows in bfloat16 with weights of a byte each on Hopper, widened in registers.
+"""GEMM of many rows in bfloat16 with weights of a byte each on Hopper, dequantized in registers.
 
-Floor: the tensor cores' 16-bit rate. Tiles of 256 rows of x widen codes seldom. A step is 128
+Floor: the tensor cores' 16-bit rate. Tiles of 256 rows of x dequantize codes seldom. A step is 128
 columns of W and x, loaded through a ring; the last product of a step is in flight while the first
 codes of the next become numbers. The rest is as in `hopper_int4_rows`.
 """
@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.byte_operands import ByteWords
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_byte_codes import widen
+from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
 from quire.kernels.triton.hopper.hopper_fp8_gemm import reduce_parts, store_rows
 from quire.kernels.triton.hopper.hopper_gemm import tile_layout
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
@@ -168,6 +168,6 @@ def _numbers(words, zeros, scales, step, GROUP: gl.constexpr, CODES: gl.constexp
         other_scale = scale
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    one, other = widen(words, zero, other_zero, scale, other_scale, B, CODES)
+    one, other = dequantize(words, zero, other_zero, scale, other_scale, B, CODES)
     halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)

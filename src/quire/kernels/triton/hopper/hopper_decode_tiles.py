@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from quire.kernels.triton.attention.kv_codes import INT8_WIDENING, LEAST_SCALE, WIDENING
+from quire.kernels.triton.attention.kv_codes import FP8_TO_FLOAT16, INT8_TO_FLOAT16, LEAST_SCALE
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile
 from quire.kernels.triton.hopper.hopper_queries import halved
 from quire.kernels.triton.hopper.hopper_softmax import LIFT, exp2
@@ -54,7 +54,7 @@ def leave_query(q, q_smem, INT8: gl.constexpr):
     elif INT8:
         wide = q.to(gl.float32)
         bits = gl.maximum(gl.max(gl.abs(wide), 1).to(gl.int32, bitcast=True), 0x21800000)
-        factor = (bits & 0x7F800000).to(gl.float32, bitcast=True)  # as `narrowed` has it
+        factor = (bits & 0x7F800000).to(gl.float32, bitcast=True)  # as `scale_to_float16` has it
         high, low = wide * (1.0 / factor)[:, None], gl.zeros_like(wide)
     else:
         high, low, factor = halved(q)
@@ -232,7 +232,7 @@ def _key_operand(pairs, LAYOUT: gl.constexpr):
     """Converted keys [TILE, D]; of each 16 dimensions the even ones come first."""
     TILE: gl.constexpr = pairs.shape[0]
     HALF: gl.constexpr = pairs.shape[1]
-    even, odd = _widen(pairs, True)
+    even, odd = _codes_to_float16(pairs, True)
     keys = gl.join(even, odd).reshape([TILE, HALF // 8, 8, 2])
     return gl.convert_layout(keys.permute(0, 1, 3, 2).reshape([TILE, 2 * HALF]), LAYOUT)
 
@@ -242,16 +242,16 @@ def _operand(pairs, LAYOUT: gl.constexpr, INT8: gl.constexpr):
     """Converted values [D, TILE]; of each 16 dimensions the even ones come first."""
     HALF: gl.constexpr = pairs.shape[0]
     TILE: gl.constexpr = pairs.shape[1]
-    even, odd = _widen(pairs, INT8)
+    even, odd = _codes_to_float16(pairs, INT8)
     values = gl.join(even, odd).reshape([HALF // 8, 8, TILE, 2])
     return gl.convert_layout(values.permute(0, 3, 1, 2).reshape([2 * HALF, TILE]), LAYOUT)
 
 
 @gluon.jit
-def _widen(pairs, INT8: gl.constexpr):
+def _codes_to_float16(pairs, INT8: gl.constexpr):
     """Pairs of codes as int16 → float16 of the first ones, of the second ones."""
     return gl.inline_asm_elementwise(
-        INT8_WIDENING if INT8 else WIDENING,
+        INT8_TO_FLOAT16 if INT8 else FP8_TO_FLOAT16,
         "=r,=r,r",
         [pairs],
         dtype=(gl.float16, gl.float16),

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.hopper.hopper_attend import attend
 from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
-from quire.kernels.triton.hopper.hopper_prefill_widen import widen
+from quire.kernels.triton.hopper.hopper_prefill_dequantize import dequantize_values
 from quire.kernels.triton.hopper.hopper_prefill_work import fetch
 from quire.kernels.triton.hopper.hopper_queries import ROWS, query_ring
 from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
@@ -85,8 +85,8 @@ def hopper_prefill_kernel(
     TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
     key_type: gl.constexpr = k_desc.dtype
     INT8: gl.constexpr = key_type == gl.int8
-    NARROW: gl.constexpr = key_type.primitive_bitwidth == 8
-    dtype: gl.constexpr = gl.bfloat16 if INT8 else (gl.float16 if NARROW else key_type)
+    IN_8_BITS: gl.constexpr = key_type.primitive_bitwidth == 8
+    dtype: gl.constexpr = gl.bfloat16 if INT8 else (gl.float16 if IN_8_BITS else key_type)
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     OWN: gl.constexpr = k_desc.layout
     USERS: gl.constexpr = 1 if SPLIT else 2
@@ -105,7 +105,7 @@ def hopper_prefill_kernel(
         stride_q_token, stride_q_head, stride_out_token,
     )  # fmt: skip
     # last lists: registers for each thread; the first warpgroup has as many as the second
-    if NARROW:
+    if IN_8_BITS:
         codes = _ring(key_type, HEAD_DIM, TILE, SLOTS, 1, 1, OWN)
         fence_async_shared()
         gl.warp_specialize(
@@ -116,7 +116,7 @@ def hopper_prefill_kernel(
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
                     PING_PONG, FIELDS, 1)),
-                (widen, (
+                (dequantize_values, (
                     operands, codes, rings, (k_scale_ptr, v_scale_ptr), scales[1],
                     block_table_ptr, stride_table,
                     NUM_HEADS, GROUP, BLOCK_SIZE, TOKENS, TILE, WINDOW, SPLIT, FIELDS)),

@@ -80,9 +80,9 @@ def rows_in_memory(
 @gluon.jit
 def query_ring(dtype: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr):
     """Memory for both warpgroups' queries; in 8 bits twice, with barriers and rows' factors."""
-    NARROW: gl.constexpr = dtype.primitive_bitwidth == 8
-    smem = gl.allocate_shared_memory(dtype, [4 if NARROW else 2, ROWS, HEAD_DIM], LAYOUT)
-    if NARROW:
+    IN_8_BITS: gl.constexpr = dtype.primitive_bitwidth == 8
+    smem = gl.allocate_shared_memory(dtype, [4 if IN_8_BITS else 2, ROWS, HEAD_DIM], LAYOUT)
+    if IN_8_BITS:
         factors = gl.allocate_shared_memory(
             gl.float32, [4 * ROWS // PIECE, PIECE], gl.SwizzledSharedLayout(1, 1, 1, [0])
         )

@@ -1,7 +1,7 @@
 """The main loop of Hopper's GEMM of few rows with codes of a codebook (NF4, MXFP4), or of bytes.
 
 Numbers of four bits are looked up in registers: PRMT picks bytes of eight, so it takes two for each
-byte of 16 numbers. Bytes are widened by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
+byte of 16 numbers. Bytes are dequantized by `hopper_byte_codes`. The ring is `hopper_int4_ring`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from quire.kernels.triton.hopper.hopper_byte_codes import widen
+from quire.kernels.triton.hopper.hopper_byte_codes import dequantize
 from quire.kernels.triton.hopper.hopper_gemm_ring import sums_layout
 from quire.kernels.triton.hopper.hopper_int4_ring import ask_columns, ask_words, own_columns
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
@@ -99,7 +99,7 @@ def _block(
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
     if CODEBOOK == "int8" or CODEBOOK == "fp8":
-        one, other = widen(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
+        one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
     else:
         one, other = _look_up(words, scale, other_scale, B, CODEBOOK)
     halves = gl.join(one, other)

@@ -79,8 +79,8 @@ class HopperConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class WideningConfig:
-    """Which prompts' keys in 8 bits are widened before Hopper's attention; see `widening.py`.
+class DequantizationConfig:
+    """Choice of prompts whose keys are dequantized before attention; see `kv_dequantization.py`.
 
     least_queries: of a prompt in a step. most_keys: of all prompts. tile, query_tile: keys and
     query tokens of a tile of attention.
@@ -199,7 +199,7 @@ def choose_hopper_config(
 
 
 def least_queries(k_cache: Tensor, group: int) -> int:
-    """The number of queries from which on it pays to widen a prompt's keys first.
+    """The number of queries from which on it pays to dequantize a prompt's keys first.
 
     That takes 3 bytes of memory traffic for a number, as long as attention of some 55 queries with
     4 query heads for each key head. Attention to INT8 takes 1.4 times as long as to 16 bits, to FP8

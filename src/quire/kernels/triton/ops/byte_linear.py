@@ -1,9 +1,9 @@
 """Linears with weights of a byte each and scales of groups on a GPU: what serves which rows.
 
-Few rows are not rounded (w8a16): codes are widened in the registers from which tensor cores take
-them. Many rows are rounded to the weight's type with a scale for each 128 columns (w8a8), where its
-groups allow that. Otherwise codes are widened for each tile, or the weight becomes numbers in
-scratch memory and the library multiplies. Floor: for few rows the bytes of W, half of 16 bits'; for
+Few rows are not rounded (w8a16): codes are dequantized in the registers from which tensor cores
+take them. Many rows are rounded to the weight's type with a scale for each 128 columns (w8a8),
+where its groups allow that. Otherwise codes are dequantized for each tile, or the whole weight is,
+into scratch memory, and cuBLAS multiplies. Floor: for few rows the bytes of W, half of 16 bits'; for
 many the tensor cores' rate, twice that of 16 bits where rows are rounded.
 """
 
@@ -22,7 +22,7 @@ from quire.kernels.triton.gemm.byte_config import byte_config
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig, byte_rows_config
 from quire.kernels.triton.gemm.int4_config import Int4Config
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.byte_words import dequantize_words, widened
+from quire.kernels.triton.ops.byte_words import dequantize_whole, dequantize_words
 from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Operand
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.words_linear import WordsLinear, ordered, whole_steps
@@ -30,7 +30,7 @@ from quire.kernels.triton.step.block_rounding import quantize_blocks
 
 _PIECE = 2**25  # bytes of numbers that are made at a time, so that the cache has them
 _KINDS: dict[str, type[BlockRows]] = {"fp8": Fp8Blocks, "int8": Int8Blocks}
-MOST_ROWS = 4096  # of x, up to which codes are widened for each tile; beyond, once for all rows
+MOST_ROWS = 4096  # of x, up to which codes are dequantized for each tile; beyond, once for all rows
 # of x, up to which rows are not rounded; FP8's are by what its checkpoints ask for, INT8's from
 # where they would take longer than in bfloat16 with weights of that
 EXACT_ROWS = {"fp8": MAX_ROWS, "int8": 128}
@@ -49,7 +49,7 @@ class _ByteWordsLinear(WordsLinear[ByteWords]):
         if isinstance(x, RoundedRows):
             if type(x) is self.rows_of(weight, len(x.codes)):
                 return in_blocks(x, weight, bias)
-            x = x.widened()
+            x = x.dequantize()
         if self.reads_words(x, weight, MAX_ROWS):
             return self.launch(x, weight, bias).out
         x = ordered(x, weight)
@@ -83,14 +83,14 @@ class _ByteWordsLinear(WordsLinear[ByteWords]):
         return boxes, weight.row_scale, weight.codes
 
     def numbers(self, weight: ByteWords, dtype: torch.dtype) -> Tensor:
-        return widened(weight, dtype)
+        return dequantize_whole(weight, dtype)
 
 
 BYTES = _ByteWordsLinear()
 
 
 def many_config(x: Tensor, weight: ByteWords) -> ByteRowsConfig | None:
-    """The config that widens codes for each tile; None where numbers are multiplied."""
+    """The config that dequantizes codes for each tile; None where numbers are multiplied."""
     n, device = len(weight.words), weight.words.device
     if x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS or n % 8:
         return None

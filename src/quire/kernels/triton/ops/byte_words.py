@@ -110,7 +110,7 @@ def dequantize_words(weight: ByteWords, out: Tensor, first: int = 0) -> Tensor:
     return out
 
 
-def widened(weight: ByteWords, dtype: torch.dtype) -> Tensor:
+def dequantize_whole(weight: ByteWords, dtype: torch.dtype) -> Tensor:
     """The whole weight [N, K] as numbers of a data type."""
     out = torch.empty(len(weight.words), weight.inputs, dtype=dtype, device=weight.words.device)
     return dequantize_words(weight, out)

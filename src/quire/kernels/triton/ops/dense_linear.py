@@ -20,7 +20,7 @@ class _DenseLinear(GpuLinear[Tensor]):
         return weight, None, "plain"
 
     def linear(self, x: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x = x if isinstance(x, Tensor) else x.widened()
+        x = x if isinstance(x, Tensor) else x.dequantize()
         if not self.is_few(x, weight):
             return reference.linear(x, weight, bias)
         shape, num_sms = (len(x), *weight.shape), workspace(x.device).num_sms
@@ -30,7 +30,7 @@ class _DenseLinear(GpuLinear[Tensor]):
         return self.launch(x, weight, bias).out
 
     def invariant_linear(self, x: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x = x if isinstance(x, Tensor) else x.widened()
+        x = x if isinstance(x, Tensor) else x.dequantize()
         return invariant_gemm(x, None, weight, None, bias, x.dtype)
 
 

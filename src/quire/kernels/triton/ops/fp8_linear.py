@@ -18,7 +18,7 @@ from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import has_aligned_sizes, multiplies_fp8
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-_TILE = 2**25  # numbers of a weight that are widened at a time
+_TILE = 2**25  # numbers of a weight that are dequantized at a time
 
 
 class _Fp8Linear(ByteLinear[Fp8Weight]):
@@ -44,7 +44,7 @@ class _Fp8Linear(ByteLinear[Fp8Weight]):
         if isinstance(x, RoundedRows):
             if isinstance(x, Fp8Rows) and has_aligned_sizes(codes):
                 return many_rows(x, codes, scale, bias)
-            x = x.widened()
+            x = x.dequantize()
         if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
             return reference.linear_fp8(x, codes, scale, bias)
         if len(x) == 0:
@@ -55,7 +55,7 @@ class _Fp8Linear(ByteLinear[Fp8Weight]):
             return self.launch(x, weight, bias).out
         if has_library:
             return many_rows(quantize_rows(x), codes, scale, bias)
-        return _widened(x, codes, scale, bias)
+        return _linear_dequantized(x, codes, scale, bias)
 
     def invariant_linear(self, x: Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
         """Twin of `reference.linear_fp8`, each row rounded with a scale of its own.
@@ -63,7 +63,7 @@ class _Fp8Linear(ByteLinear[Fp8Weight]):
         Where the GPU does not multiply FP8 by FP8, codes are converted to x's dtype.
         """
         codes, scale = weight.codes, weight.scale
-        x = x if isinstance(x, Tensor | Fp8Rows) else x.widened()
+        x = x if isinstance(x, Tensor | Fp8Rows) else x.dequantize()
         if isinstance(x, Fp8Rows):
             return invariant_gemm(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
         if x.dtype == torch.float32 or not multiplies_fp8(x.device) or len(x) == 0:
@@ -112,8 +112,8 @@ def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return out
 
 
-def _widened(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """cuBLAS on the weight in x's dtype, which is widened some rows at a time."""
+def _linear_dequantized(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """cuBLAS on the weight in x's dtype, which is dequantized some rows at a time."""
     out = x.new_empty(len(x), len(codes))
     step = max(1, _TILE // codes.shape[1])
     for start in range(0, len(codes), step):

@@ -1,4 +1,4 @@
-"""Attention of prompts by Hopper's kernel: over the cache, or over keys that are widened first."""
+"""Attention of prompts by Hopper's kernel: over the cache, or over keys dequantized before."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.triton.attention.attention_plan import Plan
-from quire.kernels.triton.attention.widening import (
-    Widening,
+from quire.kernels.triton.attention.kv_dequantization import (
+    DequantizationPlan,
+    dequantize_kv,
     most_keys,
-    plan_widening,
+    plan_dequantization,
     scratch_caches,
-    widen,
 )
 from quire.kernels.triton.launch.attention_config import (
+    DequantizationConfig,
     HopperConfig,
-    WideningConfig,
     least_queries,
 )
 
@@ -42,19 +42,19 @@ def attend_to_prompts(
     """
     from quire.kernels.triton.hopper.hopper_prefill import launch_prefill
 
-    widening = choose_widening(query, k_cache, config)
+    chosen = choose_dequantization(query, k_cache, config)
     table = layout.block_table
-    if widening is None:
+    if chosen is None:
         launch_prefill(
             query, k_cache, v_cache, table, plan.work, plan.num_query_tiles, scale, window, out,
             config, scales,
         )  # fmt: skip
         return
-    split: Widening = layout.once(
-        ("widening", window, widening), lambda: plan_widening(layout, window, widening)
+    split: DequantizationPlan = layout.once(
+        ("dequantization", window, chosen), lambda: plan_dequantization(layout, window, chosen)
     )
     wide = scratch_caches(k_cache, config.tile)
-    widen(k_cache, v_cache, scales, layout, split, wide, pdl=True)
+    dequantize_kv(k_cache, v_cache, scales, layout, split, wide, pdl=True)
     launch = functools.partial(
         launch_prefill, query, scale=scale, window=window, out=out, config=config, pdl=True
     )
@@ -62,12 +62,14 @@ def attend_to_prompts(
     launch(k_cache, v_cache, table, split.other_work, split.num_other_tiles, kv_scales=scales)
 
 
-def choose_widening(query: Tensor, k_cache: Tensor, config: HopperConfig) -> WideningConfig | None:
-    """How keys are widened before prompts of this many queries; None where that does not pay."""
+def choose_dequantization(
+    query: Tensor, k_cache: Tensor, config: HopperConfig
+) -> DequantizationConfig | None:
+    """The config by which keys are dequantized first; None where that costs more than it saves."""
     num_kv_heads, head_dim = k_cache.shape[2:]
     group = query.shape[1] // num_kv_heads
     least = least_queries(k_cache, group)
     if k_cache.dtype.itemsize > 1 or len(query) < least:
         return None
     most = most_keys(num_kv_heads, head_dim, config.tile)
-    return WideningConfig(least, most, config.tile, config.tokens(group))
+    return DequantizationConfig(least, most, config.tile, config.tokens(group))

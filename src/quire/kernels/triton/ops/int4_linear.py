@@ -51,7 +51,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
         if isinstance(x, RoundedRows):
             if isinstance(x, Fp8Rows) and multiplies_in_fp8(len(x.codes), torch.bfloat16, weight):
                 return in_fp8(x, weight, bias)
-            x = x.widened()
+            x = x.dequantize()
         if multiplies_in_fp8(len(x), x.dtype, weight):
             return in_fp8(quantize_rows(x), weight, bias)
         if self.reads_words(x, weight, MOST_ROWS):
@@ -78,7 +78,7 @@ class _Int4Linear(WordsLinear[Int4Words]):
         return word_boxes(weight.words, config.parts, config.block_n), None, codebook
 
     def numbers(self, weight: Int4Words, dtype: torch.dtype) -> Tensor:
-        return widened(weight, dtype)
+        return dequantize_whole(weight, dtype)
 
 
 INT4 = _Int4Linear()
@@ -146,7 +146,7 @@ def _part(bias: Tensor | None, rows: slice) -> Tensor | None:
     return None if bias is None else bias[rows]
 
 
-def widened(weight: Int4Words, dtype: torch.dtype) -> Tensor:
+def dequantize_whole(weight: Int4Words, dtype: torch.dtype) -> Tensor:
     """The whole weight [N, K] as numbers of a data type."""
     out = torch.empty(len(weight.words), weight.inputs, dtype=dtype, device=weight.words.device)
     return dequantize_int4(weight, out)

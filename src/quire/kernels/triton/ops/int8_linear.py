@@ -37,7 +37,7 @@ class _Int8Linear(ByteLinear[Int8Weight]):
     def linear(self, x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:
         """Twin of `reference.linear_int8`: x [T, K] → [T, N]."""
         if isinstance(x, RoundedRows):
-            rows = x if isinstance(x, Int8Rows) else quantize_rows(x.widened(), Int8Rows)
+            rows = x if isinstance(x, Int8Rows) else quantize_rows(x.dequantize(), Int8Rows)
             return multiply_int8(rows, weight, bias, torch.bfloat16)
         if x.dtype == torch.float32 or x.stride(1) != 1:
             return reference.linear(x, weight, bias)
@@ -49,7 +49,7 @@ class _Int8Linear(ByteLinear[Int8Weight]):
         """Twin of `reference.linear_int8`: each row of x is rounded to bytes with its own scale."""
         dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
         if not isinstance(x, Int8Rows):
-            x = quantize_rows(x if isinstance(x, Tensor) else x.widened(), Int8Rows)
+            x = quantize_rows(x if isinstance(x, Tensor) else x.dequantize(), Int8Rows)
         return invariant_gemm(x.codes, x.scale, weight.codes, weight.scale, bias, dtype)
 
 

@@ -38,7 +38,7 @@ class WordsLinear(GpuLinear[V]):
         """The whole weight [N, K]."""
 
     def invariant_linear(self, x: Rows, weight: V, bias: Tensor | None) -> Tensor:
-        x = ordered(x if isinstance(x, Tensor) else x.widened(), weight)
+        x = ordered(x if isinstance(x, Tensor) else x.dequantize(), weight)
         return invariant_gemm(x, None, self.numbers(weight, x.dtype), None, bias, x.dtype)
 
     def reads_words(self, x: Tensor, weight: V, rows: int) -> bool:

@@ -44,7 +44,7 @@ SCALING = tl.constexpr("""
 
 
 @gluon.jit
-def widen(
+def dequantize_values(
     operands, codes, rings, scale_ptrs, scale_smem, block_table_ptr, stride_table,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr,
     TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, FIELDS: gl.constexpr,
@@ -86,7 +86,7 @@ def widen(
                 )
                 blocks = _blocks(table, tile - 2, seq_len, BLOCK_SIZE, TILE)
             code_slot, slot = await_tile(codes, at), await_free_slot(values, at)
-            _widen_tile(codes[0].index(code_slot), values[0].index(slot), scale_smem, at, TILE)
+            _dequantize_tile(codes[0].index(code_slot), values[0].index(slot), scale_smem, at, TILE)
             mbarrier.arrive(values[1].index(slot), count=1)
             mbarrier.arrive(codes[2].index(code_slot), count=1)
             at += 1
@@ -135,24 +135,24 @@ def _leave_scales(scales, rings, scale_smem, at):
 
 
 @gluon.jit
-def _widen_tile(codes, tile, scale_smem, at, TILE: gl.constexpr):
+def _dequantize_tile(codes, tile, scale_smem, at, TILE: gl.constexpr):
     """Store codes [TILE, D] to a tile in shared memory: FP8 as float16 (exact), INT8 scaled."""
     ROWS: gl.constexpr = 64
     LAYOUT: gl.constexpr = _by_eight(tile.shape[1])
     for part in gl.static_range(TILE // ROWS):
-        narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)
+        loaded = codes.slice(part * ROWS, ROWS).load(LAYOUT)
         if codes.dtype == gl.int8:
             own, less = scale_smem.index(at % 2 * 2), scale_smem.index(at % 2 * 2 + 1)
             scale = own.slice(part * ROWS, ROWS).load(gl.SliceLayout(1, LAYOUT))
             subtrahend = less.slice(part * ROWS, ROWS).load(gl.SliceLayout(1, LAYOUT))
-            wide = gl.inline_asm_elementwise(
+            numbers = gl.inline_asm_elementwise(
                 SCALING, "=r,=r,r,r,r,r,r,r,r,r,r",
-                [narrow, scale[:, None], subtrahend[:, None]],
+                [loaded, scale[:, None], subtrahend[:, None]],
                 dtype=gl.bfloat16, is_pure=True, pack=4,
             )  # fmt: skip
         else:
-            wide = narrow.to(gl.float16)
-        tile.slice(part * ROWS, ROWS).store(wide)
+            numbers = loaded.to(gl.float16)
+        tile.slice(part * ROWS, ROWS).store(numbers)
     fence_async_shared()
     barrier()
 

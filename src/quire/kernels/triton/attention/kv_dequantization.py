@@ -1,4 +1,4 @@
-"""Widening: keys and values in 8 bits as numbers in 16 bits, once for all query tiles of a prompt.
+"""Keys and values in 8 bits dequantized to bfloat16, once for all query tiles of a prompt.
 
 Attention converts them for each tile of queries that reads them, which costs more than its MMAs
 leave time for. For prompts with many queries in a step a kernel converts them before, to scratch
@@ -20,23 +20,23 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.triton.attention.attention_plan import padded_count, query_tile_list
-from quire.kernels.triton.launch.attention_config import WideningConfig
+from quire.kernels.triton.launch.attention_config import DequantizationConfig
 from quire.kernels.triton.launch.workspace import workspace
 
-NUM_WIDENED = 2**28  # numbers of 16 bits, 512 MiB
+NUM_DEQUANTIZED = 2**28  # numbers of 16 bits, 512 MiB
 _CHUNK = 16  # keys that a program converts at a time
 _PER_SM = 4  # programs
 _MOST_NUMBERS = 1024  # of a key, that a program converts
 
 
 @dataclass(frozen=True, slots=True)
-class Widening:
-    """Which prompts' keys are widened, and where to; for one window and config."""
+class DequantizationPlan:
+    """Prompts whose keys are dequantized, and the rows for them; for one window and config."""
 
-    chunks: Tensor  # int32 [B + 1]: number of chunks of all widened keys before each request
-    first_keys: Tensor  # int32 [B]: the first key of each request that is widened
+    chunks: Tensor  # int32 [B + 1]: number of chunks of all dequantized keys before each request
+    first_keys: Tensor  # int32 [B]: the first key of each request that is dequantized
     rows: Tensor  # int32 [B]: the row of the scratch memory at which a request's key 0 would be
-    work: Tensor  # as in `Plan`, of prompts whose keys are widened
+    work: Tensor  # as in `Plan`, of prompts whose keys are dequantized
     num_query_tiles: Tensor
     other_work: Tensor  # of all other prompts
     num_other_tiles: Tensor
@@ -44,7 +44,7 @@ class Widening:
 
 def most_keys(num_kv_heads: int, head_dim: int, tile: int) -> int:
     """The number of keys, with their values, that the scratch memory holds, in whole tiles."""
-    return NUM_WIDENED // (2 * num_kv_heads * head_dim) // tile * tile
+    return NUM_DEQUANTIZED // (2 * num_kv_heads * head_dim) // tile * tile
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def _scratch(device: torch.device) -> Tensor:
 
     It outlives the models: the next one takes it over.
     """
-    return torch.empty(NUM_WIDENED, dtype=torch.bfloat16, device=device)
+    return torch.empty(NUM_DEQUANTIZED, dtype=torch.bfloat16, device=device)
 
 
 def scratch_caches(k_cache: Tensor, tile: int) -> Tensor:
@@ -64,12 +64,14 @@ def scratch_caches(k_cache: Tensor, tile: int) -> Tensor:
     return _scratch(k_cache.device)[:size].view(2, num_tiles, tile, num_kv_heads, head_dim)
 
 
-def plan_widening(layout: BatchLayout, window: int, config: WideningConfig) -> Widening:
-    """Decide on the device which prompts' keys are widened. window: 0 for none."""
+def plan_dequantization(
+    layout: BatchLayout, window: int, config: DequantizationConfig
+) -> DequantizationPlan:
+    """Decide on the device which prompts' keys are dequantized. window: 0 for none."""
     num_requests = len(layout.seq_lens)
     numbers = layout.seq_lens.new_empty(5, num_requests + 1)
     chunks, first_keys, rows, tiles, other_tiles = numbers
-    widening_plan_kernel[(1,)](
+    dequantization_plan_kernel[(1,)](
         layout.query_start_loc, layout.seq_lens, chunks, first_keys, rows, tiles, other_tiles,
         num_requests, config.least_queries, config.most_keys,
         QUERY_TILE=config.query_tile, TILE=config.tile, WINDOW=window, CHUNK=_CHUNK,
@@ -77,15 +79,17 @@ def plan_widening(layout: BatchLayout, window: int, config: WideningConfig) -> W
     )  # fmt: skip
     work = query_tile_list(layout, tiles, config.query_tile)
     other_work = query_tile_list(layout, other_tiles, config.query_tile)
-    return Widening(chunks, first_keys, rows, work, tiles[-1:], other_work, other_tiles[-1:])
+    return DequantizationPlan(
+        chunks, first_keys, rows, work, tiles[-1:], other_work, other_tiles[-1:]
+    )
 
 
-def widen(
+def dequantize_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     scales: tuple[Tensor | None, Tensor | None],
     layout: BatchLayout,
-    plan: Widening,
+    plan: DequantizationPlan,
     out: Tensor,
     *,
     pdl: bool = False,
@@ -101,7 +105,7 @@ def widen(
     parts = num_kv_heads // heads
     num_programs = max(1, _PER_SM * workspace(k_cache.device).num_sms // parts)
     num_requests = len(layout.seq_lens)
-    widen_kernel[(num_programs, parts)](
+    dequantize_kv_kernel[(num_programs, parts)](
         k_cache, v_cache, *scales, *out, layout.block_table, layout.seq_lens,
         plan.chunks, plan.first_keys, plan.rows, num_requests, layout.block_table.stride(0),
         NUM_HEADS=num_kv_heads, HEADS=heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
@@ -111,13 +115,13 @@ def widen(
 
 
 @triton.jit(do_not_specialize=["num_requests", "least_queries", "most_keys"])
-def widening_plan_kernel(
+def dequantization_plan_kernel(
     query_start_ptr, seq_lens_ptr, chunks_ptr, first_keys_ptr, rows_ptr, tiles_ptr,
     other_tiles_ptr, num_requests, least_queries, most_keys,
     QUERY_TILE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Fill the numbers of a `Widening`, and those of query tiles before each request."""
+    """Fill the numbers of a `DequantizationPlan`, and those of query tiles before each request."""
     request = tl.arange(0, BLOCK_B)
     there = request < num_requests
     begin = tl.load(query_start_ptr + request, mask=there, other=0)
@@ -147,7 +151,7 @@ def _store_sums(pointer, numbers, request, there):
 
 
 @triton.jit(do_not_specialize=["num_requests", "stride_table"])
-def widen_kernel(
+def dequantize_kv_kernel(
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, k_out_ptr, v_out_ptr, block_table_ptr, seq_lens_ptr,
     chunks_ptr, first_keys_ptr, rows_ptr, num_requests, stride_table,
     NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,

@@ -1,10 +1,10 @@
-// Widens four-bit weights to AMX tiles of bytes or of bfloat16. Included inside a namespace, after
-// dot512.h; linear_int.h describes how they are packed.
+// AMX tiles of four-bit weights, dequantized to bfloat16 or requantized to bytes. Included inside a
+// namespace, after dot512.h; linear_int.h describes how they are packed.
 //
 // With many rows this costs less than integer sums for each 32 k's with scales of their own, which
 // tiles cannot compute at full speed. Bytes need one scale for each output and one for each row of
-// activations, which is exact enough after a Hadamard rotation only: other weights are widened to
-// bfloat16.
+// activations, which is exact enough after a Hadamard rotation only: other weights are dequantized
+// to bfloat16.
 
 #include "codebook.h"
 
@@ -51,7 +51,8 @@ inline F32 scales_of(Format format, const uint8_t* group, int half) {
 
 // 32 k's of 16 outputs, four lines of eight k's: a tile. What `scale` multiplies and then `offset`
 // is added to are the numbers of codes.
-inline void widen_tile(__m512 numbers, const uint8_t* codes, F32 scale, F32 offset, uint8_t* out) {
+inline void dequantize_tile(__m512 numbers, const uint8_t* codes, F32 scale, F32 offset,
+                            uint8_t* out) {
     for (int eight = 0; eight < 4; ++eight, codes += 128) {
         const __m512i line = _mm512_loadu_si512(codes);
         // looks up the four lowest bits of lanes, whatever stands above them
@@ -69,8 +70,8 @@ inline void widen_tile(__m512 numbers, const uint8_t* codes, F32 scale, F32 offs
 }
 
 // `count` k's of 32 outputs into tiles for each 32 k's: of the first 16 outputs, of the others.
-inline void widen_to_pairs(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
-                           uint8_t* out) {
+inline void dequantize_to_pairs(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
+                                uint8_t* out) {
     const __m512 numbers = numbers_of(a.format);
     each_chunk(a, output, k, count, [&](const uint8_t* group, const uint8_t* codes, int64_t i) {
         for (int half = 0; half < 2; ++half) {
@@ -79,15 +80,15 @@ inline void widen_to_pairs(const LinearArgs& a, int64_t output, int64_t k, int64
                 reinterpret_cast<const __m128i*>(group + 64 + half * 16));
             const F32 point = has_zeros(a) ? F32{_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(points))}
                                            : F32::all(has_codebook(a.format) ? 0.0f : 8.0f);
-            widen_tile(numbers, codes + half * 64, scale, F32::zero() - point * scale,
-                       out + i * 64 + half * 1024);
+            dequantize_tile(numbers, codes + half * 64, scale, F32::zero() - point * scale,
+                            out + i * 64 + half * 1024);
         }
     });
 }
 
 // Eight k's of 16 outputs: two lines of four. A code times its output's `factor`, and the offset,
 // is 256 times a byte: its upper half in 16 bits.
-inline void widen_line(const uint8_t* codes, __m512i factor, __m512i offset, uint8_t* out) {
+inline void requantize_line(const uint8_t* codes, __m512i factor, __m512i offset, uint8_t* out) {
     const __m512i line = _mm512_loadu_si512(codes), lowest = _mm512_set1_epi16(15);
     const auto numbers = [&](auto shift) __attribute__((always_inline)) {
         const __m512i code = _mm512_and_si512(_mm512_srli_epi16(line, shift.value), lowest);
@@ -103,8 +104,8 @@ inline void widen_line(const uint8_t* codes, __m512i factor, __m512i offset, uin
 
 // The same into tiles of bytes, 128 added, for each 64 k's. A factor is a group's scale over that of
 // the output's bytes, with eight binary digits behind the point: -8 times the largest is ±127.
-inline void widen_to_bytes(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
-                           uint8_t* out) {
+inline void requantize_to_bytes(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
+                                uint8_t* out) {
     const uint8_t* const scales = nibbles_at(a, output, 0) - 128;
     F32 inverse[2];
     for (int half = 0; half < 2; ++half) {
@@ -121,7 +122,7 @@ inline void widen_to_bytes(const LinearArgs& a, int64_t output, int64_t k, int64
                 _mm512_sub_epi16(_mm512_set1_epi16(128 * 256 + 128), _mm512_slli_epi16(factor, 3));
             uint8_t* const tile = out + i / 64 * 2048 + i % 64 * 16 + half * 1024;
             for (int eight = 0; eight < 4; ++eight)
-                widen_line(codes + half * 64 + eight * 128, factor, offset, tile + eight * 128);
+                requantize_line(codes + half * 64 + eight * 128, factor, offset, tile + eight * 128);
         }
     });
 }

@@ -11,9 +11,9 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import KVScales
-from quire.kernels.triton.attention import widening
-from quire.kernels.triton.launch.attention_config import WideningConfig, hopper_config
-from quire.kernels.triton.ops.hopper_prompts import choose_widening
+from quire.kernels.triton.attention import kv_dequantization
+from quire.kernels.triton.launch.attention_config import DequantizationConfig, hopper_config
+from quire.kernels.triton.ops.hopper_prompts import choose_dequantization
 from quire.kernels.triton.ops.paged_attention import scale_operands
 
 ON_GPU = torch.cuda.is_available()
@@ -51,8 +51,10 @@ def random_cache(
     return cache[0], cache[1], KVScales(scales[0], scales[1])
 
 
-def fitting(queries: list[int], lens: list[int], window: int, config: WideningConfig) -> list[int]:
-    """Requests whose keys are widened: long enough, and the first ones that fit."""
+def fitting(
+    queries: list[int], lens: list[int], window: int, config: DequantizationConfig
+) -> list[int]:
+    """Requests whose keys are dequantized: long enough, and the first ones that fit."""
     found, total = list[int](), 0
     for request, (n, keys) in enumerate(zip(queries, lens, strict=True)):
         if n >= config.least_queries:
@@ -77,18 +79,18 @@ CASES = [
 
 @pytest.mark.parametrize("dtype", [reference.FP8, torch.int8], ids=["fp8", "int8"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_batch_is_widened_or_left(
+def test_any_batch_is_dequantized_or_left(
     case: tuple[int, int, int, int, int], dtype: torch.dtype
 ) -> None:
-    """Each prompt is in one of both lists; what is widened is where its rows say, and no more."""
+    """Each prompt is in one of both lists; dequantized keys are where its rows say, and no more."""
     heads, dim, block_size, window, most = case
-    config = WideningConfig(least_queries=10, most_keys=most, tile=16, query_tile=4)
+    config = DequantizationConfig(least_queries=10, most_keys=most, tile=16, query_tile=4)
     generator = random.Random(most)
     torch.manual_seed(most)
     for num_requests in (1, 5, 9):
         layout = random_layout(generator, num_requests, block_size)
         queries, lens = layout.query_start_loc.diff().tolist(), layout.seq_lens.tolist()
-        plan = widening.plan_widening(layout, window, config)
+        plan = kv_dequantization.plan_dequantization(layout, window, config)
         wide = fitting(queries, lens, window, config)
         others = [r for r, n in enumerate(queries) if n > 1 and r not in wide]
         assert listed(plan.work, plan.num_query_tiles, queries, 4) == wide
@@ -98,14 +100,14 @@ def test_any_batch_is_widened_or_left(
         rows = sum(lens[request] for request in wide) + 16
         out = torch.full((2, rows, heads, dim), NOTHING, dtype=torch.bfloat16, device=DEVICE)
         expected = out.clone()
-        widening.widen(k_cache, v_cache, scale_operands(scales), layout, plan, out)
+        kv_dequantization.dequantize_kv(k_cache, v_cache, scale_operands(scales), layout, plan, out)
         for request in wide:
             first = first_key(queries[request], lens[request], window, config.tile)
             key = torch.arange(first, lens[request], device=DEVICE)
             block = layout.block_table[request].long()[key // block_size]
             own = (scales.keys, scales.values) if scales else (None, None)
             for target, cache, scale in zip(expected, (k_cache, v_cache), own, strict=True):
-                numbers = reference.widened(cache, torch.float32, scale).bfloat16()
+                numbers = reference.dequantize_kv(cache, torch.float32, scale).bfloat16()
                 target[int(plan.rows[request]) + key] = numbers[block, key % block_size]
         # Triton's interpreter cuts the bits that bfloat16 lacks; a GPU rounds
         rtol = 2**-7 if dtype == torch.int8 and not ON_GPU else 0.0
@@ -122,21 +124,21 @@ def listed(work: Tensor, count: Tensor, queries: list[int], query_tile: int) -> 
     return requests
 
 
-def test_widening_is_chosen_for_8_bits_and_many_queries() -> None:
+def test_dequantization_is_chosen_for_8_bits_and_many_queries() -> None:
     cache = torch.empty(4, 16, 2, 128, dtype=torch.int8, device="meta")
     config = hopper_config(cache, split=False)
-    found = choose_widening(torch.empty(256, 8, 128, device="meta"), cache, config)
-    assert found == WideningConfig(256, 2**19, config.tile, config.tokens(4))
-    assert choose_widening(torch.empty(255, 8, 128, device="meta"), cache, config) is None
+    found = choose_dequantization(torch.empty(256, 8, 128, device="meta"), cache, config)
+    assert found == DequantizationConfig(256, 2**19, config.tile, config.tokens(4))
+    assert choose_dequantization(torch.empty(255, 8, 128, device="meta"), cache, config) is None
     many = torch.empty(9000, 8, 128, device="meta")
-    assert choose_widening(many, cache.bfloat16(), config) is None
-    fp8 = choose_widening(many, cache.to(reference.FP8), config)
+    assert choose_dequantization(many, cache.bfloat16(), config) is None
+    fp8 = choose_dequantization(many, cache.to(reference.FP8), config)
     assert fp8 is not None
     assert fp8.least_queries == 512
 
 
 def test_the_scratch_memory_holds_whole_tiles() -> None:
-    assert widening.most_keys(8, 128, 128) == 131_072
-    odd = widening.most_keys(3, 64, 64)
+    assert kv_dequantization.most_keys(8, 128, 128) == 131_072
+    odd = kv_dequantization.most_keys(3, 64, 64)
     assert odd % 64 == 0
-    assert odd * 2 * 3 * 64 <= widening.NUM_WIDENED
+    assert odd * 2 * 3 * 64 <= kv_dequantization.NUM_DEQUANTIZED
