@@ -58,13 +58,13 @@ def read_body(
     if found.keys() <= known and found.keys().isdisjoint(refused):
         return request, found
     known = known.difference(refused)
-    own, notices = _own_fields(found, known, refused)
+    own, notes = _own_fields(found, known, refused)
     foreign = frozenset(found.keys() - known)
     if own:
         found = {**{n: v for n, v in strict_json.read_names(data).items() if n in known}, **own}
         request = strict_json.decode(msgspec.json.encode(found), decoder)
     request.__dict__["foreign_names"] = foreign
-    request.note_no_effect(*notices)
+    request.note_no_effect(*notes)
     return request, found
 
 
@@ -74,7 +74,7 @@ def neutral_values(body: type[RequestBody], refused: NeutralValues) -> NeutralVa
     return {name: values for name, values in _foreign().items() if name not in known} | {**refused}
 
 
-def is_hint(name: str) -> bool:
+def never_has_effect(name: str) -> bool:
     """Whether a name is without effect whatever its value, and not with some values alone."""
     return _foreign().get(name) is ANY
 
@@ -90,7 +90,7 @@ def _own_fields(
 ) -> tuple[dict[str, Any], list[str]]:
     """The fields under names of other engines, as the route's own, and what has no effect."""
     own: dict[str, Any] = {}
-    notices: list[str] = []
+    notes: list[str] = []
     for name, value in found.items():
         if name in known:
             continue
@@ -101,11 +101,11 @@ def _own_fields(
                     raise invalid_value(name, f"it is the same as {field}; use one of them")
                 own[field] = None if meaning.value is DEFAULT else meaning.value
             case NoEffect(text=text):
-                if value not in _NOTHING and is_hint(name):
-                    notices.append(text)
+                if value not in _NOTHING and never_has_effect(name):
+                    notes.append(text)
             case Refused(text=text):
                 text = text.replace(f"{name} ", f"{name}: ", 1)  # as all errors name their field
                 raise InvalidRequestError(text, param=name, code="unsupported_parameter")
             case _:
                 strict_json.check_names({name: value}, known, refused)
-    return own, notices
+    return own, notes

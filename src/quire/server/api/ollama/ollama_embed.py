@@ -60,7 +60,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     yield
     truncate = None if request.truncate is False else -1
     fields = PoolingFields(truncate_prompt_tokens=truncate)
-    fields.note_no_effect(*request.no_effect, *ollama_request.load_hints(request.keep_alive))
+    fields.note_no_effect(*request.no_effect, *ollama_request.keep_alive_notes(request.keep_alive))
     if request.options is not None:
         fields.note_no_effect("options has no effect: a text's vector depends on nothing else")
     pooling = model.engine.info.pooling.changed(dimensions=request.dimensions)

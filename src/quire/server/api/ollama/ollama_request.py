@@ -20,11 +20,11 @@ from quire.server.model_registry import ModelRegistry
 _NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
 _INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
 LATEST = ":latest"  # the tag that Ollama's clients add to a name
-_HINTS = (
+_LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
     *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
 )
-_NO_HINT = "has no effect: the model is loaded with the server's settings"
+_NO_EFFECT = "has no effect: the model is loaded with the server's settings"
 _REFUSED_OPTIONS: strict_json.NeutralValues = {
     "typical_p": (None, 1, 1.0),
     "tfs_z": (None, 1, 1.0),
@@ -169,18 +169,18 @@ def served_name(name: str | None, models: ModelRegistry) -> str | None:
     return name if name in names else name.removesuffix(LATEST)
 
 
-def load_hints(keep_alive: str | float | None) -> Iterator[str]:
+def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
     """A sentence about `keep_alive`, if it is given."""
     if keep_alive is not None:
         yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
 
 
-def hints(request: OllamaBody, options: Options) -> Iterator[str]:
+def no_effect_notes(request: OllamaBody, options: Options) -> Iterator[str]:
     """Sentences about the fields that have no effect."""
-    yield from load_hints(request.keep_alive)
-    for name in _HINTS:
+    yield from keep_alive_notes(request.keep_alive)
+    for name in _LOAD_OPTIONS:
         if getattr(options, name) is not None:
-            yield f"options.{name} {_NO_HINT}"
+            yield f"options.{name} {_NO_EFFECT}"
 
 
 RULES = (

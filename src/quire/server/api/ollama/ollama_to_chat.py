@@ -28,7 +28,7 @@ from quire.server.api.ollama.ollama_request import (
     OllamaMessage,
     OllamaPrompt,
     Options,
-    hints,
+    no_effect_notes,
 )
 
 # fields of Options → of a ChatRequest
@@ -76,7 +76,7 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
         response_format=_response_format(request.format),
         tools=request.tools if isinstance(request, OllamaChat) else None,
     )
-    chat.note_no_effect(*request.no_effect, *hints(request, options))
+    chat.note_no_effect(*request.no_effect, *no_effect_notes(request, options))
     _add_thinking(chat, request.think, variables)
     return chat
 
