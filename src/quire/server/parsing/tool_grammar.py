@@ -118,7 +118,8 @@ class _Writer:
         """Add a rule for each tool; returns the name of the rule for any of them."""
         names = []
         for index, (name, schema) in enumerate((self._config.tools or {}).items()):
-            arguments = self._tags(frame.tags, schema, index) if frame.tags else _json(schema)
+            in_json = json_rule(schema, _CALL_STYLE)
+            arguments = self._tags(frame.tags, schema, index) if frame.tags else in_json
             self._rules.append(f"arguments_{index}: {arguments}")
             begin, end = before.replace(NAME_FIELD, name), frame.after
             parts = [self._literal(begin), f"arguments_{index}", self._literal(end)]
@@ -149,7 +150,8 @@ class _Writer:
         if types is None or "string" in types:
             return self._text_up_to(frame.end, f"{rule}_end")
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return f"{_json({**shared, **schema})} {self._literal(frame.space + frame.end)}"
+        value = json_rule({**shared, **schema}, _CALL_STYLE)
+        return f"{value} {self._literal(frame.space + frame.end)}"
 
     def _text_up_to(self, mark: str, rule: str) -> str:
         """Add a rule for text that ends with the first `mark`; returns its name."""
@@ -176,9 +178,9 @@ def _text_rule(outputs: StructuredOutputs) -> str:
                 schema = None
             if not isinstance(schema, dict):
                 raise NoGrammarError("must be a JSON schema: an object")
-            return _json(schema, json_style(outputs))
+            return json_rule(schema, json_style(outputs))
         case "json_object":
-            return _json({"type": "object"}, json_style(outputs))
+            return json_rule({"type": "object"}, json_style(outputs))
         case "choice":
             return " | ".join(map(quoted, outputs.choice or ()))
         case "regex":
@@ -189,8 +191,3 @@ def _text_rule(outputs: StructuredOutputs) -> str:
             except OverBoundsError as error:
                 raise NoGrammarError(str(error)) from None
     return embedded(outputs.text)
-
-
-def _json(schema: Mapping[str, Any], style: Mapping[str, Any] = _CALL_STYLE) -> str:
-    """The grammar of JSON that matches a schema."""
-    return json_rule(schema, style)

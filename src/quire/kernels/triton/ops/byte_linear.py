@@ -3,8 +3,8 @@
 Few rows are not rounded (w8a16): codes are dequantized in the registers from which tensor cores
 take them. Many rows are rounded to the weight's type with a scale for each 128 columns (w8a8),
 where its groups allow that. Otherwise codes are dequantized for each tile, or the whole weight is,
-into scratch memory, and cuBLAS multiplies. Floor: for few rows the bytes of W, half of 16 bits'; for
-many the tensor cores' rate, twice that of 16 bits where rows are rounded.
+into scratch memory, and cuBLAS multiplies. Floor: for few rows the bytes of W, half of 16 bits';
+for many the tensor cores' rate, twice that of 16 bits where rows are rounded.
 """
 
 from __future__ import annotations
