@@ -1,4 +1,4 @@
-"""What schemathesis is told about this server: loaded by it when api_fuzz.py runs it.
+"""Hooks by which schemathesis knows this server: loaded by it when api_fuzz.py runs it.
 
 Owns the two checks that need to know more than the OpenAPI document can say. Valid bodies may be
 refused only by a rule that is listed here and told in an operation's description; a 5xx is an error
@@ -108,7 +108,7 @@ def only_own_failures(_context: Any, response: Any, case: Any) -> None:
 
 @schemathesis.check
 def valid_data_is_taken_or_refused_by_a_rule(_context: Any, response: Any, case: Any) -> None:
-    """What the schema takes is answered, unless a rule that is told stands against it."""
+    """Bodies that the schema takes are answered, unless a rule in words stands against it."""
     if case.meta is None or not case.meta.generation.mode.is_positive:
         _seen["negative"] += 1
         return

@@ -1,4 +1,4 @@
-"""What Quire's server is compared with: the same answers from bare stacks, without any model.
+"""Bare stacks to compare Quire's server with: the same answers, without any model.
 
 python benchmarks/bare_stacks.py raw|starlette prints "ready at <url>" and serves until a signal.
 raw: an ASGI function on uvicorn. starlette: a route that reads and writes with msgspec. Both answer

@@ -1,4 +1,4 @@
-"""How Quire's cost grows on a CPU: with streams, with context, with the length of a prompt.
+"""Growth of Quire's cost on a CPU: with streams, with context, with the length of a prompt.
 
     python benchmarks/cpu_growth.py --rows bfloat16 int8
     python benchmarks/cpu_growth.py --plot-only

@@ -1,4 +1,4 @@
-"""What a processor's threads reach at best: reading memory, and each kind of multiply-add.
+"""Best rates of a processor's threads: reading memory, and each kind of multiply-add.
 
 python benchmarks/cpu_limits.py
 

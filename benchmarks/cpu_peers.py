@@ -80,7 +80,7 @@ def next_due(measurements: list[Answer], keys: list[Key], rounds: int) -> Key | 
 
 
 def key_of(measurement: Answer) -> Key:
-    """What a measurement is one of."""
+    """(context, engine, weights) of a measurement."""
     return measurement["context"], measurement["engine"], measurement["weights"]
 
 
@@ -89,7 +89,7 @@ def _counted(measurements: list[Answer]) -> Counter[Key]:
 
 
 def _earlier(name: str) -> list[Answer]:
-    """Visits of earlier runs; none where there is no file."""
+    """Measurements of earlier runs; none where there is no file."""
     path = RESULTS / f"{name}_measurements.json"
     found: list[Answer] = json.loads(path.read_text())["measurements"] if path.is_file() else []
     return found

@@ -40,7 +40,7 @@ Answer = dict[str, Any]
 
 
 def start(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
-    """What a start finds. folder: of prepared weights. Ends the program if it fails."""
+    """Times of a start. folder: of prepared weights. Ends the program if it fails."""
     settings = {"model": str(model), "device": "cpu", "threads": args.threads} | FORMATS[fmt]
     settings |= {"max_model_len": MAX_LEN, "num_blocks": BLOCKS, "max_num_seqs": STREAMS}
     settings["prepared_weights"] = str(folder)
@@ -61,7 +61,7 @@ def start(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> Answ
 
 
 def generate(fmt: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
-    """What the whole command takes. Ends the program if it fails."""
+    """Times of the whole command. Ends the program if it fails."""
     given = FORMATS[fmt] | {"threads": args.threads, "max_model_len": MAX_LEN, "num_blocks": BLOCKS}
     given |= {"device": "cpu", "max_tokens": 1, "prompt": "a", "prepared_weights": str(folder)}
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items()]

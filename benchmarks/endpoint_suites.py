@@ -127,7 +127,7 @@ def kind_of(row: Row) -> str:
 
 
 def counts(rows: list[Row]) -> list[dict[str, str | int]]:
-    """How many tests of each file came out how."""
+    """Numbers of tests of each file, by outcome."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         found[_short(row).partition("::")[0]][kind_of(row)] += 1

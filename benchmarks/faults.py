@@ -1,4 +1,4 @@
-"""What becomes of eight well-behaved streams while something else goes wrong.
+"""Eight well-behaved streams while something else goes wrong: their answers and delays.
 
     python benchmarks/faults.py [--only storm,malformed] [--save]
 
@@ -138,7 +138,7 @@ def _row(case: Case, quiet: Watch, watch: Watch, found: dict[str, Any]) -> dict[
 
 
 def _leaks(before: Census, after: Census) -> dict[str, int]:
-    """What the processes that lived through it hold more than before."""
+    """Increase of what the processes that lived through it hold."""
     found = {"tasks": after.tasks - before.tasks}
     for kind in ("fds", "threads"):
         old, new = getattr(before, kind), getattr(after, kind)
@@ -203,7 +203,7 @@ async def run(cases: list[Case]) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """What its last column says."""
+    """The text of its last column."""
     return "BROKEN" if not is_met(row) else "kept" if is_in_time(row) else "kept, but SLOW"
 
 

@@ -1,4 +1,4 @@
-"""How far GEMM configs of similar shapes are behind the best ones, for shapes that nobody tuned.
+"""Loss by GEMM configs of similar shapes, against the best ones, for shapes that nobody tuned.
 
     python benchmarks/gemm_similar.py          # leaves one model at a time out of the table
     python benchmarks/gemm_similar.py --fit    # finds constants of gemm_tuning.py (minutes)
@@ -40,7 +40,7 @@ class Timing(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How much longer the config chosen for a model's GEMM takes than the best."""
+    """Loss of the config chosen for a model's GEMM, against the best."""
 
     model: str
     linear: str

@@ -1,4 +1,4 @@
-"""What the weights of GGUF files lose when they are converted to run-time formats.
+"""Loss of GGUF files' weights by their conversion to run-time formats.
 
     python benchmarks/gguf_quality.py
 

@@ -37,7 +37,7 @@ Configs = dict[str, Int4Config]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a layer's linears are given besides their weights."""
+    """Inputs of a layer's linears besides their weights."""
 
     x: Tensor
     state: ResidualState

@@ -124,7 +124,7 @@ class Step:
 
     @torch.inference_mode()
     def logits(self, graph: Any) -> Tensor:
-        """What a graph computes."""
+        """The logits that a graph computes."""
         self._last.copy_(self._tokens)
         tensors = graph.replay()
         torch.cuda.synchronize()

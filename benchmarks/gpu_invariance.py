@@ -1,4 +1,4 @@
-"""What batch-invariant kernels give and cost on one GPU, beside the usual ones.
+"""Equality of answers by batch-invariant kernels on one GPU, and their cost beside the usual ones.
 
     python benchmarks/gpu_invariance.py --shapes llama-3.1-8b --quantizations fp8
 
@@ -85,7 +85,7 @@ def prompts(count: int, longest: int, seed: int) -> list[list[int]]:
 
 
 def differing(driver: Driver) -> int:
-    """How many of the compared answers are not the same alone and among others."""
+    """Number of the compared answers that are not the same alone and among others."""
     compared, others = prompts(COMPARED, 700, 1), prompts(OTHERS, 700, 2)
     for number, prompt in enumerate(compared):
         driver.add(f"alone{number}", prompt, ANSWER)

@@ -83,7 +83,7 @@ class Case:
 
 
 def spec_of(model: Model) -> KVLayerSpec:
-    """What a layer stores of each token."""
+    """Keys and values of a layer in the KV cache."""
     return KVLayerSpec(num_heads=model.kv_heads, key_dim=model.head_dim, value_dim=model.head_dim)
 
 

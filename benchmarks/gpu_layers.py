@@ -27,7 +27,7 @@ VARIANTS = ("apart", "joined")
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of some requests reads, all of CONTEXT tokens."""
+    """Inputs of a step of some requests, all of CONTEXT tokens."""
 
     model: Model
     layers: list[dict[str, Any]]
@@ -76,7 +76,7 @@ def run_step(step: Step, variant: str) -> Tensor:
 
 
 def joined(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) -> Tensor:
-    """What attention gives."""
+    """The result of attention."""
     query = triton_operations.qkv_rope_write_kv(stream, weight, None, rope)
     return triton_attention.attention(
         query,

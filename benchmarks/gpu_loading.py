@@ -1,4 +1,4 @@
-"""How fast a checkpoint gets into a GPU, and an engine ready on it.
+"""Rates at which a checkpoint gets into a GPU, and the time until an engine is ready on it.
 
     python benchmarks/gpu_loading.py --shapes llama-3.2-1b llama-3.1-8b
 

@@ -213,7 +213,7 @@ def resized(workload: Workload, args: argparse.Namespace) -> Workload:
 
 
 def gpu_name() -> str | None:
-    """What the driver calls the first GPU, if there is one."""
+    """The driver's name of the first GPU, if there is one."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)

@@ -1,4 +1,4 @@
-"""What each step of a served load costs on a GPU, and what lies between the steps.
+"""Cost of each step of a served load on a GPU, and the time between steps.
 
     python benchmarks/gpu_step_times.py --shape qwen2.5-7b --only equal-4000-50:48 \
         --full-steps 2048:2:18 4096:0 8192:0 --seconds 8
@@ -42,7 +42,7 @@ CLOCKS = "clocks.sm,power.draw,temperature.gpu"
 
 @dataclass(frozen=True)
 class Variant:
-    """What is set for one run."""
+    """Settings of one run."""
 
     full_step: int
     paused: int
@@ -139,7 +139,7 @@ def _step(marks: Marks, first: Any) -> Step:
 
 
 def summary(steps: Sequence[Step], num_layers: int) -> dict[str, float]:
-    """Where the time of the device goes, and rates."""
+    """Parts of the device's time, and rates."""
     span = steps[-1].end - steps[0].begin
     gaps = [b.begin - a.end for a, b in itertools.pairwise(steps)]
     layers, head = sum(s.layers for s in steps), sum(s.head for s in steps)
@@ -165,7 +165,7 @@ def summary(steps: Sequence[Step], num_layers: int) -> dict[str, float]:
 
 
 def fit(steps: Sequence[Step], num_layers: int) -> dict[str, float]:
-    """What layers of steps with prompts cost: ms a step, us by padded token, 1,000 keys, pairs."""
+    """Cost of layers of steps with prompts: ms a step, us by padded token, 1,000 keys, pairs."""
     mixed = [s for s in steps if s.prompts]
     columns = np.array([(1.0, s.size / 1e3, s.keys / 1e3, s.pairs / 1e6, s.decodes) for s in mixed])
     times = np.array([s.layers for s in mixed])
@@ -208,7 +208,7 @@ class Bench:
 
 
 class Clocks:
-    """What nvidia-smi says while something runs."""
+    """Rows of CLOCKS by nvidia-smi while something runs."""
 
     def __init__(self) -> None:
         command = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader,nounits"]

@@ -69,7 +69,7 @@ def gpu_rows(result: Result) -> str:
 
 
 def gemm_timings(_: Result) -> str:
-    """What GEMMs of shapes that nobody tuned lose by a similar shape's config."""
+    """Table of the loss by a similar shape's config, of GEMMs of shapes that nobody tuned."""
     from gemm_similar import losses
     from gpu_shapes import HELD_OUT, TIMED
 
@@ -218,7 +218,7 @@ def _tflops(row: Result, us: float) -> str:
 
 
 def _prefill_kernel(row: Result) -> str:
-    """Which of Hopper's two kernels runs on a GPU with 132 multiprocessors."""
+    """Name of the Hopper kernel that runs on a GPU with 132 multiprocessors."""
     from quire.kernels.triton.launch import attention_config
 
     return (
@@ -248,7 +248,7 @@ def _decode_us(row: Result) -> float:
 
 
 def gpu_invariance(result: Result) -> str:
-    """What batch-invariant kernels cost, beside the usual ones."""
+    """Table of the cost of batch-invariant kernels, beside the usual ones."""
     lines = [
         "Random weights in bfloat16 or FP8, temperature 0; answers that are not the same alone and "
         "among others, and how long steps take:",

@@ -39,7 +39,7 @@ class Budget:
 
 
 def copies_beyond_cache(num_bytes: int, most: int = 64) -> int:
-    """How many buffers of this size to take in turn, so that none is found in the cache."""
+    """Number of buffers of this size to take in turn, so that none is found in the cache."""
     return max(1, min(most, -(-CACHE // num_bytes)))
 
 
@@ -128,7 +128,7 @@ def read_bandwidth() -> float:
 
 
 def launch_us() -> float:
-    """What one kernel costs in a graph, whatever it does."""
+    """Cost of one kernel in a graph, whatever it does."""
     x, out = torch.randn(4096, device=DEVICE), torch.empty(64, device=DEVICE)
     return time_graph([lambda: _read_kernel[(1,)](x, out, 128, 128, num_warps=4)] * 50)
 
@@ -157,7 +157,7 @@ def precompile(
 
 
 def differs(out: Tensor, expected: Tensor, limit: float = 1e-2) -> str:
-    """How far out is from what it should be, if too far."""
+    """The relative error of out, as text; empty if it is below the limit."""
     error = ((out.float() - expected.float()).norm() / expected.float().norm()).item()
     return "" if error < limit else f"relative error {error:.2e}"
 

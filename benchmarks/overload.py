@@ -46,7 +46,7 @@ PRECEDENCE = -10  # the client's niceness
 
 @dataclass
 class Seen:
-    """What clients saw.
+    """Answers and errors that clients saw.
 
     seconds: from sending a request to its answer, by status; lateness: from when it was due to its
     sending, which is the client's own.
@@ -148,7 +148,7 @@ async def run(seconds: float, rounds: int) -> dict[str, Any]:
 
 
 async def leftovers(server: Server) -> dict[str, Any]:
-    """What the server holds when all is over."""
+    """Resources that the server holds when all is over."""
     return {"leaked_blocks": (await server.at_rest()).used}
 
 
@@ -181,7 +181,7 @@ def percentile(ordered: list[float], share: float) -> float:
 
 
 def shortfalls(found: dict[str, Any]) -> list[str]:
-    """What is not as promised, in words."""
+    """Broken promises, in words."""
     checks = {
         "refusals are slow": found["refused_p99_ms"] > MAX_REFUSAL_MS,
         "goodput fell": found["goodput_over_best"] < MIN_GOODPUT,

@@ -1,4 +1,4 @@
-"""What automatic prefix caching gives the voice bot: hit rate and time to first token.
+"""Effect of automatic prefix caching on the voice bot: hit rate and time to first token.
 
     python benchmarks/prefix_caching.py
 

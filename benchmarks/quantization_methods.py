@@ -1,4 +1,4 @@
-"""How much each method of `quire quantize` loses on the bundled model, at the same size.
+"""Loss of each method of `quire quantize` on the bundled model, at the same size.
 
 python benchmarks/quantization_methods.py
 

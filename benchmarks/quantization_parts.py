@@ -1,4 +1,4 @@
-"""Where the loss of 8-bit weights and activations comes from: one part of a model at a time.
+"""Sources of the loss of 8-bit weights and activations: one part of a model at a time.
 
 python benchmarks/quantization_trained.py --only none --parts     # of the model trained there
 python benchmarks/quantization_parts.py                           # of the bundled model
@@ -46,7 +46,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Rounded:
-    """How the weight and the inputs of a linear layer are rounded: "fp8", "int8", "gptq" (a weight
+    """Rounding of the weight and the inputs of a linear layer: "fp8", "int8", "gptq" (a weight
     of `fp8+gptq`) or "no"."""
 
     weight: str = "no"

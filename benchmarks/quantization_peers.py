@@ -40,7 +40,7 @@ NAME = "quantization_peers"
 
 @dataclass(frozen=True)
 class Task:
-    """What both quantize: the 16-bit folder, windows for calibration, and settings."""
+    """Input of both quantizers: the 16-bit folder, windows for calibration, and settings."""
 
     base: Path
     windows: Windows

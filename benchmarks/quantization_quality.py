@@ -1,4 +1,4 @@
-"""How much weights and KV caches with fewer bits change the bundled model's answers.
+"""Change of the bundled model's answers by weights and KV caches with fewer bits.
 
 python benchmarks/quantization_quality.py
 

@@ -1,4 +1,4 @@
-"""What an engine's kernels make of quantized weights: scores of prompts beside those in 16 bits.
+"""Scores of prompts by an engine's kernels with quantized weights, beside those in 16 bits.
 
     python benchmarks/quantization_served.py                         # the bundled model, here
     python benchmarks/quantization_served.py --model FOLDER --formats int4 --steps 64 2048
@@ -64,7 +64,7 @@ def main() -> None:
 def scores(
     folder: Path, quantization: str | None, step: int, windows: list[list[int]], device: str
 ) -> Scores:
-    """How a served model scores all tokens of the windows but their first ones."""
+    """A served model's scores of all tokens of the windows but their first ones."""
     longest = max(map(len, windows))
     options: dict[str, Any] = {} if quantization is None else {"quantization": quantization}
     with LLM(

@@ -27,7 +27,7 @@ _CHOICES = (
 
 
 def quantization_quality(result: Result) -> str:
-    """What fewer bits change of a model's predictions."""
+    """Table of the change of a model's predictions by fewer bits."""
     lines = [
         f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
         "",
@@ -44,7 +44,7 @@ def quantization_quality(result: Result) -> str:
 
 
 def quantization_methods(result: Result) -> str:
-    """What each method of `quire quantize` loses, and how long it takes where that was timed."""
+    """Table of the loss by each method of `quire quantize`, and its time where measured."""
     has_questions, has_times = "questions" in result, "seconds" in result["rows"][0]
     head = ["", "perplexity", "95 %", "mean KL", "same top-1", "hidden cosine"]
     head += [f"right of {result['questions']}"] if has_questions else []
@@ -69,7 +69,7 @@ def quantization_methods(result: Result) -> str:
 
 
 def quantization_parts(result: Result) -> str:
-    """What rounding some parts of a model alone loses."""
+    """Table of the loss by rounding some parts of a model alone."""
     lines = [
         f"{result['model']}, {result['tokens']:,} held-out tokens; inputs of a linear layer are "
         "rounded as its weights are, unless it says so:",
@@ -85,7 +85,7 @@ def quantization_parts(result: Result) -> str:
 
 
 def quantization_peers(result: Result) -> str:
-    """What other libraries' methods lose beside Quire's, with the same text."""
+    """Table of the loss of other libraries' methods beside Quire's, with the same text."""
     lines = [
         f"{result['model']}, {result['tokens']:,} held-out tokens, calibrated on "
         f"{result['calibration_tokens']:,}, groups of {result['group_size']}; learned rounding in "

@@ -1,4 +1,4 @@
-"""How much each method of `quire quantize` loses on a model that is trained on the spot.
+"""Loss of each method of `quire quantize` on a model that is trained on the spot.
 
 python benchmarks/quantization_trained.py                  # on one GPU, in about six minutes
 python benchmarks/quantization_trained.py --random 8b --only GPTQ

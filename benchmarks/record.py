@@ -43,7 +43,7 @@ def installed(**more: str) -> dict[str, str]:
 
 
 def command() -> str:
-    """How this program was called, but for LEFT_OUT."""
+    """The command line of this program, but for LEFT_OUT."""
     words, chosen = iter(sys.argv[1:]), []
     for word in words:
         if word in LEFT_OUT:
@@ -110,7 +110,7 @@ def _instructions() -> list[str]:
 
 
 def cpu_flags() -> list[str]:
-    """What the processor can do, by the kernel's names; none where it has no such list."""
+    """Flags of the processor, by the kernel's names; none where it has no such list."""
     return _cpuinfo("flags").split()
 
 

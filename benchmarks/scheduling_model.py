@@ -107,7 +107,7 @@ class Machine(ABC):
 
     @abstractmethod
     def seconds(self, plan: SchedulerOutput) -> float:
-        """What a step takes."""
+        """Duration of a step."""
 
     def add(self, name: str, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
         """A request reaches the engine."""
@@ -198,7 +198,7 @@ class LevelRun(Machine):
             self._send(self.now + LATENCY)
 
     def seconds(self, plan: SchedulerOutput) -> float:
-        """What a step takes."""
+        """Duration of a step."""
         decodes = [entry for entry in plan.scheduled if entry.num_tokens == 1]
         prompts = [entry for entry in plan.scheduled if entry.num_tokens > 1]
         keys = sum(entry.start for entry in decodes)

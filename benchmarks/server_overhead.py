@@ -1,4 +1,4 @@
-"""What the server costs around a model: HTTP, tokens, the hop to the engine, scheduling, SSE.
+"""Cost of the server around a model: HTTP, tokens, the hop to the engine, scheduling, SSE.
 
 Keeps `quire serve --load-format null` busy over kept-alive connections from another process, and in
 turns with it the bare stacks of bare_stacks.py, with the same client. The measure is work done per
@@ -48,7 +48,7 @@ BARE = [sys.executable, str(Path(__file__).parent / "bare_stacks.py")]
 
 @dataclass
 class Count:
-    """What a load has brought. left: requests that are still to be sent; done: all are answered."""
+    """Answers to a load. left: requests that are still to be sent; done: all are answered."""
 
     left: int
     pending: int
@@ -264,7 +264,7 @@ def find_spy() -> str:
 def profile(
     server: Server, args: argparse.Namespace, spy: str, *, stream: bool
 ) -> list[tuple[str, float]]:
-    """Where the API process spends its time: (file: function, share of samples) by own time."""
+    """Time of the API process by function: (file: function, share of samples) by own time."""
     command = [sys.executable, __file__, "--load", server.url]
     client = subprocess.Popen([*command, *(["--stream"] if stream else [])])
     try:

@@ -190,7 +190,7 @@ def _cell(row: Row, workload: Workload) -> str:
 
 
 def _ratios(theirs: Row, ours: Row, workload: Workload) -> str:
-    """How many times better ours are: times the one way round, rates the other."""
+    """Ratios by which ours are better: times the one way round, rates the other."""
     names = ["lat_p50", "lat_p99"] if workload.is_open else ["ttft_p50", "itl_p50", "tok_s"]
     cells = []
     for name in names:

@@ -118,7 +118,7 @@ def growth(samples: list[Sample], name: str) -> float:
 
 
 def shortfalls(found: dict[str, Any]) -> list[str]:
-    """What is not as promised, in words."""
+    """Broken promises, in words."""
     grown = sum(found["growth_mb"].values())
     checks = {
         f"memory grew by {grown:.0f} MB": grown > MAX_GROWTH_MB,

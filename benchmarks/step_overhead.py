@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes on a CPU: microseconds of each stage, interpreter included.
+"""Time of a decode step on a CPU: microseconds of each stage, interpreter included.
 
     python benchmarks/step_overhead.py                                   # the bundled model
     python benchmarks/step_overhead.py --model llama-3.2-1b --batch-sizes 1,16

@@ -121,7 +121,7 @@ def prefix_caching(result: Result) -> str:
 
 
 def faults(result: Result) -> str:
-    """What became of the bystanders, by fault."""
+    """Table of the bystanders' answers, by fault."""
     how = f" ({result['circumstances']})" if "circumstances" in result else ""
     lines = [
         f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens{how}:",
@@ -160,7 +160,7 @@ def overload(result: Result) -> str:
 
 
 def soak(result: Result) -> str:
-    """What is left over after half an hour."""
+    """Table of the resources held after half an hour."""
     grown, leaked = result["growth_mb"], result["leaked"]
     rows = {
         "time, minutes": f"{result['minutes']:g}",
@@ -216,7 +216,7 @@ def _two_columns(rows: dict[str, str]) -> str:
 
 
 def api_fuzz(result: Result) -> str:
-    """What the servers answered to generated requests."""
+    """Table of the servers' answers to generated requests."""
     lines = [
         "| server | requests | valid ones | 2xx | 408 | other 4xx | 503 | other 5xx | failed |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -249,7 +249,7 @@ def source(name: str, result: Result, up: str) -> str:
 
 
 def gguf_quality(result: Result) -> str:
-    """What GGUF files have lost, and what their conversion adds."""
+    """Table of the loss of GGUF files, and of their conversion."""
     lines = [
         f"quire-tiny, {result['tokens']:,} held-out tokens; mean KL:",
         "",

@@ -447,6 +447,31 @@ def test_texts_are_plain() -> None:
     )
 
 
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """The line and the text of each docstring in a file."""
+    for node in nodes(path):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            yield from [(node.body[0].lineno, text)] if text else []
+
+
+def asking_docstrings(path: Path) -> Iterator[str]:
+    for line, text in docstrings(path):
+        if asks := re.match(r"(What|How|Whose|Where|Who|Which)\b", text):
+            yield f"{path}:{line}: begins with {asks[0]!r}: name the thing, or what it returns"
+
+
+def test_docstrings_name_the_thing() -> None:
+    expect_none(fault for path in (*FILES, *PROGRAMS) for fault in asking_docstrings(path))
+
+
+def test_a_docstring_that_asks_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text('"""Whole numbers."""\n\ndef f():\n    """What it\n    is."""\n')
+    (fault,) = asking_docstrings(file)
+    assert fault.startswith(f"{file}:4: begins with 'What'")
+
+
 FORBIDDEN_CALLS = {
     "hasattr": "test the type, or give the object a method",
     "globals": "pass what is needed as an argument",

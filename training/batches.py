@@ -114,7 +114,7 @@ class Stream:
     def fill(
         self, order: np.ndarray, lengths: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Which documents make one batch after the other, and how much of each is taken."""
+        """The documents of one batch after the other, and the length of each that is taken."""
         ends = np.cumsum(lengths[order])
         first, base = 0, 0
         while (last := int(np.searchsorted(ends, base + self.tokens))) < len(ends):

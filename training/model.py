@@ -19,7 +19,7 @@ ROPE_THETA = 10000.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes one model another than the other."""
+    """Settings in which models differ from one another."""
 
     name: str
     seed: int

@@ -145,7 +145,7 @@ def text_loss(model: Any, tokenizer: Tokenizer, windows: list[str]) -> dict[str,
 
 @torch.inference_mode()
 def agreement(target: Any, draft: Any, replies: list[Reply]) -> dict[str, float]:
-    """How often the draft's guess would be accepted while the target answers."""
+    """Rate at which the draft's guess would be accepted while the target answers."""
     same = overlap = entropy = count = 0.0
     for reply in replies:
         ids = torch.tensor([[*reply.prompt, *reply.ids, END]], device=target.device)

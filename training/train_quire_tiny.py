@@ -217,7 +217,7 @@ def score_models(args: argparse.Namespace) -> None:
 
 
 def set_up(args: argparse.Namespace) -> dict[str, Any]:
-    """What the card says about how the models were made."""
+    """The card's entries on how the models were made."""
     gpu = args.device == "cuda"
     length = f"--minutes {args.minutes:g} --draft-minutes {args.draft_minutes:g}"
     if args.steps:

@@ -76,7 +76,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where engines and models are, and how long each is measured."""
+    """Paths of engines and models, and the time that each is measured."""
 
     args: argparse.Namespace
     peer_cache: PeerCache
@@ -94,7 +94,7 @@ class Bench:
             worker.close()
 
     def rates(self) -> dict[str, float]:
-        """What the machine reaches now."""
+        """The rates that the machine reaches now."""
         with self.worker("machine") as worker:
             loaded = worker.ask("load", **self.load(Row("machine", "", "."), 1, 1))
         return {name: round(rate, 4) for name, rate in loaded["rates"].items()}
@@ -170,7 +170,7 @@ def size_of(model: Path) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser, steps: int) -> None:
-    """What cpu_peers.py and cpu_growth.py have in common."""
+    """Add the options that cpu_peers.py and cpu_growth.py have in common."""
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "quire-bench")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

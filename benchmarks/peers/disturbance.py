@@ -1,4 +1,4 @@
-"""What disturbs a measurement: cores that others keep busy, and a machine whose pace changes."""
+"""Disturbances of a measurement: cores that others keep busy, a machine whose pace changes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _cmake_options() -> str:
 
 @dataclass(frozen=True)
 class Peer:
-    """How an engine gets there. packages: none means this interpreter, which has it already.
+    """Installation of an engine. packages: none means this interpreter, which has it already.
 
     unwanted: packages that others drag in and that break them. converter: the module that makes
     its format of the checkpoint. environment: while packages are built.
@@ -98,7 +98,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class PeerCache:
-    """Where engines and models are, and where the engines come from.
+    """Paths of engines and models, and the sources of the engines.
 
     cache: holds environments and models, made once. here: engines that this interpreter has,
     whoever installed them. wheels: for a machine without a network, a folder with one folder of

@@ -83,7 +83,7 @@ class _Context:
         return self._best(last)
 
     def state(self) -> bytes:
-        """What is kept of sequence 0."""
+        """The stored state of sequence 0."""
         size = llama_cpp.llama_state_seq_get_size(self._context, 0)
         state = (ctypes.c_uint8 * size)()
         if llama_cpp.llama_state_seq_get_data(self._context, state, size, 0) != size:

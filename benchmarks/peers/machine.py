@@ -1,4 +1,4 @@
-"""What the machine can do at best, as one more engine: memory bandwidth and matrix products."""
+"""Best rates of the machine, as one more engine: memory bandwidth and matrix products."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _Count:
 
 
 def _tokens(handle: Any) -> list[int]:
-    """What a request got since the last reading."""
+    """The tokens that a request got since the last reading."""
     found: list[int] = []
     while handle.can_read():
         for output in handle.read().values():

@@ -1,4 +1,4 @@
-"""What cpu_peers.py measures: engines, weight formats, and the best settings found for each."""
+"""Rows of cpu_peers.py: engines, weight formats, and the best settings found for each."""
 
 from __future__ import annotations
 

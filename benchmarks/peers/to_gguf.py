@@ -120,7 +120,7 @@ def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _rope_factors(config: Config) -> np.ndarray:
-    """What Llama 3's scaling divides each frequency by, as the checkpoint's config says."""
+    """Divisors of each frequency by Llama 3's scaling, as the checkpoint's config says."""
     scaling, dim = config["rope_scaling"], config["head_dim"]
     original = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]

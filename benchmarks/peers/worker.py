@@ -38,7 +38,7 @@ WARM_UP = 2  # steps of decoding whose time does not count
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine is made of. max_len: tokens of prompt and answer that a stream may reach."""
+    """Settings of an engine. max_len: tokens of prompt and answer that a stream may reach."""
 
     model: Path
     threads: int
@@ -48,7 +48,7 @@ class Load:
 
 
 class Engine(Protocol):
-    """What each peer's file implements, greedily and with ends of text ignored."""
+    """Interface of each peer's file; tokens are chosen greedily, and ends of text ignored."""
 
     def load(self, load: Load) -> dict[str, Any]:
         """Get ready; returns version and settings that the result file should tell."""

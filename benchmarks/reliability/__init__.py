@@ -1,4 +1,4 @@
-"""What the reliability runs share: a server to harm, clients to watch, and the harm itself."""
+"""Parts that reliability runs share: a server to harm, clients to watch, and the harm itself."""
 
 import record
 

@@ -41,7 +41,7 @@ def completion(prompt: object, length: int, **fields: object) -> dict[str, Any]:
 
 @dataclass
 class Watch:
-    """What the bystanders saw. gaps: seconds between events; statuses: of newcomers' requests."""
+    """Bystanders' answers. gaps: seconds between events; statuses: of newcomers' requests."""
 
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Watch:
         return gaps[max(0, math.ceil(0.99 * len(gaps)) - 1)]
 
     def contents(self) -> list[set[tuple[str, str | None, int]]]:
-        """What each of the prompts was answered."""
+        """The different answers to each of the prompts."""
         found: list[set[tuple[str, str | None, int]]] = [set() for _ in PROMPTS]
         for index, answer in self.answers:
             found[index].add(answer.content)

@@ -40,14 +40,14 @@ Request = tuple[str, dict[str, Any]]
 
 @dataclass
 class Tally:
-    """What the crowd has seen. answers: by path and status; 0 is one that it did not wait for."""
+    """Answers that the crowd has seen: by path and status; 0 is one that it did not wait for."""
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
     hangs: int = 0
 
     def unexplained(self) -> list[str]:
-        """What a server that keeps its word never does."""
+        """Answers, hangs and errors that a server that keeps its word never gives."""
         found = [
             f"{count} x {status} from {path}"
             for (path, status), count in self.answers.items()

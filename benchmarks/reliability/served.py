@@ -27,7 +27,7 @@ _SERIES = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What the processes of a server hold. tasks: of the (first) API process."""
+    """Resources of the processes of a server. tasks: of the (first) API process."""
 
     fds: dict[str, int]
     threads: dict[str, int]
@@ -96,7 +96,7 @@ class Server:
         return Census(fds, threads, rss, stats["num_tasks"])
 
     async def figures(self) -> dict[str, float]:
-        """What /metrics tells: by name, or by name{labels} where there are labels of interest."""
+        """Numbers of /metrics: by name, or by name{labels} where there are labels of interest."""
         reply = await ask(self.url, "/metrics")
         return {_key(*found): float(found[2]) for found in _SERIES.findall(reply.body.decode())}
 
@@ -127,7 +127,7 @@ class Server:
         return new is not None and new.pid != engine.pid and await self.is_ready()
 
     def serves(self, ports: set[int]) -> int:
-        """How many clients with these ports the first API process has connections to."""
+        """Number of clients with these ports to which the first API process has connections."""
         connections = self.workers[0].net_connections("tcp4")
         return len({c.raddr.port for c in connections if c.raddr} & ports)
 

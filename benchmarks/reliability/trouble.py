@@ -362,7 +362,7 @@ async def template_bombs(server: Server) -> Findings:
 
 
 async def _repeated(server: Server, path: str, body: object, num_clients: int) -> dict[int, int]:
-    """How often each status was the answer to one body, sent by some clients for some seconds."""
+    """Number of answers to one body with each status, sent by some clients for some seconds."""
     end, data = time.monotonic() + BUSY_SECONDS, post_bytes(path, body)
     statuses: Counter[int] = Counter()
 

@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def content(self) -> tuple[str, str | None, int]:
-        """What may not depend on anybody else."""
+        """The part of an answer that may not depend on anybody else."""
         return self.text, self.reason, self.num_tokens
 
 

@@ -1,4 +1,4 @@
-"""What the load is put on: an engine in a process, or `quire serve` with processes that load it.
+"""Targets of the load: an engine in a process, or `quire serve` with processes that load it.
 
 Owns starting, ending and giving up on them; a backend that breaks says so by BackendError.
 """
@@ -159,7 +159,7 @@ class ServedEngine:
         return results, cpu
 
     def cpu_seconds(self) -> float:
-        """What the server's processes that live have used of processors."""
+        """Processor time that the server's living processes have used."""
         import psutil  # only compare_builds.py needs it
 
         parent = psutil.Process(self._server.pid)

@@ -1,4 +1,4 @@
-"""What compare_builds.py asks of two builds behind `quire serve`: models and loads."""
+"""Rows of compare_builds.py for two builds behind `quire serve`: models and loads."""
 
 from __future__ import annotations
 

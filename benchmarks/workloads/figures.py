@@ -1,4 +1,4 @@
-"""What a level of load amounts to: rates and percentiles, and a line for people.
+"""Figures of a level of load: rates and percentiles, and a line for people.
 
 Times are in milliseconds. TTFT: request sent to first token event. ITL: gap between token events
 of one stream. TPOT: (last - first token event) / (tokens - 1), by request. Latency: from the moment

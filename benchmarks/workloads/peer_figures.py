@@ -1,4 +1,4 @@
-"""What is known of vLLM's figures under a load with varied lengths, and the ratios to them."""
+"""vLLM's figures, where known, under a load with varied lengths, and the ratios to them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OPEN_SECONDS = 8.0  # of arrivals, at most
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one kind of service asks. levels: requests at a time, or a second if it is open.
+    """Requests of one kind of service. levels: requests at a time, or a second if it is open.
 
     shared_prefix: tokens at the beginning that all prompts have in common. is_steady: saturated
     from its first moment on, see steady.py; for the engine alone. jitter: lengths of requests are

@@ -35,7 +35,7 @@ now = time.perf_counter
 
 
 class Step(NamedTuple):
-    """What one step took and gave. computed: tokens, of prompts and answers."""
+    """Time and tokens of one step. computed: tokens, of prompts and answers."""
 
     seconds: float
     computed: int
@@ -141,7 +141,7 @@ def summary(steps: Sequence[Step], input_len: int, output_len: int) -> dict[str,
 
 
 def seconds_per_token(steps: Sequence[Step]) -> float:
-    """What a step takes longer for each token more; 0 where all have as many.
+    """Increase of a step's time for each token more; 0 where all have as many.
 
     No more than its tokens take altogether: whatever else makes long steps is not theirs.
     """

@@ -196,7 +196,7 @@ class LLM:
     def score(
         self, data_1: Prompts, data_2: Prompts, *, use_tqdm: bool = True
     ) -> list[ScoreOutput]:
-        """How alike the texts of each pair are, by their vectors; one text is paired with each.
+        """The similarity of each pair of texts, by their vectors; one text is paired with each.
 
         Raises InvalidRequestError for lists of different lengths, and as `embed` does.
         """

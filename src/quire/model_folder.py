@@ -1,4 +1,4 @@
-"""What a file or folder is that was named as a model: GGUF, or none, as an adapter or a pointer.
+"""Kind of a file or folder that was named as a model: GGUF, or none, as an adapter or a pointer.
 
 Looks at names and first bytes only. Folders that look like a model's are checked where they are
 read.

@@ -42,7 +42,7 @@ def padding(rng: Random, sentences: int) -> str:
 
 
 def long_tail(rng: Random) -> int:
-    """How many filler sentences: mostly few, at times enough for a few thousand tokens."""
+    """Number of filler sentences: mostly few, at times enough for a few thousand tokens."""
     return rng.choices((0, 3, 12, 40, 120, 220), (40, 25, 17, 10, 6, 2))[0]
 
 

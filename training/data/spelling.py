@@ -24,7 +24,7 @@ def near_vocabulary(word: str) -> bool:
 
 @cache
 def deletion_index() -> dict[str, list[str]]:
-    """What each vocabulary word looks like with up to two letters gone: finds close words fast."""
+    """Each vocabulary word by its spellings with up to two letters gone: finds close words fast."""
     index: dict[str, list[str]] = {}
     for word in vocabulary():
         for key in deletions(word, 2):

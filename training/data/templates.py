@@ -43,7 +43,7 @@ def read_phrases(name: str) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Dialog:
-    """What a caller says about one thing and what the bot answers: templates for both."""
+    """Templates of a dialog about one thing: the caller's words and the bot's answers."""
 
     caller: list[str]
     bot: list[str]

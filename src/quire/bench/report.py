@@ -1,4 +1,4 @@
-"""What a run of requests amounts to: rates, percentiles, and a table for people."""
+"""Summary of a benchmark run: rates, percentiles, and a table for people."""
 
 from __future__ import annotations
 

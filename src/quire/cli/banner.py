@@ -46,7 +46,7 @@ def ready_text(
 
 
 def key_in_shell(settings: ServerSettings, *, from_environment: bool) -> str:
-    """How the example request names the API key without showing it; empty if there is none.
+    """Shell text in place of the API key in the example request; empty if there is none.
 
     from_environment: the setting api_key is that of $QUIRE_API_KEY.
     """

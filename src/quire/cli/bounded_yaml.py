@@ -19,7 +19,7 @@ _COLLECTIONS = tuple(f"tag:yaml.org,2002:{name}" for name in ("seq", "map"))
 
 
 class UnusualYamlError(Exception):
-    """What a value holds that is no plain YAML. The text begins with a verb."""
+    """Raised for a value that is not plain YAML. The text begins with a verb."""
 
 
 class _Loader(yaml.SafeLoader):

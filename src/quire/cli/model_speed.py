@@ -1,4 +1,4 @@
-"""How fast a model decodes on this machine, and what it takes in memory.
+"""Measurement of a model on this machine: rate of decoding, and memory.
 
 `measure_speed` starts a process of its own for it, so that the caller's memory is not in the way
 and nothing is left behind: `python -m quire.cli.model_speed FOLDER DEVICE` prints JSON.

@@ -50,7 +50,7 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
     def own_value(self, value: Any) -> tuple[bool, Any]:
-        """Whether the setting `same_as` gets a value for this one, and which."""
+        """(True, the value of `same_as` for this one); (False, None) if it gets none."""
         if self.same_as is None:
             return False, None
         for foreign, own in self.values.items():

@@ -1,4 +1,4 @@
-"""Where a name belongs that was given in a place where it is none: a sampling param, a server's.
+"""The class that a misplaced name belongs to: sampling params, or the server's options.
 
 The names are listed, as both classes are above this room; a test compares them.
 """

@@ -83,7 +83,7 @@ def row_of(name: str, scopes: Sequence[Scope]) -> ForeignName | None:
 
 
 def meaning_of(name: str, value: Any, scopes: Sequence[Scope]) -> Meaning | None:
-    """What a foreign name with this value means; None for a name that is not in the table."""
+    """The meaning of a foreign name with this value; None for a name that is not in the table."""
     row = row_of(name, scopes)
     return None if row is None else meaning_of_row(row, value)
 

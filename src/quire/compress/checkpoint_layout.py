@@ -1,4 +1,4 @@
-"""How a quantized checkpoint stores its weights, and what its config.json says of it. No torch.
+"""Tensors of a quantized checkpoint, and the entry of its config.json. No torch.
 
 Owns the `quantization_config` that transformers, vLLM and llm-compressor read, and which weights
 each packing can hold.

@@ -1,4 +1,4 @@
-"""Where groups of a weight are cut off: its largest numbers lose, and the others get finer steps.
+"""Clipping limits of a weight's groups: the largest numbers lose, the others get finer steps.
 
 Lin et al., 2024 ("AWQ"), the authors' code; here with the loss by all pairs of a group's inputs.
 """

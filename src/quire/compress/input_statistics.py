@@ -1,4 +1,4 @@
-"""What calibration has to know of the inputs of linear layers: sums over all tokens of the text."""
+"""Statistics of the inputs of linear layers for calibration: sums over all tokens of the text."""
 
 from __future__ import annotations
 

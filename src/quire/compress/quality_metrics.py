@@ -1,4 +1,4 @@
-"""How far a quantized model's states and answers are from those of its base model.
+"""Distance of a quantized model's states and answers from those of its base model.
 
 Intervals are those of a block bootstrap over samples: tokens of one sample depend on each other.
 (Efron & Tibshirani, 1993; KL divergence and same-top-1 as llama.cpp's `perplexity` has them)

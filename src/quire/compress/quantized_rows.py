@@ -33,7 +33,7 @@ class IntegerCodes:
         return replace(self, codes=self.codes[own], scales=scales)
 
     def numbers(self) -> Tensor:
-        """What the codes stand for: float32 [N, K]."""
+        """The numbers that the codes stand for: float32 [N, K]."""
         if self.group_of is None:
             return self.grid.numbers(self.codes.float(), self.scales)
         group = self.group_of.long()
@@ -53,7 +53,7 @@ class FloatCodes:
         return FloatCodes(self.codes[start:end], self.scale[start:end])
 
     def numbers(self) -> Tensor:
-        """What the codes stand for: float32 [N, K]."""
+        """The numbers that the codes stand for: float32 [N, K]."""
         return self.codes.float() * self.scale
 
 
@@ -68,7 +68,7 @@ class CodebookCodes:
         return CodebookCodes(self.weight.map_rows(lambda tensor: tensor[start:end]))
 
     def numbers(self) -> Tensor:
-        """What the codes stand for: float32 [N, K]."""
+        """The numbers that the codes stand for: float32 [N, K]."""
         return format_of(self.weight.spec).dequantize(self.weight)
 
 

@@ -1,4 +1,4 @@
-"""What `quire quantize` is asked for: methods, and the settings of one run. No torch."""
+"""Recipe of `quire quantize`: methods, and the settings of one run. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder computes, layer by layer, as plain comparable records. No torch.
+"""Description of a decoder, layer by layer, as plain comparable records. No torch.
 
 `ModelConfig.spec` makes them from a checkpoint's config file. Everything that depends on a model's
 structure is derived from them: memory plan, KV cache, table of expected tensors, modules, warm-up.
@@ -166,7 +166,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv(self) -> KVLayerSpec:
-        """What the layer stores in the KV cache."""
+        """The layer's keys and values in the KV cache."""
         attention = self.attention
         return KVLayerSpec(
             num_heads=attention.num_kv_heads,
@@ -215,7 +215,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_layers(self) -> tuple[KVLayerSpec, ...]:
-        """What each layer stores in the KV cache."""
+        """Each layer's keys and values in the KV cache."""
         return tuple(layer.kv for layer in self.layers)
 
     @property

@@ -94,7 +94,7 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RequestDelta(msgspec.Struct, kw_only=True, array_like=True, gc=False):
-    """What one step, or several, added to one request's output.
+    """The tokens and events that one step, or several, added to one request's output.
 
     finish_reason: set exactly once, in the last delta. timing: set with the first token and in the
     last delta. error: message for the caller; error_kind: its kind. prompt_logprobs: scores of the
@@ -190,7 +190,7 @@ class StepSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a live view shows besides the statistics; made on request only.
+    """The part of a live view that statistics lack; made on request only.
 
     block_states: one byte per KV block, a BlockState of kvcache/block_pool.py. steps: the latest
     ones, oldest first. time: monotonic seconds.

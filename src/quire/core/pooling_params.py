@@ -14,7 +14,7 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the hidden states of a prompt become one vector.
+    """Parameters by which the hidden states of a prompt are pooled to one vector.
 
     pooling: the "mean" of the hidden states of all tokens, or that of the "last" one. normalize:
     scale the vector to length 1. dimensions: keep only its first numbers, before scaling, for

@@ -23,7 +23,7 @@ class ReasoningMarks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_index(token_ids: list[int], part: list[int]) -> int:
-    """Where `part` stands for the last time among the token ids; -1 if it does not."""
+    """The last index at which `part` begins among the token ids; -1 if it is not there."""
     size = len(part)
     starts = range(len(token_ids) - size, -1, -1)
     return next((i for i in starts if token_ids[i : i + size] == part), -1)

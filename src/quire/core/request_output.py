@@ -103,7 +103,7 @@ class RequestTimes(msgspec.Struct):
 
 
 class PromptProgress(msgspec.Struct, frozen=True):
-    """How far the computation of a prompt has come.
+    """Progress of a prompt's computation.
 
     num_cached: tokens that the prefix cache had; num_computed: those included. seconds: since its
     first step was scheduled.
@@ -191,7 +191,7 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """How alike two texts are: the cosine of the angle between their vectors, -1 to 1."""
+    """Similarity of two texts: the cosine of the angle between their vectors, -1 to 1."""
 
     score: float
 

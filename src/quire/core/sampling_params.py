@@ -30,7 +30,7 @@ MAX_LOGIT_BIAS = 1024
 
 
 class RequestOutputKind(IntEnum):
-    """What each item of a stream has: the answer so far, its new part, or all of it at the end."""
+    """Content of a stream's items: the answer so far, its new part, or all of it at the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -44,7 +44,7 @@ class SamplingParams(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """How tokens of an answer are sampled, and when the answer ends.
+    """Parameters of sampling: the choice of each token, and when the answer ends.
 
     n: answers per prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: cut the
     distribution's tail. presence_penalty and frequency_penalty: subtracted from logits of tokens

@@ -37,7 +37,7 @@ _AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every answer must match: exactly one of KINDS.
+    """The constraint that every answer must match: exactly one of KINDS.
 
     json: a JSON schema, given as an object or as text, and stored as text. regex: a regular
     expression in Rust's syntax for the entire answer. choice: texts, of which the answer is one.

@@ -1,4 +1,4 @@
-"""What sets the architectures of GGUF files apart: names, and how tensors were changed for them."""
+"""Architectures of GGUF files: names, and how tensors were changed for them."""
 
 from __future__ import annotations
 

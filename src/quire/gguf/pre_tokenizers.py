@@ -1,4 +1,4 @@
-"""How byte-level BPE tokenizers cut a text before they merge, by llama.cpp's names for it.
+"""Rules by which byte-level BPE tokenizers cut a text before they merge, by llama.cpp's names.
 
 The patterns are those of the models' own tokenizer.json files.
 """

@@ -24,7 +24,7 @@ _PART_WITHOUT_CLASS = re.compile(_PARTS + ".)", re.DOTALL)
 
 
 def num_repeated(text: str) -> int:
-    """How many characters and classes counts add to a regular expression; alternatives all count.
+    """Number of characters and classes that counts add to a pattern, in all its alternatives.
 
     What is wrong in it is not refused here.
     """
@@ -32,7 +32,7 @@ def num_repeated(text: str) -> int:
 
 
 def measure(text: str) -> tuple[int, int]:
-    """How many characters and classes it has, and how many its counts add."""
+    """(number of its characters and classes, number that its counts add)."""
     if _VERBOSE.search(text):  # blanks are no atoms, and may stand before a count
         text = "".join(text.split())
     sums, last, num_atoms = [0], 0, 0  # of each open group; of what a count would repeat

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GreedyVocabulary:
-    """What llguidance reads of a vocabulary; text is split into the longest tokens first.
+    """A vocabulary for llguidance; text is split into the longest tokens first.
 
     llguidance calls the object to split text that the grammar forces.
     """

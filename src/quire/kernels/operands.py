@@ -81,7 +81,7 @@ class KVScales:
 
 @dataclass(frozen=True, slots=True)
 class RopeWriteKV:
-    """How a step's heads are processed: RoPE of queries and keys, keys and values to the cache."""
+    """Operands for a step's heads: RoPE of queries and keys, keys and values to the cache."""
 
     head_dim: int
     norms: HeadNorms | None  # before RoPE, in model families that have them
@@ -124,7 +124,7 @@ class AttentionParams:
 
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """How the rows of a weight are quantized, as metadata; kernels/formats/ has what follows.
+    """Quantization of a weight's rows, as metadata; kernels/formats/ has what follows.
 
     codes: the format's name in `FORMATS` of kernels/formats/table.py.
     """
@@ -149,7 +149,7 @@ class QuantizedWeight(ABC):
     @property
     @abstractmethod
     def spec(self) -> QuantSpec:
-        """How the weight's rows are quantized."""
+        """The quantization of the weight's rows."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:

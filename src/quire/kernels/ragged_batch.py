@@ -39,7 +39,7 @@ class FlatTokens(msgspec.Struct, frozen=True):
 
 
 class RaggedRequests(msgspec.Struct, frozen=True):
-    """What attention reads of B requests; see RaggedBatch."""
+    """Description of B requests that attention reads; see RaggedBatch."""
 
     query_start: Ints  # [B + 1], first token of each request, then T
     seq_lens: Ints  # [B]

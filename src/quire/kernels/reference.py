@@ -245,7 +245,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 def visible(
     num_queries: int, seq_len: int, sliding_window: int | None, device: torch.device
 ) -> Tensor:
-    """Which keys the last num_queries positions see: bool [num_queries, seq_len]."""
+    """Mask of the keys that the last num_queries positions see: bool [num_queries, seq_len]."""
     keys = torch.arange(seq_len, device=device)[None]
     positions = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
     seen = keys <= positions

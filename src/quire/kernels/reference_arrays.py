@@ -21,7 +21,7 @@ def few_rows(count: int, size: int) -> list[slice]:
 
 
 def finite_rows(x: Array) -> Flags:
-    """Whether all numbers of each row are finite: x [T, H], float32, float16 or bfloat16 → [T]."""
+    """Flags [T] of the rows without NaN and infinity of x [T, H], float32, float16 or bfloat16."""
     values: Singles = to_float(x) if x.dtype == np.uint16 else x
     sound: Flags = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
     return sound

@@ -75,7 +75,7 @@ def quantize_mxfp4(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """What exponents in e8m0 stand for, float32: 2^(e - 127), and NaN for 255."""
+    """The numbers that exponents in e8m0 stand for, float32: 2^(e - 127), and NaN for 255."""
     bits = exponents.int() << 23
     bits = torch.where(exponents == 0, 1 << 22, bits)  # 2^-127 is subnormal
     wide = bits.view(torch.float32)

@@ -30,7 +30,7 @@ def slope(temperature: Floats) -> Singles:
 
 
 def halvings(logits: Singles, peaks: Singles, slopes: Singles) -> Singles:
-    """How often the peak's weight is halved to get each token's: float32 [N, W], >= 0.
+    """Halvings of the peak's weight that give each token's: float32 [N, W], >= 0.
 
     logits [N, W], peaks (the highest logits, finite) and slopes [N, 1]. Monotonic in the logit.
     """

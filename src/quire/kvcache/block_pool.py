@@ -67,7 +67,7 @@ class BlockPool:
         return len(self._free) + len(self._evictable) - num_unused
 
     def ref_count(self, block_id: int) -> int:
-        """How many block tables hold the block."""
+        """The number of block tables that hold the block."""
         return self._ref_counts[block_id]
 
     def states(self) -> bytes:

@@ -109,12 +109,12 @@ class KVCacheManager:
         return self._tables[request.request_id].block_ids
 
     def num_missing_blocks(self, request: Request) -> int:
-        """How many more blocks a running request needs to hold all its known tokens."""
+        """The number of blocks that a running request lacks to hold all its known tokens."""
         held = len(self._tables[request.request_id].block_ids)
         return max(0, self.num_blocks_for(request.num_tokens) - held)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold that many tokens."""
+        """The number of blocks that hold that many tokens."""
         return -(-num_tokens // self.block_size)
 
     # Allocation: a request's block table exists from admit to free.

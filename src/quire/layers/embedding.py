@@ -68,7 +68,7 @@ class ParallelLMHead(LinearBase):
         self._share()
 
     def _share(self) -> None:
-        """Where rows can be found in the head's weight: not in a quantized one."""
+        """Let tied embeddings read rows of the head's weight, unless it is quantized."""
         for embedding in self.tied:
             if self.method.weight_format is None:
                 embedding.share(self.method.operand)

@@ -1,4 +1,4 @@
-"""What a forward pass needs besides its tokens; an explicit argument, never a global."""
+"""Inputs of a forward pass besides its tokens; an explicit argument, never a global."""
 
 from __future__ import annotations
 

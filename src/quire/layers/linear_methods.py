@@ -1,4 +1,4 @@
-"""How a linear layer's weight is stored and multiplied, alone and fused with what surrounds it.
+"""Storage of a linear layer's weight, and its operations, alone and fused with what surrounds it.
 
 Owns the way from a loaded weight to the operand of linear operations, in any weight format. The
 layers are in linear_layers.py, the formats in quantization/.
@@ -20,7 +20,7 @@ MOST_PADDING = 16  # rows of zeros that a packed weight may end with, and one
 
 
 class LinearMethod:
-    """How a linear layer's weight is stored and multiplied, alone and with what surrounds it.
+    """Storage of a linear layer's weight, and its operations, alone and with what surrounds it.
 
     weight_format: None for the model's own data type. Norm, SiLU, RoPE and the sum with the
     residual are operations of their own here.
@@ -145,7 +145,7 @@ class FusedLinearMethod(LinearMethod):
 def method_for(
     options: LayerOptions, spec: LinearSpec, following: LinearSpec | None = None
 ) -> LinearMethod:
-    """How a linear layer's weight is stored, by the options' quantization scheme.
+    """The method that stores a linear layer's weight, by the options' quantization scheme.
 
     following: the linear layer that its result goes to, if nothing but an activation is between.
     """

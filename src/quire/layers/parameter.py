@@ -84,7 +84,7 @@ class LoadedModule(nn.Module, ABC):
 
 
 class LinearModule(LoadedModule):
-    """What a linear method reads of the layer it belongs to: weight [out, in], and maybe a bias."""
+    """The part of a layer that its linear method reads: weight [out, in], and maybe a bias."""
 
     in_features: int
     out_features: int
@@ -117,7 +117,7 @@ def keep_at_hand(model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LayerOptions:
-    """How layers are made: the data type and place of their weights, and the kernels they call.
+    """Options of layers: the data type and device of their weights, and the kernels they call.
 
     scheme: which weights are quantized to which formats; None for none. module: name of the decoder
     layer that they are in, empty outside of one.

@@ -1,4 +1,4 @@
-"""What multiplies the angles' cos and sin, by the kind of a rotary embedding. No torch."""
+"""Factors of the angles' cos and sin, by the kind of a rotary embedding. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROPE_FEATURES = frozenset(
 
 
 def attention_factor(rope: RopeSettings) -> float:
-    """What multiplies cos and sin, and so the attention's temperature. 1 for most kinds."""
+    """The factor of cos and sin, and so of the attention's temperature. 1 for most kinds."""
     if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
@@ -45,7 +45,7 @@ def attention_factor(rope: RopeSettings) -> float:
 
 
 def stretch(rope: RopeSettings) -> float:
-    """How many times longer than trained the context may be."""
+    """The ratio of the longest context to the one of training."""
     return rope.factor or rope.max_position / rope.original_max_position
 
 

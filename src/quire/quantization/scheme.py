@@ -1,4 +1,4 @@
-"""Which format each weight of a model gets, by the name of the setting.
+"""Choice of each weight's format, by the name of the setting.
 
 No torch: the memory plan asks for bytes before anything is loaded.
 """
@@ -33,7 +33,7 @@ class FormatChoice(Protocol):
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """Which weights of a model get which weight format.
+    """A model's weight formats, by role and module name.
 
     formats: by role; the first one that a weight's sizes allow is taken. overrides: patterns of
     module names, as of file names, and the schemes that apply to these modules instead, None for

@@ -1,1 +1,1 @@
-"""Who runs next, with how many tokens. No torch in this room."""
+"""Choice of the requests that run next, and their numbers of tokens. No torch in this room."""

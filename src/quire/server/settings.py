@@ -24,7 +24,7 @@ _WAITING = (0, MOST)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """Where the server listens, which requests it accepts, and its limits."""
+    """Settings of the HTTP server: address, accepted requests, limits."""
 
     host: str = setting(
         "127.0.0.1", "address to listen on, or several (a,b); 0.0.0.0 is every interface"

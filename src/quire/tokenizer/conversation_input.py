@@ -1,4 +1,4 @@
-"""What a conversation must look like before a template sees it.
+"""Checks of a conversation before a template sees it.
 
 Checks shape and roles, brings OpenAI's spellings to those that templates read, and copies every
 value into plain JSON types, so that nothing with methods reaches the template. It renders nothing.

@@ -27,7 +27,7 @@ class TokenSource(Protocol):
         """The bytes that a token adds to a text; first: at its very start."""
 
     def pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
-        """What each token adds to a text that has begun; nothing if it does not show."""
+        """The text that each token adds to a text that has begun; empty if it does not show."""
 
 
 class Detokenizer:
@@ -127,7 +127,7 @@ class Detokenizer:
         return self._tokenizer.shows(token_id, skip_special_tokens=skip)
 
     def _read_prompt(self, token_ids: Sequence[int]) -> tuple[bool, bytes]:
-        """Whether the answer begins the text, and the prompt's last, incomplete character."""
+        """(whether the answer begins the text, the prompt's last, incomplete character)."""
         tail = b"".join(map(self._pieces.__getitem__, token_ids[-_LONGEST_CHARACTER:]))
         if len(tail) >= _LONGEST_CHARACTER and tail.isascii():  # as mostly
             return False, b""

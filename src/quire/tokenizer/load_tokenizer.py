@@ -40,7 +40,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
 
 
 def _read_template(given: str) -> tuple[str, str]:
-    """Where a template is from, and its text. given: a file, or the template itself."""
+    """A template's source, and its text. given: a file, or the template itself."""
     if len(given) < _LONGEST_NAME and "{" not in given:
         try:
             return given, Path(given).read_text(encoding="utf-8")

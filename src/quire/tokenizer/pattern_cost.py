@@ -81,7 +81,7 @@ def _grows(alternatives: list[list[Piece]]) -> bool:
 
 
 def _split(pieces: list[Piece], text: str) -> tuple[list[Piece], Piece | None, list[Piece]]:
-    """What is before, and after, the first repetition without a limit of this source."""
+    """The pieces before the first unlimited repetition of this source, itself, and the rest."""
     for number, piece in enumerate(pieces):
         if piece.inner is None and piece.most == inf and piece.text == text:
             return pieces[:number], piece, pieces[number + 1 :]

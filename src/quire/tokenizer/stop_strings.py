@@ -1,4 +1,4 @@
-"""Where an answer's text must stop: matching of stop strings in a text that arrives in pieces.
+"""Matching of stop strings in a text that arrives in pieces.
 
 Knuth, Morris and Pratt's automaton, one per stop string: each character is looked at once, and
 the automaton's state is the length of the text's tail that could still become a match. It knows

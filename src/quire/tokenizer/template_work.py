@@ -291,7 +291,7 @@ def _size(value: Any) -> int:
 
 
 def _parts(value: Any) -> Any:
-    """What a value holds, or nothing. Raises TemplateLimitError for an unknown type."""
+    """The members of a value, or none. Raises TemplateLimitError for an unknown type."""
     if isinstance(value, (list, tuple, set, frozenset, *_VIEWS)):
         return value
     if isinstance(value, dict):

@@ -169,7 +169,7 @@ class Tokenizer:
                 first = False
 
     def _pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
-        """What each token adds to a text that has started; nothing if it does not show.
+        """The text that each token adds to a text that has started; empty if it does not show.
 
         unskipped: special tokens that show all the same. `pieces` caches the result.
         """

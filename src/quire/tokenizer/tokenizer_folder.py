@@ -1,4 +1,4 @@
-"""What a model's folder says about its tokenizer: reads and checks the files, keeps nothing.
+"""Reader of a tokenizer's files in a model's folder: reads and checks them, keeps nothing.
 
 tokenizer.json is the tokenizer itself, tokenizer_config.json (with special_tokens_map.json in
 older folders) names the special tokens, and the chat template is in one of four files.

@@ -1,4 +1,4 @@
-"""What a failed step means: a lost device, memory that ran out, or an error of that step alone.
+"""Classification of failed steps: a lost device, no memory left, or an error of that step alone.
 
 Imports no torch: its exceptions are recognised by name.
 """

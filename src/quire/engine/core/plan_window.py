@@ -1,4 +1,4 @@
-"""How long the plan of the next step may wait for requests that follow on those which ended.
+"""Delay of the next step's plan, for requests that follow on those which ended.
 
 A client often sends its next request when it has an answer. With a step always planned ahead of the
 one that runs, such a request would come just after a plan, and wait for two steps instead of one.

@@ -1,4 +1,4 @@
-"""Which running requests begin with the same KV blocks, so that attention reads these once.
+"""Search for running requests that begin with the same KV blocks, which attention reads once.
 
 Owns the search in the block tables; the KV cache decides what is shared, and knows nothing of this.
 Requests are sorted by their block tables, which puts equal prefixes next to each other. Of the

@@ -17,7 +17,7 @@ Generate = Callable[[Sequence[list[int]], SamplingParams], list[RequestOutput]]
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How beams are searched, in vLLM's terms. Raises InvalidRequestError.
+    """Parameters of beam search, in vLLM's terms. Raises InvalidRequestError.
 
     beam_width: beams that go on, and answers that are returned. max_tokens: of each answer.
     temperature: without effect, as log-probabilities are those before it. length_penalty: an

@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
 
 
 class GenerateOptions(Options, total=False):
-    """How a prompt is continued. cut_to_context: lower max_tokens to what the context has left.
+    """Options of a prompt's continuation. cut_to_context: lower max_tokens to what the context has.
 
     caller: whom the compilation of a grammar is counted for. stop_when: ends answers by their text.
     prompt_field: the caller's field that errors about the prompt name. report_progress: also yield

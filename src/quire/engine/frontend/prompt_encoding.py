@@ -40,7 +40,7 @@ class PromptTokenizer(Protocol):
 
 
 class Encoding(msgspec.Struct, frozen=True):
-    """How a caller wants a prompt to be encoded.
+    """A caller's options for the encoding of a prompt.
 
     keep: the number of tokens to keep; -1: as many as fit beside the answer; None: all.
     special: whether to add the tokenizer's special tokens, such as a BOS; None: to a text, but not

@@ -1,4 +1,4 @@
-"""How callers of `LLM` may have their text encoded: cut, and without special tokens."""
+"""Options of `LLM` for the encoding of text: truncation, and special tokens."""
 
 from __future__ import annotations
 

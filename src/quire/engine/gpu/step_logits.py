@@ -1,4 +1,4 @@
-"""What follows a step's recorded part: logits processors with their sampling, and logprobs.
+"""The end of a step, after its recorded part: logits processors with their sampling, and logprobs.
 
 Owns their launches, and how their results get into the step's outcome. Few steps have any; they are
 launched one by one, for the rows that need them. Nothing here waits for the device.
@@ -61,7 +61,7 @@ class StepLogits:
         self._rows.enter(rows, self._batch.history)
 
     def among(self, rows: Ints) -> Flags:
-        """Which rows [N] are not sampled in the recorded part: [N]."""
+        """Flags [N] of those rows [N] that are not sampled in the recorded part."""
         return self._rows.among(rows)
 
     def read_answers(self, rows: Ints) -> bool:

@@ -1,4 +1,4 @@
-"""Whether an engine process's requests can have caused its death, or only somebody from outside.
+"""Cause of an engine process's death: its requests, or somebody from outside.
 
 A request whose steps kill engines must not kill one after another; but requests that merely ran
 when a process was killed (by an administrator, an orchestrator, for another's memory) go on.
@@ -23,7 +23,7 @@ SECONDS_TO_END = 10.0
 
 
 class DeathCause:
-    """What is known of one engine process's death. Call `watch` now and then while it lives."""
+    """Evidence on one engine process's death. Call `watch` now and then while it lives."""
 
     def __init__(self) -> None:
         self._kills = deque([(time.monotonic(), num_memory_kills())])  # when, and how many by then

@@ -1,4 +1,4 @@
-"""How often a process that dies is started again."""
+"""Deaths of a process in a row: the delay of its next start, and when to give up."""
 
 from __future__ import annotations
 

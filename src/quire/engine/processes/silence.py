@@ -1,4 +1,4 @@
-"""How long a process gives no sign of life, as its supervisor counts it."""
+"""Time without a sign of life of a process, as its supervisor counts it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Silence:
-    """How long a process has given no heartbeat while its supervisor itself ran.
+    """Seconds without a heartbeat of a process, counted while its supervisor itself ran.
 
     When all processes were stopped (docker pause), the last heartbeat is as old as that pause, but
     the process is as healthy as before. hang: seconds after which it has hung; 0: never. tick:

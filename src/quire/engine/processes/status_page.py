@@ -77,6 +77,6 @@ class StatusPage:
         return max(0, time.monotonic_ns() - last) / 1e9 if last else 0.0
 
     def find_started(self, request_ids: Iterable[str]) -> set[str]:
-        """Which of the requests have entered the batch, as far back as the ring reaches."""
+        """The ids of those that have entered the batch, as far back as the ring reaches."""
         started = set(self._words[_HEADER_WORDS:].tolist())
         return {i for i in request_ids if zlib.crc32(i.encode()) in started}

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerParent(Protocol):
-    """What a supervisor of API processes asks and reports to."""
+    """Interface of the parent of API processes: questions and events of their supervisor."""
 
     def statuses(self) -> list[ModelStatus]:
         """The current state of all models."""

@@ -1,1 +1,1 @@
-"""Where a step's time goes, against what the device can do."""
+"""Profile of a step: time of each part, against what the device can do."""

@@ -1,4 +1,4 @@
-"""What attention reads and computes for one request, counted. No torch."""
+"""Bytes and operations of attention for one request, counted. No torch."""
 
 from __future__ import annotations
 

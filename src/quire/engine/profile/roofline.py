@@ -1,4 +1,4 @@
-"""What a device can do at best, and how that is measured on a CPU. No torch.
+"""The best rates of a device, and their measurement on a CPU. No torch.
 
 Two rates bound every operation (Williams et al., 2009): bytes a second, by reading and copying more
 than the caches hold, and FLOP a second, by one large matrix product. torch_roofline.py measures

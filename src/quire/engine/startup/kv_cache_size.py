@@ -1,4 +1,4 @@
-"""How many KV blocks an engine has, and how long requests may be because of that. No torch."""
+"""Number of KV blocks of an engine, and the length of requests that it allows. No torch."""
 
 from __future__ import annotations
 

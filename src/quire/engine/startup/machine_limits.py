@@ -1,4 +1,4 @@
-"""How much memory and how many processor cores this process may use. No torch.
+"""Memory and processor cores that this process may use. No torch.
 
 Control groups bound both; the files of their first and second version are read. In a container the
 group's own files are at the top of the folder, wherever the group is outside.

@@ -1,4 +1,4 @@
-"""Where memory may run out: what is said then is which setting to change, never a bare traceback.
+"""Errors where memory runs out: they name the setting to change; no bare traceback.
 
 Importing this module does not import torch.
 """

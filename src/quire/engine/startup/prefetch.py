@@ -1,4 +1,4 @@
-"""What can be done in threads while Python imports modules: an engine's start needs it later.
+"""Work in threads while Python imports modules: an engine's start needs its results later.
 
 The GPU's driver and Triton are initialised, and the system is asked to read the weights' files
 ahead. No torch.

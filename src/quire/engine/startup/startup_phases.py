@@ -1,4 +1,4 @@
-"""How long each phase of a start takes. No torch."""
+"""Duration of each phase of a start. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs on a CPU, measured on the loaded model before it serves. No torch.
+"""Costs of a step on a CPU, measured on the loaded model before it serves. No torch.
 
 Owns the measurement and what is chosen by it: the number of threads and the token budget of a step,
 where the settings leave them open. The scheduler's cost model starts with the figures, and learns

@@ -20,7 +20,7 @@ QUANTIZE_ARGS = struct.Struct("2P3q4i")
 
 
 class Epilogue(IntEnum):
-    """What a linear operation does with its sums before it stores them."""
+    """Operations that a linear kernel applies to its sums before it stores them."""
 
     STORE = 0
     ADD = 1
@@ -29,7 +29,7 @@ class Epilogue(IntEnum):
 
 
 class LayerOperation(IntEnum):
-    """What a decoder layer consists of, as `LayerOperation` in quire_cpu.h."""
+    """Operations of a decoder layer, as `LayerOperation` in quire_cpu.h."""
 
     QKV = 0
     ROPE = 1

@@ -1,4 +1,4 @@
-"""What is asked of rows as a whole, by compiled kernels: sound hidden states, the sampler's passes.
+"""Operations on whole rows by compiled kernels: the check of hidden states, the sampler's passes.
 
 Each is one pass over memory, where NumPy's operations need several and as many arrays; where the
 kernels were not built, those serve. Arrays of logits and states are contiguous. No torch.

@@ -140,7 +140,7 @@ def _attend(
 def _plan(
     layout: BatchLayout, sliding_window: int | None, k_cache: Tensor, dtype: torch.dtype
 ) -> tuple[list[_Group], list[_Alone]]:
-    """How a step's requests go; the same in all layers with that window."""
+    """A step's requests, grouped or computed alone; the same in all layers with that window."""
     bytes_per_token = k_cache[0, 0].numel() * k_cache.element_size()
     window = sliding_window or max(layout.seq_lens_host)
     num_decodes = layout.query_lens_host.count(1)

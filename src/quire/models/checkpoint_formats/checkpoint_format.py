@@ -1,4 +1,4 @@
-"""How a checkpoint stores quantized weights, as objects that its config file is read into.
+"""Storage of quantized weights in a checkpoint, as objects that its config file is read into.
 
 No torch at import. A `CheckpointFormat` says how each module's weight is stored; a `StoredLinear`
 which tensors that takes, and what they are: canonical rows, or numbers where no run-time format
@@ -30,7 +30,7 @@ def scale_shapes(n: int, per: str) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a tensor of a quantized weight has to be. dtypes: by the names of safetensors.
+    """Required types and shape of a quantized weight's tensor. dtypes: safetensors' names.
 
     shapes: any of these; empty for any at all. needed: whether it has to be there.
     """
@@ -42,7 +42,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear(ABC):
-    """How the weight [n, k] of one module is stored. source: where the config file says so."""
+    """Storage of the weight [n, k] of one module. source: where the config file says so."""
 
     source: str
 
@@ -52,7 +52,7 @@ class StoredLinear(ABC):
 
     @abstractmethod
     def spec(self, k: int) -> QuantSpec | None:
-        """How its canonical rows are quantized; None where no run-time format holds them."""
+        """The quantization of its canonical rows; None where no run-time format holds them."""
 
     @abstractmethod
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
@@ -75,13 +75,13 @@ class StoredLinear(ABC):
 
     @property
     def settings(self) -> str:
-        """What the config file says of it, for messages."""
+        """The config file's entry on quantization, for messages."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return ", ".join(f"{name}={value!r}" for name, value in own.items() if name != "source")
 
 
 class CheckpointFormat(ABC):
-    """How a checkpoint's weights are quantized. It can be compared and hashed.
+    """Quantization of a checkpoint's weights. It can be compared and hashed.
 
     name: of the method, as config.json has it. otherwise: scheme on CPUs of quantized weights whose
     codes are not kept; "none", and on GPUs: they become numbers of the model's data type.
@@ -92,10 +92,10 @@ class CheckpointFormat(ABC):
 
     @abstractmethod
     def stored_linear(self, module: str) -> StoredLinear | None:
-        """How a linear layer's weight is stored; None where it is not quantized."""
+        """The storage of a linear layer's weight; None where it is not quantized."""
 
     def stored_table(self, module: str) -> StoredLinear | None:  # noqa: ARG002
-        """How an embedding is stored; None where it is not quantized."""
+        """The storage of an embedding; None where it is not quantized."""
         return None
 
 

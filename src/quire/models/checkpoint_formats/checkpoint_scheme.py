@@ -1,4 +1,4 @@
-"""Which format the weights of a quantized checkpoint have while the model runs. No torch.
+"""Formats of a quantized checkpoint's weights while the model runs. No torch.
 
 Codes are kept as they are where the device has kernels for them and all parts of a fused weight are
 quantized alike. Other weights become numbers of the model's data type while they are loaded.
@@ -140,7 +140,7 @@ def stored_weights(spec: ModelSpec) -> list[tuple[str, LinearSpec]]:
 
 
 def parts_of(checkpoint: CheckpointFormat, module: str, linear: LinearSpec) -> list[StoredPart]:
-    """What fills the weight of a linear layer."""
+    """The stored tensors that fill the weight of a linear layer."""
     prefix, rows = module.removesuffix(linear.module), {p.name: p.rows for p in linear.parts}
     return [
         StoredPart(
@@ -154,6 +154,6 @@ def parts_of(checkpoint: CheckpointFormat, module: str, linear: LinearSpec) -> l
 
 
 def common_spec(parts: list[StoredPart], k: int) -> QuantSpec | None:
-    """How the canonical rows of all parts are quantized; None where they differ."""
+    """The quantization of the canonical rows of all parts; None where they differ."""
     specs = {None if part.stored is None else part.stored.spec(k) for part in parts}
     return specs.pop() if len(specs) == 1 else None

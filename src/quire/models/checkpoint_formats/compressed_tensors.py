@@ -155,7 +155,7 @@ def _targets(config: ConfigFile, key: str) -> tuple[str, ...]:
 
 
 def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
-    """How the weights of a group are stored."""
+    """The storage of a group's weights."""
     weights = group.section("weights")
     if weights is None:
         raise group.wrong("weights", "is missing; take a checkpoint with quantized weights")

@@ -1,4 +1,4 @@
-"""What checkpoints of integers have in common before a tensor is read. No torch."""
+"""Properties of integer weights that are known before a tensor is read. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What weights of 4 and 8 bits have in common, wherever a checkpoint has their bits. No torch."""
+"""Weights of 4 and 8 bits, wherever a checkpoint has their bits. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its KV cache: that keys and values are in FP8, and with which scales.
+"""A checkpoint's entry on its KV cache: keys and values in FP8, and their scales.
 
 No torch. Scales are tensors of one number, or of one for each head, beside the attention layer's
 weights: codes times the scale are the key or the value.
@@ -33,7 +33,7 @@ class KVScaleName(msgspec.Struct, frozen=True):
 
 
 def kv_scale_name(tensor: str) -> KVScaleName | None:
-    """Whose scale a tensor of a checkpoint is, by its name; None for all others."""
+    """The scale that a tensor of this name is: its layer and kinds; None for all other names."""
     found = _SCALE.fullmatch(tensor)
     if found is None:
         return None

@@ -98,7 +98,7 @@ def check_patterns(config: ConfigFile, key: str, patterns: Iterable[str]) -> Non
 
 
 def _num_repeats(parsed: Any) -> int:
-    """How many parts repeat, each counted as often as those that hold it may repeat it."""
+    """The number of repeated parts, each counted as often as those that hold it may repeat it."""
     total = 0
     for operation, argument in parsed:
         inner = sum(_num_repeats(part) for part in _parts(argument))

@@ -22,7 +22,7 @@ def quantization_section(config: ConfigFile) -> ConfigFile | None:
 
 
 def read_checkpoint_format(config: ConfigFile) -> CheckpointFormat | None:
-    """How a checkpoint's weights are quantized; None if they are not. Raises CheckpointError."""
+    """The quantization of a checkpoint's weights; None if there is none. Raises CheckpointError."""
     section = quantization_section(config)
     if section is None:
         return None

@@ -1,1 +1,1 @@
-"""What a checkpoint's config files say. No torch."""
+"""Readers of a checkpoint's config files. No torch."""

@@ -91,7 +91,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spec(self) -> ModelSpec:
-        """What the model computes, layer by layer; the same object each time."""
+        """The description of the model, layer by layer; the same object each time."""
         return _describe(self)
 
     @property

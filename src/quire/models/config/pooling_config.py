@@ -1,4 +1,4 @@
-"""How a checkpoint says its embeddings are to be made: sentence-transformers' files. No torch.
+"""Pooling of embeddings as a checkpoint describes it: sentence-transformers' files. No torch.
 
 modules.json lists what the states of the model pass through: one Pooling, whose folder has a
 config.json, and maybe a Normalize. Without these files the last token's state is taken, which a

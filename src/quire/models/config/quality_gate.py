@@ -1,4 +1,4 @@
-"""Whether weights may be served, by the quality report that is stored beside them. No torch."""
+"""Check of the quality report that is stored beside weights, before they are served. No torch."""
 
 from __future__ import annotations
 

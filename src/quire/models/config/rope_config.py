@@ -1,4 +1,4 @@
-"""How a checkpoint's config file describes its rotary embedding. No torch; no angles here."""
+"""Rotary embedding as a checkpoint's config file describes it. No torch; no angles here."""
 
 from __future__ import annotations
 

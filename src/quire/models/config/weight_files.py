@@ -1,4 +1,4 @@
-"""What a folder's weight files are known by, without reading them whole. No torch."""
+"""Identity of a folder's weight files, without reading them whole. No torch."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def newest_file(config: ModelSettings, path: Path) -> Path | None:
 
 
 def step_bytes(file: Path) -> int:
-    """How many bytes of a file, from its start, each step reads; 0 if its header does not say."""
+    """The bytes of a file, from its start, that each step reads; 0 if its header lacks it."""
     try:
         length, metadata = read_metadata(file)
         return 8 + length + int(metadata[STEP_BYTES])

@@ -1,1 +1,1 @@
-"""What runs a loaded model."""
+"""Runtimes of a loaded model."""

@@ -1,4 +1,4 @@
-"""What an engine needs of a model that the host runs step by step: arrays in, arrays out. No torch.
+"""Interface of a model that the host runs step by step: arrays in, arrays out. No torch.
 
 There are two: compiled_decoder.py and torch_model.py.
 """
@@ -18,7 +18,7 @@ class HiddenStates(Protocol):
     """Hidden states of a step's T tokens [T, H], or of some, as NumPy arrays or tensors."""
 
     def finite(self) -> Flags:
-        """Whether all numbers of a token are finite, as far as they were computed: [T]."""
+        """Flags [T] of the tokens whose numbers are finite, as far as they were computed."""
 
     def logits(self, tokens: slice | Ints) -> Logits:
         """The logits after these tokens [N], in float32: [N, V]."""

@@ -115,7 +115,7 @@ class Admission:
 
 
 class Ticket:
-    """What one request is counted as, at first as one answer; its `with` block counts it out, once.
+    """In-flight count of one request, at first of one answer; its `with` block counts it out, once.
 
     Raises QueueFullError.
     """

@@ -1,4 +1,4 @@
-"""What a route declares beside its handler for /openapi.json: OpenApiEntry, StructRules, ApiRoute.
+"""A route's entry in /openapi.json, beside its handler: OpenApiEntry, StructRules, ApiRoute.
 
 The document is assembled from the routes by ops/openapi.py.
 """
@@ -30,7 +30,7 @@ RUN_ERRORS = (*BODY_ERRORS, 429, 504)
 
 
 class StructRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the JSON schema of a struct says beyond the struct's own types.
+    """Rules in the JSON schema of a struct beyond the struct's own types.
 
     neutral: unsupported fields, with the values that are accepted because they ask for nothing.
     variants: JSON schemas of which the object must match at least one. raw: fields that the struct

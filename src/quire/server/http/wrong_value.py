@@ -70,7 +70,7 @@ _INVALID = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 
 
 def _requirement(what: str, allowed: list[str]) -> str:
-    """What a value must be, such as "must be an integer >= 1", from msgspec's message.
+    """The requirement of a value, such as "must be an integer >= 1", from msgspec's message.
 
     allowed: the values that the field can have, if they can be listed.
     """

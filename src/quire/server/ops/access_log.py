@@ -55,7 +55,7 @@ class _Line(RecordWithFields):
 
 
 def _text_of(request: RequestRecord) -> str:
-    """What a request was and took, as text."""
+    """The line of a request as text: its fields, and what it took."""
     path, answered = _escaped(request.path[:_MAX_PATH]), request.status or "no answer"
     text = f"{request.method} {path} {answered} {request.seconds:.3f} s"
     if (generation := generation_of(request)) is not None:

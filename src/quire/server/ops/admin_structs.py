@@ -61,7 +61,7 @@ class LoadRequest(msgspec.Struct):
 
 
 class UnloadRequest(msgspec.Struct):
-    """Which model to unload. grace: seconds for its requests to finish."""
+    """The model to unload. grace: seconds for its requests to finish."""
 
     model: str
     grace: Annotated[float, msgspec.Meta(ge=0.0)] | None = None

@@ -116,7 +116,7 @@ class SleepRoutes:
         return JsonResponse(Awake(tags or None))
 
     async def is_sleeping(self, _request: Request) -> Response:
-        """Whether every model is unloaded."""
+        """The reply that says whether every model is unloaded."""
         states = {entry.condition.state for entry in self._entries}
         return JsonResponse(IsSleeping(states == {"unloaded"}))
 

@@ -25,7 +25,7 @@ from quire.server.parsing.tool_parser import ToolParser
 
 
 class ParserConfig(msgspec.Struct, frozen=True):
-    """What an OutputParser looks for. in_reasoning: the prompt has opened the reasoning already.
+    """Configuration of an OutputParser. in_reasoning: the prompt has opened the reasoning already.
 
     tools: the request's; without a tool parser there are none. most_calls: None is any number.
     must_call: the answer consists only of calls, after optional reasoning.

@@ -230,7 +230,7 @@ def _tuned_for(rows: int, itemsize: int) -> list[tuple[Shape, TunedGemm]]:
 
 @functools.cache
 def _features(n: int, k: int, itemsize: int, num_sms: int) -> tuple[float, ...]:
-    """What makes shapes similar, weighted: tiles of 64 rows on a multiprocessor and k, both as
+    """Weighted features of a shape: tiles of 64 rows on a multiprocessor and k, both as
     logarithms, how much of the last round of tiles of 64 and of 128 rows has work, how short rows
     are, and whether they end within a step of 256 bytes."""
     tiles, wide_tiles = -(-n // 64) / num_sms, -(-n // 128) / num_sms

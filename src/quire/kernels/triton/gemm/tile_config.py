@@ -1,4 +1,4 @@
-"""How Hopper cuts a GEMM of many rows into tiles: what the rules of all types of weights share."""
+"""Tiles of GEMMs of many rows on Hopper: the rules that all types of weights share."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 @gluon.constexpr_function
 def _by_head(head_dim):
-    """How threads hold [query heads, dimensions]: all dimensions of a head in one warp."""
+    """Threads that hold [query heads, dimensions]: all dimensions of a head in one warp."""
     return gl.BlockedLayout([1, 4], [128 // head_dim, head_dim // 4], [4, 1], [1, 0])
 
 
@@ -272,7 +272,7 @@ def _pairs_layout(head_dim, tile):
 
 @gluon.constexpr_function
 def _key_layout(head_dim, tile):
-    """Which threads hold pairs of keys [keys, D / 2], as `ldmatrix` loads them; converted and
+    """Threads that hold pairs of keys [keys, D / 2], as `ldmatrix` loads them; converted and
     joined by `_key_operand`, they lie as an MMA's operand."""
     registers = [[0, 1], [8, 0], [0, 8], [0, 16]]
     registers += ([[0, 32]] if head_dim == 128 else []) + ([[64, 0]] if tile == 128 else [])

@@ -1,1 +1,1 @@
-"""How kernels are launched: configurations, workspaces, the partition of work."""
+"""Launches of kernels: configurations, workspaces, the partition of work."""

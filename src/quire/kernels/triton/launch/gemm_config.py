@@ -16,7 +16,7 @@ _SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its pr
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How the plain Triton kernel cuts W [n, k] into tiles of block_n x block_k.
+    """Tiles of the plain Triton kernel: block_n x block_k of W [n, k].
 
     split > 0: programs that share each tile, each with a part of k. split = 0: `per_sm` programs
     a multiprocessor share all tiles evenly, wherever the borders fall. tma: the copy engine fetches
@@ -49,7 +49,7 @@ class SkinnyConfig:
 
 @dataclass(frozen=True, slots=True)
 class RingConfig:
-    """How a Hopper kernel cuts W: `split` programs share each tile of block_n rows.
+    """Tiles of a Hopper kernel in W: `split` programs share each tile of block_n rows.
 
     Each reads W through a ring in shared memory of `stages` (two at least) slots; a slot holds
     `tiles` times 128 bytes of each row.

@@ -1,4 +1,4 @@
-"""What follows a linear operation in fused ones: SiLU, or the sum with the residual and a norm.
+"""The second part of fused linear operations: SiLU, or the sum with the residual and a norm.
 
 `rounds`: as what rows of eight bits the next linear operation takes the result; None for 16 bits.
 """

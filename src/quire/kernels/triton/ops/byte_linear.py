@@ -2,8 +2,8 @@
 
 Few rows are not rounded (w8a16): codes are dequantized in the registers from which tensor cores
 take them. Many rows are rounded to the weight's type with a scale for each 128 columns (w8a8),
-where its groups allow that. Otherwise codes are dequantized for each tile, or the whole weight is,
-into scratch memory, and cuBLAS multiplies. Floor: for few rows the bytes of W, half of 16 bits';
+where its groups allow that. Otherwise codes are dequantized for each tile, or for cuBLAS a piece
+of the weight at a time, into scratch memory. Floor: for few rows the bytes of W, half of 16 bits';
 for many the tensor cores' rate, twice that of 16 bits where rows are rounded.
 """
 
@@ -67,7 +67,7 @@ class _ByteWordsLinear(WordsLinear[ByteWords]):
         return _KINDS[weight.codes] if is_ordered and multiplies_blocks(rows, weight) else None
 
     def rounds_next(self, out: Tensor, weight: ByteWords) -> type[RoundedRows] | None:
-        """Where gates and ups have whole blocks of 128, too."""
+        """The type of rounded rows; None unless gates and ups have whole blocks of 128."""
         fits = out.dtype == torch.bfloat16 and out.shape[1] % 256 == 0
         return self.rows_of(weight, len(out)) if fits else None
 

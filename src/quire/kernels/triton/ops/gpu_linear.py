@@ -1,4 +1,4 @@
-"""What a GPU computes with linear weights of one type; linear_table.py has all types."""
+"""Linear operations on a GPU, by type of weight; linear_table.py has all types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ B = TypeVar("B", Fp8Weight, Int8Weight)
 
 
 class Results(NamedTuple):
-    """What a launch stores: the result, and where wanted what follows from it."""
+    """Tensors that a launch stores: the result, and inputs of a norm that follows it."""
 
     out: Tensor
     normalized: Tensor | None = None  # out times the norm's weight

@@ -41,7 +41,7 @@ _PACKING: dict[type, Callable[[Any], LinearWeight]] = {
 
 
 def linear_of(weight: GpuWeight) -> GpuLinear[Any]:
-    """What computes with a weight; with tensors and their subclasses, `DENSE`."""
+    """The object that computes with a weight; with tensors and their subclasses, `DENSE`."""
     return _LINEARS.get(type(weight), DENSE)
 
 

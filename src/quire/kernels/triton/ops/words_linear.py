@@ -1,4 +1,4 @@
-"""What a GPU computes with weights in words of any bits: the ring of Hopper's GEMM for few rows."""
+"""Linear operations on a GPU with weights in words: the ring of Hopper's GEMM for few rows."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class MessagesTool(Strict):
 
 
 class MessagesToolChoice(Strict):
-    """Whether tools may, must or must not be called. name: of the tool for type tool."""
+    """Choice of tools: may, must or must not be called. name: of the tool for type tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -108,7 +108,7 @@ TOOL_CHOICE_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 
 
 class Thinking(Strict):
-    """Whether the model reasons, if its chat template has such a variable.
+    """The field `thinking`: whether to reason, if the model's chat template can switch it.
 
     budget_tokens: with the type enabled; tokens of reasoning after which its end is forced, where
     the model marks its reasoning. display: omitted leaves the reasoning out.

@@ -1,1 +1,1 @@
-"""What the chat-like APIs share."""
+"""Code that the chat-like APIs share."""

@@ -34,4 +34,4 @@ class ReplyFormatter(Protocol):
 
     @property
     def end_marker(self) -> bytes:
-        """What follows the last chunk of a complete stream."""
+        """The bytes after the last chunk of a complete stream."""

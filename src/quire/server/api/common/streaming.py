@@ -31,7 +31,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How a stream's chunks become bytes. encode: from one chunk to its bytes."""
+    """Conversion of a stream's chunks to bytes. encode: from one chunk to its bytes."""
 
     media_type: bytes
     encode: Callable[[msgspec.Struct], bytes]
@@ -62,7 +62,7 @@ LINES = Framing(b"application/x-ndjson", _line)  # of JSON
 
 
 class OpenAIReplyFormatter:
-    """How streams end in OpenAI's two older APIs."""
+    """End marker and errors of streams in OpenAI's two older APIs."""
 
     end_marker = DONE
 

@@ -12,7 +12,7 @@ from quire.core.request_output import PromptProgress, RequestOutput
 
 
 class Timings(msgspec.Struct, kw_only=True):
-    """How long prompt and answer took. cache_n: cached tokens of the prompt; prompt_n: others."""
+    """Durations of prompt and answer. cache_n: cached tokens of the prompt; prompt_n: others."""
 
     cache_n: int
     prompt_n: int
@@ -68,7 +68,7 @@ def _ratio(number: float, by: float) -> float:
 
 
 class ProgressReply(msgspec.Struct, kw_only=True):
-    """How much of a prompt is processed, of `total` tokens; `cache`: those that were cached."""
+    """Number of a prompt's processed tokens, of `total`; `cache`: those that were cached."""
 
     total: int
     cache: int

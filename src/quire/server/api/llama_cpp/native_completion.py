@@ -67,7 +67,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
 
 
 class _Answer(msgspec.Struct):
-    """What is known of an answer so far."""
+    """State of an answer so far."""
 
     tokens: list[int]
     has_new_line: bool = False

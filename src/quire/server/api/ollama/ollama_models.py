@@ -27,7 +27,7 @@ _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class ModelDetails(msgspec.Struct, kw_only=True):
-    """What a model is; empty where it is not known here, or not loaded."""
+    """Description of a model; empty where it is not known here, or not loaded."""
 
     parent_model: str = ""
     format: str = ""

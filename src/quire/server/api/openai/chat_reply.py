@@ -73,7 +73,7 @@ class ChatReply(WithTimings, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True, gc=False):
-    """What a chunk adds to the assistant's message."""
+    """The part of the assistant's message that a chunk adds."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET

@@ -72,7 +72,7 @@ class PoolingReply(msgspec.Struct, kw_only=True):
 
 
 class VectorBytes(msgspec.Struct, kw_only=True):
-    """Where the bytes of a vector stand in a reply that consists of bytes."""
+    """Position of a vector in a reply that consists of bytes."""
 
     index: int
     embed_dtype: VectorDtype
@@ -93,7 +93,7 @@ class BytesMetadata(msgspec.Struct, kw_only=True):
 
 
 class VectorFormat(msgspec.Struct, frozen=True):
-    """How a request wants its vectors. item: the struct of one vector in JSON."""
+    """Encoding of a request's vectors. item: the struct of one vector in JSON."""
 
     encoding: EncodingFormat = "float"
     dtype: VectorDtype = "float32"

@@ -1,4 +1,4 @@
-"""How many tokens the model reads of a chat, in llama.cpp's API, or of a response, in OpenAI's."""
+"""Number of tokens of a chat, in llama.cpp's API, or of a response's input, in OpenAI's."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class ResponseError(msgspec.Struct):
 
 
 class RawMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="raw_message_tokens"):
-    """What the model read or wrote, as text and as token ids."""
+    """Text that the model read or wrote, and its token ids."""
 
     message: str
     tokens: list[int]
