@@ -77,7 +77,8 @@ class ModelWork:
         samples = self._batch.samples(num_samples)
         logits, drawn, failed = None, samples.rows, samples.rows
         if self._has_head and num_samples:
-            sampled = tokens.map(lambda rows: rows.index_select(0, samples.tokens))
+            # the look-up of rows of the embedding, as it is launched early
+            sampled = tokens.map(lambda rows: self._kernels.embedding(samples.tokens, rows))
             logits = self._model.compute_logits(self.hidden_states(sampled))
             drawn, failed = self._sampler.sample(logits, samples.rows, samples.positions)
         outcome = self._kernels.finish_step(

@@ -12,7 +12,7 @@ from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS, prefill_work_kernel
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
 from quire.kernels.triton.launch.work_partition import owner, run_begin
-from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.launch.workspace import follow, launches_early, workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ def make_plan(
         num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
     shared = layout.shared if not window else None
     index, lens = (None, None) if shared is None else (shared.index, shared.lens)
+    pdl = launches_early(layout.seq_lens.device)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
     runs = layout.seq_lens.new_empty(num_programs, 10)
     plan_kernel[(triton.cdiv(num_programs, 16),)](
@@ -66,7 +67,7 @@ def make_plan(
         num_requests, num_programs, config.min_units,
         KEY_TILE=config.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
-        BLOCK_B=padded_count(num_requests), BLOCK_P=16,
+        BLOCK_B=padded_count(num_requests), BLOCK_P=16, PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
     work = starts.new_empty(1, WORK_FIELDS)
     if layout.has_prefills or decode is None:
@@ -92,9 +93,11 @@ def plan_kernel(
     runs_ptr, num_requests, num_programs, min_units,
     KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Fill a `Plan`: each program BLOCK_P of the runs, program 0 the tile counts as well."""
+    if PDL:
+        follow()
     request = tl.arange(0, BLOCK_B)
     there = request < num_requests
     begin = tl.load(query_start_ptr + request, mask=there, other=0)

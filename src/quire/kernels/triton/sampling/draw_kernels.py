@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launch.work_partition import arrive
-from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.launch.workspace import follow, launches_early, workspace
 from quire.kernels.triton.sampling.draw_math import (
     bin_of,
     cast_key,
@@ -108,7 +108,8 @@ def sample(
     notes = (scratch.scales, scratch.counters)
     bins = (scratch.bin_masses, scratch.bin_counts, scratch.aims)
     found = (scratch.best, scratch.listed)
-    sizes = {"PIECE": cut.piece, "BINS": cut.bins}
+    pdl = launches_early(logits.device)
+    sizes = {"PIECE": cut.piece, "BINS": cut.bins, "PDL": pdl, "launch_pdl": pdl}
     options = {"num_warps": cut.warps, "enable_fp_fusion": False}
     finding = {"num_warps": 2 * cut.warps, "enable_fp_fusion": False}
     most = triton.next_power_of_2(pieces)
@@ -130,13 +131,15 @@ def sample(
 def peaks_kernel(
     logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, status_ptr, best_ptr, lowest_ptr,
-    MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
+    MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The best token of each piece and of the row (the first of equals), its logit, the bins'
     scale.
 
     best int64: order-preserving bits of the logit, then the id counted down.
     """
+    if PDL:
+        follow()
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
     if row < 0:
@@ -177,12 +180,14 @@ def weigh_kernel(
     logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, positions_ptr,
     bin_masses_ptr, bin_counts_ptr, aims_ptr, status_ptr, masses_ptr,
-    MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
+    MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Without filters: masses of pieces, then the sampled token.
 
     With: masses and counts of bins.
     """
+    if PDL:
+        follow()
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
     params_row = params_ptr + tl.maximum(row, 0) * 4

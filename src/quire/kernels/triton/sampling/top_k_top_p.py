@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.launch.work_partition import arrive
+from quire.kernels.triton.launch.workspace import follow
 from quire.kernels.triton.sampling.draw_math import (
     bin_of,
     cast_key,
@@ -73,9 +74,11 @@ def open_bin_kernel(
     logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, positions_ptr,
     bin_masses_ptr, bin_counts_ptr, aims_ptr, best_ptr, listed_ptr,
-    LISTED: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
+    LISTED: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """List the tokens of the searched bin, find the token, and set the next search."""
+    if PDL:
+        follow()
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
     wanted = tl.load(aims_ptr + 4 * s).to(tl.int32)

@@ -271,15 +271,20 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
     """Twin of `reference.embedding`."""
     size = weight.shape[1]
     out = weight.new_empty(len(input_ids), size)
-    block = min(4096, triton.next_power_of_2(size))
+    block, pdl = min(4096, triton.next_power_of_2(size)), launches_early(weight.device)
     _embedding_kernel[(len(input_ids), triton.cdiv(size, block))](
-        input_ids, weight, out, size, weight.stride(0), BLOCK=block, num_warps=4
-    )
+        input_ids, weight, out, size, weight.stride(0),
+        BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
     return out
 
 
 @triton.jit
-def _embedding_kernel(ids_ptr, weight_ptr, out_ptr, size, stride, BLOCK: tl.constexpr):
+def _embedding_kernel(
+    ids_ptr, weight_ptr, out_ptr, size, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        follow()
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids_ptr + token).to(tl.int64)

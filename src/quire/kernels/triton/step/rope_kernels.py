@@ -20,11 +20,12 @@ def rope_angles(
     positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Twin of `reference.rope_angles`."""
-    half = inv_freq.shape[-1]
+    half, pdl = inv_freq.shape[-1], launches_early(positions.device)
     angles = torch.empty(2, len(positions), 2 * half, dtype=dtype, device=positions.device)
     angles_kernel[(len(positions),)](
         positions, inv_freq, angles[0], angles[1], scale,
-        inv_freq.stride(0) if inv_freq.dim() == 2 else 0, HALF=half, num_warps=1,
+        inv_freq.stride(0) if inv_freq.dim() == 2 else 0,
+        HALF=half, PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return angles[0], angles[1]
 
@@ -59,9 +60,12 @@ def rope_write_kv(
 
 @triton.jit
 def angles_kernel(
-    positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, scale, stride_freq, HALF: tl.constexpr
-):
+    positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, scale, stride_freq,
+    HALF: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """cos and sin of one token, [2 · HALF] each."""
+    if PDL:
+        follow()
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, triton.next_power_of_2(HALF))
     inside = i < HALF

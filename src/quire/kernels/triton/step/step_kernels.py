@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.step_buffer import StepSections
+from quire.kernels.triton.launch.workspace import follow, launches_early
 
 _TOKENS = 128  # for each program
 _NUM_WRITERS = 8  # programs that change the block table
@@ -29,24 +30,29 @@ def build_inputs(
     block_size: int,
 ) -> None:
     """Twin of `reference_step.build_inputs`."""
-    num_tokens = sections.num_tokens
+    num_tokens, pdl = sections.num_tokens, launches_early(packed.device)
     step = sections.cut(packed)
     change_blocks_kernel[(_NUM_WRITERS,)](
-        step.header, step.block_changes, block_table, BLOCK=256, num_warps=4
-    )
+        step.header, step.block_changes, block_table,
+        BLOCK=256, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
     build_inputs_kernel[(triton.cdiv(num_tokens, _TOKENS),)](
         step.query_start_loc, step.seq_lens, step.token_ids, step.token_rows, last_tokens,
         block_table, inputs, num_tokens, block_table.stride(0),
-        BLOCK_SIZE=block_size, BLOCK=_TOKENS, num_warps=4,
+        BLOCK_SIZE=block_size, BLOCK=_TOKENS, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
-def change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr):
+def change_blocks_kernel(
+    header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     """Write changed block ids to the block table; no entry is changed twice in a step.
 
     Program i of n takes BLOCKs i, i + n, ... of the changes.
     """
+    if PDL:
+        follow()
     count = tl.load(header_ptr)
     for begin in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
         i = begin + tl.arange(0, BLOCK)
@@ -58,9 +64,11 @@ def change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr
 @triton.jit(do_not_specialize=["num_tokens"])
 def build_inputs_kernel(
     query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr, last_ptr, table_ptr, inputs_ptr,
-    num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Fill inputs [3, num_tokens]: token ids, positions, slots."""
+    if PDL:
+        follow()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens
     row = tl.load(rows_ptr + token, mask=inside, other=-1)
@@ -100,10 +108,11 @@ def finish_step(
 ) -> Tensor:
     """Twin of `reference_step.finish_step`. Its launch depends on shapes only."""
     num_samples, (num_tokens, size) = len(rows), hidden.shape
+    pdl = launches_early(hidden.device)
     outcome = torch.empty(2 * num_samples + num_tokens, dtype=torch.int32, device=hidden.device)
     finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](
         hidden, step_len, drawn, failed, rows, last_tokens, outcome, num_tokens, num_samples, size,
-        BLOCK=min(8192, triton.next_power_of_2(size)), num_warps=4,
+        BLOCK=min(8192, triton.next_power_of_2(size)), PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return outcome
 
@@ -111,9 +120,11 @@ def finish_step(
 @triton.jit(do_not_specialize=["num_tokens", "num_samples"])
 def finish_step_kernel(
     hidden_ptr, step_len_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
-    num_tokens, num_samples, size, BLOCK: tl.constexpr,
+    num_tokens, num_samples, size, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program i of n: sample i, and the hidden states of tokens i, i + n, i + 2n, ..."""
+    if PDL:
+        follow()
     i = tl.program_id(0)
     sampled = i < num_samples
     row = tl.load(rows_ptr + i, mask=sampled, other=-1)
