@@ -53,7 +53,7 @@ def plan(capability: int) -> Compiled:
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
     constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
-    constants |= {"BLOCK_B": 256, "BLOCK_P": 16, "MEMBERS": 16}
+    constants |= {"BLOCK_B": 256, "BLOCK_P": 16, "MEMBERS": 16, "PDL": True}
     names += ["shared_index_ptr", "lens_ptr"]
     types = dict.fromkeys(names, INTS) | numbers
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
@@ -668,7 +668,7 @@ def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability:
     names |= dict.fromkeys(["logits_ptr", "scales_ptr", "lowest_ptr"], "*fp32")
     names |= dict.fromkeys(["stride", "vocab", "num_pieces"], "i32")
     types = {name: kind for name, kind in names.items() if name in kernel.arg_names}
-    constants = {"PIECE": 1024, "BINS": 1024} | constants
+    constants = {"PIECE": 1024, "BINS": 1024, "PDL": True} | constants
     return compile_kernel(
         kernel, types, constants, capability, num_warps=num_warps, enable_fp_fusion=False
     )
