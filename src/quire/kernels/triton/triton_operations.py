@@ -23,6 +23,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.sampling.penalties import penalise
 from quire.kernels.triton.step.elementwise import (
+    embedding,
     gelu_and_mul,
     rms_norm,
     rms_norm_residual,
@@ -107,6 +108,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm_residual": rms_norm_residual,
     "silu_and_mul": silu_and_mul,
     "gelu_and_mul": gelu_and_mul,
+    "embedding": embedding,
     "rope_angles": rope_angles,
     "rope_write_kv": rope_write_kv,
     "attention": attention,

@@ -47,6 +47,7 @@ from quire.kernels.triton.sampling.penalties import penalise_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
 from quire.kernels.triton.step.block_rounding import quantize_blocks_kernel
 from quire.kernels.triton.step.elementwise import (
+    embedding_kernel,
     norm_kernel,
     quantize_kernel,
     silu_kernel,
@@ -64,7 +65,7 @@ _MOST_PROCESSES = 16
 _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
     invariant_attention_kernel, prefill_work_kernel, shared_attention_kernel, plan_kernel,
-    shared_plan_kernel, norm_kernel,
+    shared_plan_kernel, embedding_kernel, norm_kernel,
     silu_kernel, silu_rounded_kernel, quantize_kernel, rope_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,

@@ -272,7 +272,7 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
     size = weight.shape[1]
     out = weight.new_empty(len(input_ids), size)
     block, pdl = min(4096, triton.next_power_of_2(size)), launches_early(weight.device)
-    _embedding_kernel[(len(input_ids), triton.cdiv(size, block))](
+    embedding_kernel[(len(input_ids), triton.cdiv(size, block))](
         input_ids, weight, out, size, weight.stride(0),
         BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -280,7 +280,7 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
 
 
 @triton.jit
-def _embedding_kernel(
+def embedding_kernel(
     ids_ptr, weight_ptr, out_ptr, size, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     if PDL:

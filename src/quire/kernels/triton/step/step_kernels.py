@@ -32,30 +32,32 @@ def build_inputs(
     """Twin of `reference_step.build_inputs`."""
     num_tokens, pdl = sections.num_tokens, launches_early(packed.device)
     step = sections.cut(packed)
-    change_blocks_kernel[(_NUM_WRITERS,)](
-        step.header, step.block_changes, block_table,
-        BLOCK=256, PDL=pdl, num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
+    changes = step.header, step.block_changes, block_table
+    is_alone = num_tokens <= _TOKENS
+    if not is_alone:
+        change_blocks_kernel[(_NUM_WRITERS,)](*changes, PDL=pdl, num_warps=4, launch_pdl=pdl)
     build_inputs_kernel[(triton.cdiv(num_tokens, _TOKENS),)](
-        step.query_start_loc, step.seq_lens, step.token_ids, step.token_rows, last_tokens,
-        block_table, inputs, num_tokens, block_table.stride(0),
-        BLOCK_SIZE=block_size, BLOCK=_TOKENS, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        *changes, step.query_start_loc, step.seq_lens, step.token_ids, step.token_rows,
+        last_tokens, inputs, num_tokens, block_table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=_TOKENS, IS_ALONE=is_alone, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
-def change_blocks_kernel(
-    header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
-    """Write changed block ids to the block table; no entry is changed twice in a step.
-
-    Program i of n takes BLOCKs i, i + n, ... of the changes.
-    """
+def change_blocks_kernel(header_ptr, changes_ptr, table_ptr, PDL: tl.constexpr):
+    """Write changed block ids to the block table; no entry is changed twice in a step."""
     if PDL:
         follow()
+    _change_blocks(header_ptr, changes_ptr, table_ptr)
+
+
+@triton.jit
+def _change_blocks(header_ptr, changes_ptr, table_ptr):
+    """Program i of n takes blocks i, i + n, ... of 256 changes."""
     count = tl.load(header_ptr)
-    for begin in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        i = begin + tl.arange(0, BLOCK)
+    for begin in range(tl.program_id(0) * 256, count, tl.num_programs(0) * 256):
+        i = begin + tl.arange(0, 256)
         index = tl.load(changes_ptr + 2 * i, mask=i < count, other=0)
         block_id = tl.load(changes_ptr + 2 * i + 1, mask=i < count, other=0)
         tl.store(table_ptr + index, block_id, mask=i < count)
@@ -63,12 +65,19 @@ def change_blocks_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def build_inputs_kernel(
-    query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr, last_ptr, table_ptr, inputs_ptr,
-    num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    header_ptr, changes_ptr, table_ptr, query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr,
+    last_ptr, inputs_ptr, num_tokens, stride_table,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_ALONE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Fill inputs [3, num_tokens]: token ids, positions, slots."""
+    """Fill inputs [3, num_tokens]: token ids, positions, slots.
+
+    IS_ALONE: the only program, which first changes the block table as well.
+    """
     if PDL:
         follow()
+    if IS_ALONE:
+        _change_blocks(header_ptr, changes_ptr, table_ptr)
+        tl.debug_barrier()  # other threads read what these have written
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens
     row = tl.load(rows_ptr + token, mask=inside, other=-1)
