@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from fake_engine import FakeEngine
 from live_server import Running
 
 from quire.errors import ConfigError
-from quire.server.http.listen_address import base_url, bind, bind_api, is_loopback
+from quire.server.http.listen_address import base_url, bind, bind_admin, bind_api, is_loopback
 
 
 @pytest.fixture
@@ -107,3 +109,43 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
         server.stop()
     assert not path.exists()
+
+
+def _make_files(folder: Path) -> None:
+    (folder / "file").write_text("kept")
+    (folder / "folder").mkdir()
+    (folder / "to_file").symlink_to("file")
+    (folder / "to_nothing").symlink_to("nothing")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "fifo")
+
+
+WRONG_PATHS = [
+    *("file", "folder", "to_file", "to_nothing", "loop", "fifo"),  # which are kept
+    *("nowhere/x", "file/x", "", "\0x", "a\0b", "x" * 108, "\xe4" * 54, "x" * 300),
+]
+
+
+@pytest.mark.parametrize("path", WRONG_PATHS, ids=range(len(WRONG_PATHS)))
+def test_a_path_that_cannot_be_a_socket(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _make_files(tmp_path)
+    before = sorted(os.listdir())
+    for kind, bound in (("--uds", bind_api("", 0, path)), ("admin_uds", bind_admin(None, path))):
+        with pytest.raises(ConfigError, match=f"(?s){kind}$") as caught, bound:
+            pass
+        assert "in use" not in str(caught.value)
+    assert sorted(os.listdir()) == before
+    assert Path("file").read_text() == "kept"
+
+
+def test_a_dead_servers_socket_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("a", "x" * 107):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+        with bind_admin(None, path):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert not Path(path).exists()

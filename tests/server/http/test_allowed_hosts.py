@@ -36,6 +36,15 @@ FOREIGN = [
     *("evil.com", "evil.com:8000", "127.0.0.1.evil.com", "localhost.evil.com:8000", "", ":8000"),
     *("evil.com.", "127.0.0.1@evil.com", "evil.com/127.0.0.1", "a b.com", "[evil.com]", "::1.com"),
     *("evil.localhost.com", "notlocalhost.evil", "\xe4.com", "evil.com:99999999", "x" * 300 + ".a"),
+    *(
+        "localhost, evil",
+        "local host",
+        "localhost,evil.com",
+        "a@localhost",
+        "localhost/",
+        "loc\thost",
+    ),
+    *("localhost#", "localhost?a", "[::1]a", "[::1], [::1]", "*", "%6cocalhost", "\xe4"),
 ]
 
 
@@ -148,3 +157,31 @@ def test_one_host_is_needed(server: Running, head: bytes, status: bytes) -> None
     with server.connect() as sock:
         sock.sendall(head)
         assert read_all(sock).split()[1] == status
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://evil.com/v1/models", b"localhost", b"403"),
+        (b"http://evil.com:80/v1/models", b"localhost", b"403"),
+        (b"HTTP://EVIL.com/?a", b"localhost", b"403"),
+        (b"http://localhost@evil.com/v1/models", b"localhost", b"403"),
+        (b"http://evil.com@localhost/v1/models", b"localhost", b"403"),
+        (b"ftp://evil.com/v1/models", b"localhost", b"403"),
+        (b"http://localhost/v1/models", b"evil.com", b"200"),  # RFC 9112: Host is ignored
+        (b"http://[::1]:80/v1/models", b"evil.com", b"200"),
+        (b"//evil.com/v1/models", b"localhost", b"404"),  # a path
+    ],
+)
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_the_host_of_an_absolute_target_counts(
+    server: Running, target: bytes, host: bytes, status: bytes, version: bytes
+) -> None:
+    hosts = [b"host: " + host] + [b""] * (version == b"1.0")
+    for header in hosts:
+        with server.connect() as sock:
+            sock.sendall(
+                b"GET %b HTTP/%b\r\n%b" % (target, version, header + b"\r\n" * bool(header))
+            )
+            sock.sendall(b"\r\n")
+            assert read_all(sock).split()[1] == status

@@ -155,6 +155,14 @@ def test_silent_connections_are_closed(server: Running, begin: bytes) -> None:
         assert time.monotonic() - began < 3.0
 
 
+@pytest.mark.parametrize("begin", [b"", raw_post({"prompt": "a"})], ids=["new", "kept alive"])
+def test_blank_lines_do_not_make_a_connection_last(server: Running, begin: bytes) -> None:
+    with server.connect() as sock:
+        sock.sendall(begin)
+        drip([sock], b"\r\n" * 100, seconds=2.0)
+        assert server.num_connections == 0
+
+
 def test_a_keep_alive_connection_is_closed_after_a_while(server: Running) -> None:
     with server.connect() as sock:
         sock.sendall(raw_post({"prompt": "a"}))
@@ -222,7 +230,7 @@ def test_a_target_that_cannot_be_read_is_refused_in_json(server: Running, target
     with server.connect() as sock:
         sock.sendall(target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         status, _ = error_of(read_all(sock))
-        assert status.split()[1] in (b"400", b"404", b"405", b"431")
+        assert status.split()[1] in (b"400", b"404", b"431", b"501")
 
 
 def test_nonsense_after_a_request_does_not_enter_its_answer(

@@ -228,3 +228,64 @@ def test_a_client_that_sends_nonsense_and_leaves_is_aborted(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert wait_for(lambda: len(engine.aborted) == 1)
     assert wait_for(lambda: server.num_connections == 0)
+
+
+# ------------------------------------------------------------------ CONNECT and 100-continue
+
+
+@pytest.mark.parametrize("target", [b"/v1/models", b"a:443", b"http://a/v1/models"])
+def test_connect_is_refused_and_ends_the_connection(server: Running, target: bytes) -> None:
+    """What follows it would be a tunnel's, so none of it is a request."""
+    connect = b"CONNECT " + target + b" HTTP/1.1\r\nhost: a\r\n\r\n"
+    sent = raw_post({"prompt": "a"}) + connect + raw_post({"prompt": "a"})
+    begin = time.monotonic()
+    reply = send_bytes(server, sent)
+    assert time.monotonic() - begin < 3.0
+    assert statuses(reply) == [b"200", b"501"]
+    assert b"connection: close" in reply
+
+
+@pytest.mark.parametrize("refused", ["type", "size", "path", "method"])
+def test_a_body_that_is_not_asked_for_ends_the_connection(server: Running, refused: str) -> None:
+    """A client that waits for 100 Continue may go on with its next request."""
+    head = raw_post({}).partition(b"content-length")[0]
+    length = MAX_BODY + 1 if refused == "size" else 17
+    if refused == "type":
+        head = head.replace(b"application/json", b"text/plain")
+    if refused == "path":
+        head = head.replace(b"/v1/completions", b"/nowhere")
+    if refused == "method":
+        head = head.replace(b"/v1/completions", b"/v1/models")
+    head += b"Expect: 100-Continue\r\ncontent-length: %d\r\n\r\n" % length
+    reply = send_bytes(server, head, b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 3, pause=0.2)
+    code = {"type": b"415", "size": b"413", "path": b"404", "method": b"405"}[refused]
+    assert statuses(reply) == [code]
+    assert b"connection: close" in reply
+
+
+def test_a_body_that_is_asked_for_leaves_the_connection_open(server: Running) -> None:
+    head = raw_post({}).partition(b"content-length")[0]
+    head += b"Expect: 100-continue\r\ncontent-length: 17\r\n\r\n"
+    assert statuses(send_bytes(server, head, BODY, raw_post({"prompt": "a"}), pause=0.2)) == [
+        *(b"100", b"200", b"200")
+    ]
+    found = statuses(send_bytes(server, (head + BODY) * 2))
+    assert [status for status in found if status != b"100"] == [b"200", b"200"]
+
+
+def test_a_body_that_ends_after_its_response_leaves_the_connection_open(server: Running) -> None:
+    """And the time between requests begins when it has come."""
+    head = raw_post({}).partition(b"content-length")[0].replace(b"application/json", b"text/plain")
+    head += b"content-length: 17\r\n\r\n"
+    begin = time.monotonic()
+    assert statuses(send_bytes(server, head, BODY, raw_post({"prompt": "a"}), pause=0.2)) == [
+        *(b"415", b"200")
+    ]
+    assert statuses(send_bytes(server, head, BODY, pause=0.2)) == [b"415"]
+    assert time.monotonic() - begin < 4.0
+
+
+def test_a_client_of_http_1_0_gets_no_100_continue(server: Running) -> None:
+    head = raw_post({}).partition(b"content-length")[0].replace(b"HTTP/1.1", b"HTTP/1.0")
+    head += b"Expect: 100-continue\r\ncontent-length: 17\r\n\r\n"
+    assert statuses(send_bytes(server, head, BODY)) == [b"200"]

@@ -26,7 +26,7 @@ MAX_REMEMBERED = 1024
 _LOCAL = (".localhost",)
 _PRIVATE = (".local", ".internal", ".home.arpa")
 _NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?\.?|\[[0-9a-f:.]+\]")
-_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{1,64}\]|[^:\[\]]{1,255})(:\d{0,5})?")
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{1,64}\]|[a-z0-9._-]{1,255})(:\d{0,5})?")
 
 
 class AllowedHosts:

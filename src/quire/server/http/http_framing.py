@@ -7,6 +7,7 @@ client may take, and what happens after a refusal, is in http_protocol.py.
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any
 
 import httptools
@@ -17,6 +18,7 @@ from quire.server.http.http_errors import HttpError
 from quire.server.http.request_reader import STATE_KEY as BODY
 
 _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
+_AUTHORITY = re.compile(rb"[^/?#]+://([^/?#]*)")  # of an absolute target
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +84,6 @@ class FramedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as stop:
-                if not self._ignores_upgrade:  # the method is CONNECT
-                    return
                 data = self._head_without_upgrade() + data[stop.args[0] :]
                 self._ignores_upgrade = False
                 self.parser = httptools.HttpRequestParser(self)
@@ -116,20 +116,23 @@ class FramedProtocol(HttpToolsProtocol):
     def _read_header(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             self._num_hosts += 1
-        elif name == b"expect":
-            self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == b"expect":  # clients of HTTP/1.0 do not know the response
+            is_asked = value.lower() == b"100-continue"
+            self.expect_100_continue = is_asked and self.parser.get_http_version() == "1.1"
         elif value.strip().lower() != b"chunked":
             self._refusal = _unknown_coding()
             raise self._refusal
 
     def on_headers_complete(self) -> None:
         """All headers have come: the request can be served."""
-        self._ignores_upgrade = self.parser.should_upgrade() and (
-            self.parser.get_method() != b"CONNECT"
-        )
+        if self.parser.get_method() == b"CONNECT":
+            self._refusal = _no_tunnels()
+            raise self._refusal
+        self._ignores_upgrade = self.parser.should_upgrade()
         if self._ignores_upgrade:
             return
         self._check_hosts()
+        self._use_host_of_target()
         super().on_headers_complete()
         self._phase, self._num_bytes = Phase.BODY, 0
 
@@ -141,6 +144,12 @@ class FramedProtocol(HttpToolsProtocol):
             return
         self._refusal = _wrong_hosts()
         raise self._refusal
+
+    def _use_host_of_target(self) -> None:
+        """The host of an absolute target counts, and not that of the header (RFC 9112, 3.2.2)."""
+        if match := _AUTHORITY.match(self.url):
+            others = [header for header in self.headers if header[0] != b"host"]
+            self.headers[:] = [*others, (b"host", match[1])]
 
     def on_body(self, body: bytes) -> None:
         """A part of the body has come."""
@@ -171,6 +180,11 @@ def _headers_too_large() -> HttpError:
 def _wrong_hosts() -> HttpError:
     text = "the header Host is missing or given twice; send it once"
     return HttpError(400, text, code="bad_request")
+
+
+def _no_tunnels() -> HttpError:
+    text = "the method CONNECT asks for a tunnel, which only a proxy opens; send the request itself"
+    return HttpError(501, text, code="method_not_allowed")
 
 
 def _unknown_coding() -> HttpError:

@@ -147,14 +147,15 @@ class BoundedProtocol(FramedProtocol):
         if self._linger.is_active or self._late_refusal is not None:
             self._linger.drop(self.transport, data)
             return
-        self._idle_since = math.inf
         try:
             self._parse(data)
         except HttpError as violation:
             self._refuse(violation)
             return
         self._watch_receiving(self._phase)
-        if self._phase is Phase.NONE and (self.cycle is None or self.cycle.response_complete):
+        if self._phase is not Phase.NONE or self._watches:
+            self._idle_since = math.inf
+        elif self._idle_since == math.inf:  # else only blank lines have come
             self._await_request()
 
     def on_headers_complete(self) -> None:

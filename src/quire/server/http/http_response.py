@@ -14,7 +14,13 @@ _CLOSE = (b"connection", b"close")
 
 
 def send_on(cycle: RequestResponseCycle, message: Message) -> Awaitable[None]:
-    """The ASGI `send` of our protocol: a complete response in one message is one write."""
+    """The ASGI `send` of our protocol: a complete response in one message is one write.
+
+    A client that was not told to send its body (100 Continue) may send its next request instead, so
+    the connection ends with the response.
+    """
+    if cycle.waiting_for_100_continue and cycle.more_body:
+        cycle.keep_alive = False
     if message["type"] == "http.response.start" and "body" in message:
         return _send_complete(cycle, message)
     if cycle.scope["http_version"] != "1.1":

@@ -19,6 +19,7 @@ from quire.errors import ConfigError
 
 BACKLOG = 2048  # connections that wait to be accepted
 PROBE_SECONDS = 1.0  # that a server has to answer, to be asked whether it is there
+MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107  # of a Unix socket
 UNSENT_BYTES = 16 << 10  # that the kernel buffers for a connection before it can send them
 
 
@@ -55,7 +56,7 @@ def bind_api(host: str, port: int, uds: str | None) -> Iterator[list[socket.sock
         sock = _bind_file(uds)
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on uds {uds} ({why}); use another --uds") from None
+        raise ConfigError(f"cannot listen on uds {uds!r} ({why}); use another --uds") from None
     with _deleted_at_end(sock, uds):
         yield [sock]
 
@@ -103,7 +104,7 @@ def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | N
         else:
             sock = _bind_file(path, is_private=True)
     except OSError as error:
-        where = f"127.0.0.1:{port}" if path is None else path
+        where = f"127.0.0.1:{port}" if path is None else repr(path)
         why = (error.strerror or str(error)).partition(" (while")[0]
         text = f"cannot listen for admin requests on {where} ({why}); use another "
         raise ConfigError(text + "admin_port or admin_uds") from None
@@ -124,13 +125,14 @@ def _deleted_at_end(sock: socket.socket, path: str | None) -> Iterator[None]:
 def _bind_file(path: str, *, is_private: bool = False) -> socket.socket:
     """Bind a Unix socket. A dead server's socket is replaced; any other file is an error.
 
-    is_private: only its owner can connect, whatever the umask.
+    is_private: only its owner can connect, whatever the umask. Raises OSError.
     """
+    _check_path(path)
     file = Path(path)
     if file.is_socket():
         if not _is_answered(path):
             file.unlink(missing_ok=True)
-    elif file.exists():
+    elif os.path.lexists(file):  # a link to nothing, too
         raise FileExistsError(errno.EEXIST, f"it is a {'folder' if file.is_dir() else 'file'}")
     sock = socket.socket(socket.AF_UNIX)
     mask = stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR
@@ -142,6 +144,14 @@ def _bind_file(path: str, *, is_private: bool = False) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _check_path(path: str) -> None:
+    """A zero byte would end the path early, or be a socket without a file."""
+    if not path or "\0" in path:
+        raise OSError(errno.EINVAL, "it is no path of a file")
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, f"it has more than {MAX_PATH_BYTES} bytes")
 
 
 @contextmanager
