@@ -17,13 +17,14 @@ from quire.background import CallerGoneError, CancelFlag, poll_intervals, workin
 from quire.errors import OverloadedError
 from quire.killable_process import KillableProcess
 
-# Makes the file "go.loading" when it has read the first frame; starts when the file "go" is there.
-# Answers with its process id, "sleep" and "work" never.
+# Makes the file "go.loading" when it has read what it begins with, the name of the file "go"; it
+# starts when that file is there. Answers with its process id, "sleep" and "work" never.
 PROGRAM = """
 import os, sys, time
 from quire.framed_child import serve_frames
 
 def begin(first):
+    first = first.rstrip()
     open(first + b".loading", "w").close()
     while not os.path.exists(first):
         time.sleep(0.005)
@@ -45,9 +46,11 @@ def go(tmp_path: Path) -> Path:
     return tmp_path / "go"
 
 
-@pytest.fixture
-def process(go: Path) -> Iterator[KillableProcess]:
-    made = KillableProcess(["-c", PROGRAM], "test", lambda: str(go).encode(), "not now")
+@pytest.fixture(params=[0, 1 << 20], ids=["short", "long"])
+def process(go: Path, request: pytest.FixtureRequest) -> Iterator[KillableProcess]:
+    """What its program begins with is short, or longer than a pipe."""
+    first = str(go).encode() + b" " * request.param
+    made = KillableProcess(["-c", PROGRAM], "test", lambda: first, "not now")
     yield made
     made.close()
 

@@ -1,6 +1,7 @@
 """A child process that exchanges frames with its parent, over pipes: both ends.
 
-A frame is a length of LENGTH_BYTES, then as many bytes.
+A frame is a length of LENGTH_BYTES, then as many bytes. What a child begins with may be larger than
+a pipe, and its parent may not stay to write it: that is in memory which the child inherits.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from quire.background import lower_priority, poll_intervals
+from quire.shared_memory import create_shared_memory
 
 START_SECONDS = 60.0  # for the process to start, on a busy machine
 NICENESS = 5  # a third of what an equal would get: an answer waits for it, quick as it mostly is
@@ -24,59 +25,49 @@ Answer = Callable[[bytes], bytes]
 
 
 class FramedChild:
-    """A process that serves frames. first: the frame that it begins with."""
+    """A process that serves frames. first: what it begins with. Raises OSError."""
 
     def __init__(self, program: list[str], first: bytes) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", *program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            process_group=0,  # only the parent handles Ctrl-C
-        )
+        with _in_memory(first) as memory:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", *program, str(memory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[memory],
+                process_group=0,  # only the parent handles Ctrl-C
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.pid = self._process.pid
         self.wait = self._process.wait
         os.set_blocking(self._stdin.fileno(), False)
-        self._unsent = _framed(first)
         self._is_ready = False
 
     def make_ready(self) -> None:
         """Wait until it has started, at a lower priority, for at most START_SECONDS.
 
-        Raises TimeoutError, EOFError, BrokenPipeError. After CallerGoneError it goes on starting,
+        Raises TimeoutError and EOFError. After CallerGoneError it goes on starting,
         and another call waits for it anew.
         """
         if self._is_ready:
             return
         lower_priority(self.pid, NICENESS)
-        end = time.monotonic() + START_SECONDS
-        self._write_unsent(0.0)  # also if the caller has gone, so that the child begins
-        self._flush(end - time.monotonic())
-        if not any(map(self.has_answered, poll_intervals(end - time.monotonic()))):
+        if not any(map(self.has_answered, poll_intervals(START_SECONDS))):
             raise TimeoutError
         self.receive()
         self._is_ready = True
 
     def send(self, frame: bytes, seconds: float) -> None:
         """Write a frame. Raises TimeoutError and BrokenPipeError."""
-        self._unsent = _framed(frame)
-        self._flush(seconds)
-
-    def _flush(self, seconds: float) -> None:
+        pipe, unsent = self._stdin.fileno(), _framed(frame)
         for most in poll_intervals(seconds):
-            self._write_unsent(most)
-            if not self._unsent:
+            while unsent and _is_ready(pipe, select.POLLOUT, most):
+                unsent = unsent[os.write(pipe, unsent) :]
+            if not unsent:
                 return
         raise TimeoutError
-
-    def _write_unsent(self, seconds: float) -> None:
-        """Write until all is sent, or the pipe has been full for so many seconds."""
-        pipe = self._stdin.fileno()
-        while self._unsent and _is_ready(pipe, select.POLLOUT, seconds):
-            self._unsent = self._unsent[os.write(pipe, self._unsent) :]
 
     def has_answered(self, seconds: float) -> bool:
         """Whether a frame begins, or its output ends, within so many seconds."""
@@ -98,6 +89,18 @@ class FramedChild:
         self.wait()
         self._stdin.close()
         self._stdout.close()
+
+
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[int]:
+    """The file descriptor of a file in memory. Raises OSError if there is no room for it."""
+    memory, at = create_shared_memory(), 0
+    try:
+        while at < len(data):
+            at += os.pwrite(memory, memoryview(data)[at:], at)
+        yield memory
+    finally:
+        os.close(memory)
 
 
 def _is_ready(pipe: int, event: int, seconds: float) -> bool:
@@ -128,12 +131,15 @@ def _read_frame(read: Callable[[int], bytes | None]) -> bytes:
 def serve_frames(begin: Callable[[bytes], Answer], memory: int) -> None:
     """The child's loop: answer the frames on stdin on stdout, until stdin ends.
 
-    begin: from the first frame to the function that answers. memory: bytes besides what the
+    begin: from what the parent gave to the function that answers. memory: bytes besides what the
     process has at its start.
     """
     out = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not reach the frames on stdout
-    answer = begin(_read_frame(_read))
+    with open(int(sys.argv[-1]), "rb") as file:
+        first = file.read()
+    answer = begin(first)
+    del first
     _bound_memory(memory)
     _write(out, b"")
     with suppress(EOFError):

@@ -28,15 +28,16 @@ class KillableProcess:
     """A child process that answers one caller at a time.
 
     program: arguments of the interpreter for a program that calls `serve_frames`. name: for
-    messages. first_frame: called when a process is started, which is before the first question.
+    messages. first: what the program begins with; called when a process is started, which is before
+    the first question.
     not_now: the message of errors that say nothing about what was asked.
     """
 
     def __init__(
-        self, program: list[str], name: str, first_frame: Callable[[], bytes], not_now: str
+        self, program: list[str], name: str, first: Callable[[], bytes], not_now: str
     ) -> None:
         self._program, self._name = program, name
-        self._first_frame = first_frame
+        self._first = first
         self._not_now = not_now
         self._child: FramedChild | None = None
 
@@ -110,11 +111,11 @@ class KillableProcess:
             child.make_ready()
         except CallerGoneError:
             raise
-        except (TimeoutError, EOFError, BrokenPipeError):
+        except (TimeoutError, EOFError):
             self.close()
             logger.error("the %s could not be started", self._name)
             raise OverloadedError(self._not_now) from None
-        except BaseException:  # without its first frame the child is of no use to the next caller
+        except BaseException:  # it may have been read in part
             self.close()
             raise
         return child
@@ -122,7 +123,7 @@ class KillableProcess:
     def _open(self) -> FramedChild:
         from quire.framed_child import FramedChild  # most processes never need one
 
-        first = self._first_frame()
+        first = self._first()
         try:
             child = self._child = FramedChild(self._program, first)
         except OSError as error:  # no memory, no file descriptor, no process

@@ -16,7 +16,6 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.processes import engine_supervisor, status_page
 from quire.engine.processes.control_channel import EngineStarted, StartEngine
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
-from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu import native
@@ -24,6 +23,7 @@ from quire.logs import LogOptions
 from quire.models.families.llama import LlamaDecoderLayer
 from quire.models.runtimes import compiled_decoder
 from quire.models.runtimes.compiled_decoder import FEW_TOKENS
+from quire.shared_memory import clear_page, create_shared_memory
 
 HANG = 60.0
 SLOW_LAYER = 40.0  # seconds: shorter than HANG, but several of them are longer

@@ -24,13 +24,13 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.errors import OverloadedError
 from quire.server.app import build_server
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 from quire.server.worker import EngineFrontends
+from quire.shared_memory import clear_page, create_shared_memory
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES: dict[str, dict[str, Any]] = {

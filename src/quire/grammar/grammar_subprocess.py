@@ -21,7 +21,7 @@ TOO_MUCH = "it takes too much memory to compile; make it simpler"
 
 
 class VocabularyMessage(msgspec.Struct, frozen=True):
-    """The first frame to the child: the vocabulary and its time limit.
+    """What the child begins with: the vocabulary and its time limit.
 
     seconds: of processor time for one grammar; the child ends itself after twice as many.
     """
@@ -43,7 +43,7 @@ class GrammarSubprocess:
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._process = KillableProcess(
-            ["-m", "quire.grammar.grammar_worker"], "grammar subprocess", self._first_frame, NOT_NOW
+            ["-m", "quire.grammar.grammar_worker"], "grammar subprocess", self._message, NOT_NOW
         )
 
     @property
@@ -68,7 +68,7 @@ class GrammarSubprocess:
         """Kill the child; the next check starts another."""
         self._process.close()
 
-    def _first_frame(self) -> bytes:
+    def _message(self) -> bytes:
         known = self._vocabulary()
         message = VocabularyMessage(
             known.tokens, known.special_token_ids, known.eos_token_ids, self._seconds

@@ -21,10 +21,10 @@ from quire.engine.processes.server_supervisor import (
     ServerSupervisor,
     ServerSupervisorSettings,
 )
-from quire.engine.processes.shared_memory import create_shared_memory
 from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError
 from quire.logs import LogOptions
+from quire.shared_memory import create_shared_memory
 
 
 class Mortal:

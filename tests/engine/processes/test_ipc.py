@@ -33,11 +33,11 @@ from quire.engine.processes.control_channel import ControlMessage, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
-from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import EngineError, InvalidRequestError, OverloadedError
 from quire.hub import tokenizer_folder
+from quire.shared_memory import clear_page, create_shared_memory
 from quire.tokenizer.tokenizer import Tokenizer
 
 CONFIG = EngineConfig.from_options(load_format="null", num_blocks=2000)

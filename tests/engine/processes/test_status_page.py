@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from quire.engine.processes import status_page
-from quire.engine.processes.shared_memory import PAGE_BYTES, clear_page, create_shared_memory
 from quire.engine.processes.status_page import RING_WORDS, StatusPage
+from quire.shared_memory import PAGE_BYTES, clear_page, create_shared_memory
 
 NUMBER = 3
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.processes.shared_memory import create_shared_memory
 from quire.errors import QueueFullError
 from quire.server.admission.admission_control import (
     MAX_RETRY,
@@ -19,6 +18,7 @@ from quire.server.admission.admission_control import (
     Ticket,
 )
 from quire.server.admission.in_flight import shared_counters
+from quire.shared_memory import create_shared_memory
 
 
 class Clock:

@@ -28,11 +28,11 @@ from quire.engine.processes.control_channel import (
 )
 from quire.engine.processes.death_cause import DeathCause
 from quire.engine.processes.restarts import Deaths
-from quire.engine.processes.shared_memory import clear_page
 from quire.engine.processes.silence import Silence
 from quire.engine.processes.status_page import StatusPage
 from quire.errors import EngineError
 from quire.logs import LogOptions
+from quire.shared_memory import clear_page
 
 logger = logging.getLogger(__name__)
 

@@ -28,12 +28,12 @@ from quire.engine.processes.control_channel import (
     StartWorker,
 )
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
-from quire.engine.processes.shared_memory import clear_page, create_shared_memory
 from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
+from quire.shared_memory import clear_page, create_shared_memory
 
 T = TypeVar("T")
 

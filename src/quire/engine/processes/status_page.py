@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable
 
-from quire.engine.processes.shared_memory import PAGE_BYTES, map_page
+from quire.shared_memory import PAGE_BYTES, map_page
 
 _HEARTBEAT, _HAS_WORK, _NUM_STEPS, _NUM_STARTED, _LAST_WORK = range(5)
 _HEADER_WORDS = 8

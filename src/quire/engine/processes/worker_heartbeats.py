@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from quire.engine.processes.shared_memory import map_page
+from quire.shared_memory import map_page
 
 PAGE = 0  # of the shared memory
 SECONDS_BETWEEN = 0.5
