@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import linecache
+import queue
 import random
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -24,7 +28,9 @@ from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.llm_engine import LLMEngine
 from quire.errors import EngineError
+from quire.tokenizer.encoding_guard import MAX_THREADS
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "threads": 1, "num_blocks": 100}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -37,6 +43,12 @@ PROMPTS = [[5 + i % 7 for i in range(40)], [5 + i % 7 for i in range(40)], [9, 8
 FOLDERS = tuple(
     f"{Path(quire.__file__).parent}/{folder}/"
     for folder in ("engine/core", "engine/frontend", "scheduler", "kvcache", "sampling")
+)
+# where prompts and grammars are prepared: before a step
+PREPARING = (
+    *(f"{Path(quire.__file__).parent}/{folder}/" for folder in ("grammar", "tokenizer")),
+    *(f"{FOLDERS[1]}{name}" for name in ("offline_engine", "input_processor", "llm_engine")),
+    *(str(module.__file__) for module in (queue, threading)),
 )
 
 PROGRAM = """
@@ -54,10 +66,21 @@ def tokens(outputs):
 def answers():
     return tokens(llm.generate(prompts, params, use_tqdm=seed % 2 == 0))
 
-expected, begin = answers(), time.monotonic()
-answers()
-seconds = time.monotonic() - begin
+def attempt_with_grammars():
+    schemas = [{"const": rng.random()} for _ in prompts]  # which are compiled anew
+    found = llm.generate(
+        ["hello " * 30] * len(prompts),
+        [SamplingParams(max_tokens=3, structured_outputs={"json": each}) for each in schemas],
+    )
+    assert len(found) == len(prompts)
+
 rng = random.Random(seed)
+llm._engine._inputs.grammar_checker._wait_seconds = 0.1
+llm.tokenizer._encoder._quick_chars = 0  # each text is encoded in a thread
+attempt_with_grammars()
+expected, begin = answers(), time.monotonic()
+(attempt_with_grammars if way == "grammars" else answers)()
+seconds = time.monotonic() - begin
 
 def send(delays):
     go.wait()
@@ -86,6 +109,8 @@ def attempt():
     go.set()
     if way == "script":
         answers()
+    elif way == "grammars":
+        attempt_with_grammars()
     else:
         asyncio.run(in_loop())
 
@@ -112,12 +137,13 @@ for round in range(25):
     free = stats.num_free_blocks + stats.num_cached_blocks
     assert (stats.num_running, stats.num_waiting, free) == (0, 0, stats.num_blocks), stats
     assert answers() == expected, round
+    attempt_with_grammars()
     assert llm._engine._awake()._core._executor._runner._running.batch.num_free_rows >= 250
 print(interrupts)
 """
 
 
-@pytest.mark.parametrize("mode", ["script", "event loop"])
+@pytest.mark.parametrize("mode", ["script", "event loop", "grammars"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, mode: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tiny_model), str(seed), mode]
@@ -129,25 +155,35 @@ def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, mode: str) -> Non
 class Raiser:
     """Raises an error at one line event of the engine, counted from the start of a run.
 
-    lines: those of all events, in order, if `at` is None. The end of a `with` is none of them: no
-    signal is handled between its body and its `__exit__`, where a trace function could raise.
+    lines: those of all events, in order, if `at` is None. files: what their names begin with. The
+    end of a `with` is none of them: no signal is handled between its body and its `__exit__`, where
+    a trace function could raise.
     """
 
-    def __init__(self, at: int | None, error: type[BaseException]) -> None:
-        self.at, self.error = at, error
+    def __init__(
+        self,
+        at: int | None,
+        error: type[BaseException],
+        files: tuple[str, ...] = FOLDERS,
+    ) -> None:
+        self.at, self.error, self.files = at, error, files
         self.lines: list[tuple[str, int]] = []
         self._inside: set[tuple[FrameType, int]] = set()  # the `with` lines that were entered
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith(FOLDERS):
+        if not name.startswith(self.files):
             return None
         if event == "line" and not self._leaves_with(frame):
             self.lines.append((name, frame.f_lineno))
             if self.at is not None and len(self.lines) == self.at + 1:
                 sys.settrace(None)
-                raise self.error
+                self.act()
         return self
+
+    def act(self) -> None:
+        """What happens at the line."""
+        raise self.error
 
     def _leaves_with(self, frame: FrameType) -> bool:
         key = (frame, frame.f_lineno)
@@ -165,6 +201,14 @@ class Raiser:
         finally:
             sys.settrace(None)
             self._inside.clear()  # its frames
+
+
+class Interrupter(Raiser):
+    """Sends a signal at a line instead: what handles it decides where it raises."""
+
+    def act(self) -> None:
+        """What happens at the line."""
+        signal.raise_signal(signal.SIGINT)
 
 
 def moments(lines: list[tuple[str, int]]) -> list[int]:
@@ -207,6 +251,44 @@ def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseExcepti
     llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)
     assert batch.num_free_rows >= 3
     llm._engine._awake()._core._scheduler._kv.pool.check()
+
+
+@pytest.mark.parametrize("method", ["generate", "embed", "add_request"])
+def test_a_signal_at_any_line_before_a_step(tiny_model: Path, method: str) -> None:
+    """Nothing that calls share is lost: a validator, a thread for the tokenizer, a lock."""
+    options = EngineConfig.from_options(model=str(tiny_model), **OPTIONS)
+    llm = LLMEngine(options) if method == "add_request" else LLM(str(tiny_model), **OPTIONS)
+    inputs = llm._inputs if isinstance(llm, LLMEngine) else llm._engine._inputs
+    inputs.grammar_checker._wait_seconds = 0.1
+    encoder = inputs._tokenizer._encoder
+    encoder._quick_chars = 0  # each text is encoded in a thread
+    numbers = itertools.count()
+
+    def work() -> None:
+        schema = {"const": next(numbers)}  # one that is compiled anew
+        params = SamplingParams(max_tokens=2, structured_outputs={"json": schema})
+        if isinstance(llm, LLMEngine):
+            llm.add_request(str(next(numbers)), "hello " * 50, params)
+            llm.abort_request(str(llm._num_requests))
+        elif method == "generate":
+            llm.generate(["hello " * 50], params, use_tqdm=False)
+        else:
+            llm.embed(["hello " * 50], use_tqdm=False)
+
+    work()
+    count = Interrupter(None, KeyboardInterrupt, PREPARING)
+    count.run(work)
+    points = moments(count.lines)
+    num_interrupts = 0
+    for point in points:  # threads wait more or less often, so a run may have fewer lines
+        try:
+            Interrupter(point, KeyboardInterrupt, PREPARING).run(work)
+        except KeyboardInterrupt:
+            num_interrupts += 1
+        work()
+        assert inputs.grammar_checker._free.qsize() == 1
+        assert encoder._guard._threads._value == MAX_THREADS
+    assert num_interrupts > 100
 
 
 def test_cancelled_tasks_leave_nothing(tiny_model: Path) -> None:

@@ -58,10 +58,11 @@ class LLMEngine(OfflineEngine):
         if not isinstance(params, SamplingParams):
             raise invalid_value("params", "must be SamplingParams; use LLM.embed for embeddings")
         engine, (one,) = self._awake(), read_prompts([prompt])
-        prepared = self._inputs.prepare(request_id, one, params, priority=priority)
-        if params.structured_outputs is not None:
-            self._inputs.grammar_checker.check(params.structured_outputs)
-        with DeferredInterrupt():
+        with DeferredInterrupt() as interrupt:
+            prepared = self._inputs.prepare(request_id, one, params, priority=priority)
+            if params.structured_outputs is not None:
+                self._inputs.grammar_checker.check(params.structured_outputs)
+            interrupt.deliver()
             engine.add(prepared, self._outputs)
             kind = params.output_kind
             kind = RequestOutputKind.CUMULATIVE if kind is None else kind

@@ -116,17 +116,19 @@ class OfflineEngine:
         if False, an item that is refused or fails has a result with `error`, and the others run.
         """
         with self._lock:  # one call: an interrupt anywhere inside of it releases the lock
-            return self._answer(
-                field, items, prompt_of, encoding, use_tqdm=use_tqdm, raise_errors=raise_errors
+            return self._interruptible(
+                lambda interrupt: self._answer(
+                    interrupt, field, items, prompt_of, encoding, use_tqdm, raise_errors
+                )
             )
 
     def _answer(
         self,
+        interrupt: DeferredInterrupt,
         field: str,
         items: Sequence[tuple[Item, SamplingParams]],
         prompt_of: Callable[[Item], Prompt],
         encoding: Encoding,
-        *,
         use_tqdm: bool,
         raise_errors: bool,
     ) -> list[RequestOutput]:
@@ -149,7 +151,8 @@ class OfflineEngine:
                 refused[ids[-1]] = _failed(ids[-1], error)
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
-        answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
+            interrupt.deliver()
+        answers = refused | self._run(interrupt, prepared, "answers", use_tqdm, raise_errors)
         return [answers[request_id] for request_id in ids]
 
     def embed(
@@ -162,14 +165,16 @@ class OfflineEngine:
     ) -> list[RequestOutput]:
         """The embeddings of prompts, in their order. encoding: how texts become token ids."""
         with self._lock:
-            return self._embed(prompts, params, encoding, use_tqdm=use_tqdm)
+            return self._interruptible(
+                lambda interrupt: self._embed(interrupt, prompts, params, encoding, use_tqdm)
+            )
 
     def _embed(
         self,
+        interrupt: DeferredInterrupt,
         prompts: Sequence[Prompt],
         params: PoolingParams,
         encoding: Encoding,
-        *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         self._awake()
@@ -181,36 +186,46 @@ class OfflineEngine:
                         self._next_id(), prompt, params, encoding=encoding
                     )
                 )
-        answers = self._run(prepared, "embeddings", use_tqdm)
+            interrupt.deliver()
+        answers = self._run(interrupt, prepared, "embeddings", use_tqdm)
         return [answers[request.request_id] for request in prepared]
 
     def _next_id(self) -> str:
         self._num_requests += 1
         return str(self._num_requests)
 
+    def _interruptible(
+        self, work: Callable[[DeferredInterrupt], list[RequestOutput]]
+    ) -> list[RequestOutput]:
+        """The result of work in which Ctrl-C comes where it delivers one, and half does nothing."""
+        interrupted.clear()  # a program may go on after Ctrl-C
+        try:
+            with DeferredInterrupt() as interrupt:
+                return work(interrupt)
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
+
     def _run(
-        self, prepared: list[PreparedRequest], what: str, use_tqdm: bool, raise_errors: bool = True
+        self,
+        interrupt: DeferredInterrupt,
+        prepared: list[PreparedRequest],
+        what: str,
+        use_tqdm: bool,
+        raise_errors: bool = True,
     ) -> dict[str, RequestOutput]:
         """Results by request id. what: their name, for the progress bar."""
         engine = self._awake()
         outputs = OutputProcessor(self._tokenizer, RequestMetrics())
         answers: dict[str, RequestOutput] = {}
-        interrupted.clear()  # a program may go on after Ctrl-C
-        try:
-            with (
-                DeferredInterrupt() as interrupt,
-                ProgressBar(what, len(prepared), shown=use_tqdm) as progress,
-            ):
-                progress.show(0, engine.stats)
+        with ProgressBar(what, len(prepared), shown=use_tqdm) as progress:
+            progress.show(0, engine.stats)
 
-                def take(step: Processed) -> None:
-                    _collect(step, answers, raise_errors)
-                    progress.show(len(prepared) - outputs.num_unfinished, engine.stats)
+            def take(step: Processed) -> None:
+                _collect(step, answers, raise_errors)
+                progress.show(len(prepared) - outputs.num_unfinished, engine.stats)
 
-                engine.run(prepared, outputs, take, interrupt)
-        except KeyboardInterrupt:
-            interrupted.set()
-            raise
+            engine.run(prepared, outputs, take, interrupt)
         return answers
 
 
