@@ -23,8 +23,8 @@ SOURCE = ROOT / "src" / "quire"
 LEVELS = {
     "version": -3, "array_types": -3, "dtypes": -3, "errors": -2, "processes": -2, "options": -1,
     "compat": 0, "background": 0, "line_writer": -1, "logs": 0, "model_folder": -1, "config": 0.5,
-    "fair_queue": 0.5, "shared_memory": 0, "framed_child": 0.5, "killable_process": 0.6, "gguf": 0,
-    "hub": 1, "kernels": 1,
+    "last_use": -1, "fair_queue": 0.5, "shared_memory": 0, "framed_child": 0.5,
+    "killable_process": 0.6, "gguf": 0, "hub": 1, "kernels": 1,
     "core": 2,
     "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,
     "scheduler": 4, "grammar": 4, "layers": 4, "bench": 4,
@@ -566,8 +566,7 @@ def test_prompts_are_encoded_in_one_file() -> None:
 WALL_CLOCK = {
     "access_log.py", "cache.py", "embeddings_reply.py", "generation_job.py", "live_view.py",
     "metrics_route.py", "models_route.py", "ollama_models.py", "ollama_reply.py",
-    "prepared_files.py", "request_record.py", "response_store.py", "step_tuning_file.py",
-    "template_filters.py",
+    "request_record.py", "template_filters.py",
 }  # fmt: skip
 
 

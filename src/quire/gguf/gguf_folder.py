@@ -21,6 +21,7 @@ from quire.gguf.gguf_config import model_settings
 from quire.gguf.gguf_header import read_gguf_header
 from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
 from quire.gguf.vocabulary_list import VocabularyList
+from quire.last_use import last_use, mark_used
 from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
 from quire.version import __version__
 
@@ -33,7 +34,7 @@ def gguf_folder(file: Path) -> Path:
     folder = _cache() / _name(file)
     if (folder / GGUF_LINK).exists():
         with suppress(OSError):  # of another user, or on a disk that is read only
-            os.utime(folder)
+            mark_used(folder, folder.parent.iterdir())
         return folder
     content = folder_content(file)
     try:
@@ -88,6 +89,7 @@ def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
         (draft / GGUF_LINK).symlink_to(file)
         if not folder.exists():
             draft.rename(folder)
+            mark_used(folder, folder.parent.iterdir())
     except OSError:
         if not folder.exists():  # else another was quicker
             raise
@@ -98,6 +100,6 @@ def _write(folder: Path, file: Path, content: Mapping[str, str]) -> None:
 
 def _remove_oldest(cache: Path) -> None:
     with suppress(OSError):  # another may remove one, too
-        folders = sorted(cache.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+        folders = sorted(cache.iterdir(), key=last_use, reverse=True)
         for folder in folders[_MOST_FOLDERS:]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -35,13 +35,42 @@ def start(folder: Path | str, found: StepTable, **other: Any) -> tuple[StepTable
 
 
 def test_a_table_is_valid_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, now = tmp_path / "new", time.time()
+    folder, now = tmp_path / "new", step_tuning_file._uptime()
     assert start(folder, TABLE) == (TABLE, True)
     assert start(folder, OTHER) == (TABLE, False)
     assert [file.name for file in folder.iterdir()] == ["steps.json"]
-    for seconds, table in ((86_401, OTHER), (-3600, TABLE)):  # later; the clock was wrong
-        monkeypatch.setattr("time.time", lambda seconds=seconds: now + seconds)
+    monkeypatch.setattr(step_tuning_file, "_uptime", lambda: now + 86_401)
+    assert start(folder, OTHER) == (OTHER, True)
+    for boot, table in (("another", TABLE), ("", OTHER)):  # the machine was started again
+        monkeypatch.setattr(step_tuning_file, "_boot", lambda boot=boot: boot)
         assert start(folder, table) == (table, True)
+
+
+@pytest.mark.parametrize("seconds", [-1e6, 1e6])
+def test_a_clock_that_is_set_costs_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    start(tmp_path, TABLE)
+    start(tmp_path, TABLE, candidates=[2, 9])
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + seconds)
+    assert start(tmp_path, OTHER) == (TABLE, False)
+    assert start(tmp_path, OTHER, numbers=("float32", "bfloat16", 16)) == (OTHER, True)
+    assert start(tmp_path, OTHER, candidates=[2, 9]) == (TABLE, False)
+
+
+def test_a_table_of_an_older_version_costs_a_measurement(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(tmp_path, TABLE)
+    file = tmp_path / "steps.json"
+    entries = msgspec.json.decode(file.read_bytes())
+    for entry in entries.values():
+        del entry["boot"]
+        entry["measured_at"] = time.time()
+    file.write_bytes(msgspec.json.encode(entries))
+    assert start(tmp_path, OTHER) == (OTHER, True)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -116,14 +145,15 @@ def test_one_that_came_with_its_table_costs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start(tmp_path, TABLE)
-    monkeypatch.setattr("tempfile.NamedTemporaryFile", Mock(side_effect=PermissionError))
+    written = "quire.models.prepared.unfinished_file.unfinished_file"
+    monkeypatch.setattr(written, Mock(side_effect=PermissionError))
     assert start(tmp_path, OTHER) == (TABLE, False)
     assert not caplog.text
 
 
 def test_old_tables_leave_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(tmp_path, TABLE, candidates=[2, 9])
-    now = time.time()
-    monkeypatch.setattr("time.time", lambda: now + 86_401)
+    now = step_tuning_file._uptime()
+    monkeypatch.setattr(step_tuning_file, "_uptime", lambda: now + 86_401)
     start(tmp_path, TABLE)
     assert len(msgspec.json.decode((tmp_path / "steps.json").read_bytes())) == 1

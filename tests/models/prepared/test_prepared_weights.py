@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from quire.errors import CheckpointError
 from quire.hub import resolve_model
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
+from quire.last_use import last_use
 from quire.layers.linear_layers import ColumnParallelLinear
 from quire.layers.parameter import LayerOptions
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -35,11 +36,13 @@ from quire.models.prepared.prepared_files import (
     checkpoint_key,
     free_space,
     newest_file,
+    note_use,
     prepared_file,
     step_bytes,
 )
 from quire.models.prepared.prepared_weights import PreparedWeights, _ProcessEnd, prepared_weights
 from quire.models.prepared.safetensors_writer import write_tensors
+from quire.models.prepared.unfinished_file import unfinished_file
 from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 
@@ -189,9 +192,7 @@ def test_the_oldest_leave(tmp_path: Path) -> None:
         file = tmp_path / f"{name}.safetensors"
         file.write_bytes(bytes(1000))
         os.utime(file, (1000 - age, 1000 - age))
-    abandoned = tmp_path / "half.123.tmp"
-    abandoned.write_bytes(bytes(1000))
-    os.utime(abandoned, (1, 1))
+    (tmp_path / "half.123.tmp").write_bytes(bytes(1000))
     free_space(tmp_path, 2500)
     assert {file.stem for file in tmp_path.iterdir()} == {"old", "older"}
     free_space(tmp_path, -1)
@@ -237,16 +238,54 @@ def test_weights_that_do_not_fit_a_schemes_format_are_logged(
     assert "1 weights are stored as int8 in place of int4: their inputs are no" in caplog.text
 
 
-def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Path) -> None:
-    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
-    old, new = (tmp_path / f"{name}.{gone.stdout.strip()}.tmp" for name in ("old", "new"))
-    mine = tmp_path / f"mine.{os.getpid()}.tmp"
-    for file in (old, new, mine):
-        file.touch()
-    for file in (old, mine):
-        os.utime(file, (time.time() - 100,) * 2)
-    free_space(tmp_path, 0)
-    assert set(tmp_path.iterdir()) == {new, mine}
+@pytest.mark.parametrize("time_of_clock", [1.0, None, 4e9], ids=["past", "now", "future"])
+def test_an_unfinished_file_is_removed_once_its_writer_is_gone(
+    tmp_path: Path, time_of_clock: float | None
+) -> None:
+    """Whatever the clock says, and in whatever container the writer is."""
+    text = (
+        "import sys\nfrom pathlib import Path\n"
+        "from quire.models.prepared.unfinished_file import unfinished_file\n"
+        "with unfinished_file(Path(sys.argv[1])) as file:\n"
+        "    print(file, flush=True)\n    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", text, str(tmp_path / "other.tmp")]
+    with (
+        subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as writer,
+        unfinished_file(tmp_path / "mine.tmp") as mine,
+    ):
+        assert writer.stdout is not None
+        others = Path(writer.stdout.readline().strip())
+        (tmp_path / "tmpleft.tmp").touch()
+        for file in tmp_path.iterdir():
+            os.utime(file, None if time_of_clock is None else (time_of_clock, time_of_clock))
+        free_space(tmp_path, 0)
+        assert set(tmp_path.iterdir()) == {mine, others}
+        writer.kill()
+        writer.wait()
+        free_space(tmp_path, 0)
+        assert set(tmp_path.iterdir()) == {mine}
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_used_last_stays_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    old, older = (tmp_path / f"{name}.safetensors" for name in ("old", "older"))
+    for file in (old, older):  # written while the clock was ahead by years
+        file.write_bytes(bytes(1000))
+        os.utime(file, (4e9, 4e9))
+    new = file_of(tmp_path)
+    new._save({"weight": torch.ones(4)}, {}, set(), _ProcessEnd())
+    free_space(tmp_path, new.file.stat().st_size)
+    assert list(tmp_path.iterdir()) == [new.file]
+    old.write_bytes(bytes(1000))
+    note_use(old)
+    note_use(new.file)  # as each start does that maps it
+    assert stored_order(tmp_path) == [new.file, old]
+
+
+def stored_order(folder: Path) -> list[Path]:
+    """The last used first."""
+    return sorted(folder.iterdir(), key=last_use, reverse=True)
 
 
 def file_of(folder: Path) -> PreparedWeights:

@@ -1,4 +1,4 @@
-"""Measured times of steps on disk, so that starts within a day measure once.
+"""Measured times of steps on disk, so that starts within a day of uptime measure once.
 
 Owns the file, and which table belongs to which model, settings and machine. It lies beside prepared
 weights. A file that cannot be read or written costs a measurement, and fails no start.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from quire.config import ModelSettings
 from quire.engine.startup.step_tuning import StepTable
 from quire.kernels.cpu import native
 from quire.models.config.model_config import ModelConfig
-from quire.models.prepared.prepared_files import prepared_folder
+from quire.models.prepared.prepared_files import prepared_folder, unfinished_name
 from quire.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -30,14 +29,15 @@ _NAME = "steps.json"
 
 
 class _Entry(msgspec.Struct):
-    """A table, and when it was measured, in seconds since 1970."""
+    """A table, and when it was measured: in seconds since which start of the machine."""
 
     measured_at: float
     table: StepTable
+    boot: str = ""
 
     @property
     def is_valid(self) -> bool:
-        return 0.0 <= time.time() - self.measured_at < VALID_SECONDS
+        return self.boot == _boot() and 0.0 <= _uptime() - self.measured_at < VALID_SECONDS
 
 
 def steps_of(
@@ -94,6 +94,20 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
+def _uptime() -> float:
+    """Seconds since the machine has started, asleep or not: nobody sets this clock."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former Linux has
+    return time.clock_gettime(clock)
+
+
+def _boot() -> str:
+    """An id of the machine's start, where the system has one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _read(file: Path) -> dict[str, _Entry]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, _Entry])
@@ -109,24 +123,15 @@ def _write(file: Path, name: str, table: StepTable) -> None:
 
     Of two starts that write at a time one may lose its table, and measures again next time.
     """
+    from quire.models.prepared.unfinished_file import unfinished_file  # a warm start writes nothing
+
     entries = {key: entry for key, entry in _read(file).items() if entry.is_valid}
-    entries[name] = _Entry(time.time(), table)
+    entries[name] = _Entry(_uptime(), table, _boot())
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(file, msgspec.json.encode(entries))
+        with unfinished_file(unfinished_name(file)) as draft:
+            draft.write_bytes(msgspec.json.encode(entries))
+            draft.replace(file)
     except OSError as error:
         text = "measured steps cannot be stored in %s (%s)"
         logger.warning(text, file.parent, error.strerror)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Replace a file atomically, or leave nothing, as on a full disk. Raises OSError."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as unfinished:
-        draft = Path(unfinished.name)
-        try:
-            unfinished.write(content)
-            unfinished.flush()
-        except OSError:
-            draft.unlink()
-            raise
-    draft.replace(file)

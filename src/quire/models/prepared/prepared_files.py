@@ -7,20 +7,20 @@ this processor's kernels read.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
+from quire.last_use import last_use, mark_used
 from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
-from quire.processes import is_alive
 from quire.version import __version__
 
 LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how weights are rounded
@@ -28,10 +28,9 @@ LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how 
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file
 _SUFFIX = ".safetensors"
+_UNFINISHED = ".tmp"  # the end of a file's name while it is written
 _LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
-_ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
-_QUIET_SECONDS = 60  # the same, if no process here has the id in its name
 
 
 def prepared_folder(config: ModelSettings) -> Path | None:
@@ -98,7 +97,8 @@ def file_name(checkpoint: str, layout: str) -> str:
 
 def unfinished_name(file: Path) -> Path:
     """Its name while this thread writes it: two engines of a process may do so at once."""
-    return file.with_suffix(f".{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
+    name = f".{platform.node()}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}"
+    return file.with_suffix(name)
 
 
 def newest_file(config: ModelSettings, path: Path) -> Path | None:
@@ -108,9 +108,9 @@ def newest_file(config: ModelSettings, path: Path) -> Path | None:
         return None
     try:
         files = folder.glob(file_name(checkpoint_key(config, path), "*"))
-        return max(files, key=lambda file: file.stat().st_mtime, default=None)
+        return max(files, key=last_use, default=None)
     except OSError:
-        return None  # one went meanwhile
+        return None  # the checkpoint cannot be read
 
 
 def step_bytes(file: Path) -> int:
@@ -135,13 +135,20 @@ def read_metadata(file: Path) -> tuple[int, dict[str, Any]]:
     return length, header["__metadata__"]
 
 
+def note_use(file: Path) -> None:
+    """Make a file the last of its folder that is removed at the size limit."""
+    with contextlib.suppress(OSError):  # of another user's, or on a disk that is read only
+        mark_used(file, file.parent.glob(f"*{_SUFFIX}"))
+
+
 def free_space(folder: Path, limit: int) -> None:
     """Remove what others left unfinished, and the files not used for longest beyond the limit."""
-    now = time.time()
-    for file in folder.glob("*.tmp"):
-        if now - file.stat().st_mtime > _patience_with(file):
+    from quire.models.prepared.unfinished_file import is_left  # a warm start writes nothing
+
+    for file in folder.glob(f"*{_UNFINISHED}"):
+        if is_left(file):
             file.unlink(missing_ok=True)
-    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    files = sorted(folder.glob(f"*{_SUFFIX}"), key=last_use)
     total = sum(file.stat().st_size for file in files)
     for file in files:
         if total <= limit:
@@ -152,9 +159,11 @@ def free_space(folder: Path, limit: int) -> None:
 
 def stored_files(folder: Path) -> list[Path]:
     """All files of the folder that Quire has written, the most recently used first."""
-    patterns = (f"{'?' * _DIGITS}-{'?' * _DIGITS}{ending}" for ending in (_SUFFIX, ".*.tmp"))
+    patterns = (
+        f"{'?' * _DIGITS}-{'?' * _DIGITS}{ending}" for ending in (_SUFFIX, f".*{_UNFINISHED}")
+    )
     found = [file for pattern in patterns for file in folder.glob(pattern)]
-    return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
+    return sorted(found, key=last_use, reverse=True)
 
 
 def source_of(file: Path) -> str:
@@ -163,12 +172,3 @@ def source_of(file: Path) -> str:
         return str(read_metadata(file)[1].get(SOURCE, ""))
     except (OSError, ValueError, LookupError):
         return ""
-
-
-def _patience_with(unfinished: Path) -> float:
-    """Seconds without a change behind which a file counts as given up."""
-    *name, _, process_id = unfinished.stem.split(".")
-    if process_id.isdigit() and is_alive(int(process_id)):
-        return _ABANDONED_SECONDS
-    # one in another container may write here, too, under an id that no process has here
-    return 0.0 if ".".join(name[1:]) == platform.node() else _QUIET_SECONDS

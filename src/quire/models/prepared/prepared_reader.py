@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from quire.array_types import Array
 from quire.errors import CheckpointError
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import STEP_BYTES, TensorEntry, read_header
-from quire.models.prepared.prepared_files import FORMATS, read_metadata
+from quire.models.prepared.prepared_files import FORMATS, note_use, read_metadata
 from quire.quantization.stored_weight import Description
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ def open_prepared(file: Path) -> PreparedFile | None:
     except OSError as error:
         logger.warning("%s cannot be used (%s)", file, error.strerror)
         return None
-    with contextlib.suppress(OSError):  # of another user's, or on a disk that is read only
-        os.utime(file)
+    note_use(file)
     return found
 
 

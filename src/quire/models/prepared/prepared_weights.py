@@ -8,7 +8,6 @@ each linear layer's weight is in its metadata.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import math
@@ -38,6 +37,7 @@ from quire.models.prepared.prepared_files import (
     FORMATS,
     SOURCE,
     free_space,
+    note_use,
     prepared_file,
     unfinished_name,
 )
@@ -51,6 +51,7 @@ from quire.models.prepared.prepared_reader import (
     open_prepared,
 )
 from quire.models.prepared.safetensors_writer import bring_to_disk, write_tensors
+from quire.models.prepared.unfinished_file import unfinished_file
 from quire.processes import interrupted
 from quire.quantization.stored_weight import describe as describe_weight
 
@@ -130,7 +131,6 @@ class PreparedWeights:
         A process that ends leaves it to the system to bring the file to its disk.
         """
         folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
-        unfinished = unfinished_name(self.file)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             free_space(folder, LIMIT_BYTES - num_bytes)
@@ -140,17 +140,16 @@ class PreparedWeights:
             check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
             everything = tensors | {CHECK: torch.tensor([check])}
             metadata = {FORMATS: json.dumps(formats), SOURCE: self._source}
-            if write_tensors(unfinished, everything, tables, ending.stops, metadata):
-                bring_to_disk(unfinished, ending.has_started)
-                unfinished.replace(self.file)
-                text = "%.2f GiB of prepared weights stored in %s (`quire cache` lists them)"
-                logger.info(text, num_bytes / 2**30, self.file)
-            else:
-                unfinished.unlink()
+            with unfinished_file(unfinished_name(self.file)) as path:
+                if not write_tensors(path, everything, tables, ending.stops, metadata):
+                    return
+                bring_to_disk(path, ending.has_started)
+                path.replace(self.file)
+            note_use(self.file)
+            text = "%.2f GiB of prepared weights stored in %s (`quire cache` lists them)"
+            logger.info(text, num_bytes / 2**30, self.file)
         except OSError as error:
             logger.warning("prepared weights cannot be stored in %s (%s)", folder, error.strerror)
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
 
 
 class _ProcessEnd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_api_processes_share_what_they_store(tmp_path: Path) -> None:
     assert second.get("a", "t") == (b"reply", b"items", 0)
     assert second.delete("a", "t")
     assert first.get("a", "t") is None
+
+
+@pytest.mark.parametrize("step", [-3600.0, 0.0, 3600.0])
+def test_the_newest_stays_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    now = itertools.count(2_000_000_000, step)
+    monkeypatch.setattr("time.time", lambda: next(now))
+    monkeypatch.setattr("time.time_ns", lambda: int(next(now)) * 10**9)
+    stores = [ResponseStore(tmp_path, 100) for _ in range(2)]
+    for number in range(20):
+        store = stores[number % 2]
+        assert store.put(str(number), "", StoredResponse(b"r" * 30, b""))
+        assert store.get("0", "") is not None
+        if number % 3 == 0:
+            store.delete(str(max(1, number - 1)), "")
+    assert [n for n in range(20) if stores[0].get(str(n), "")] == [0, 18, 19]
 
 
 def test_the_least_recently_used_are_dropped(tmp_path: Path, monkeypatch: Any) -> None:

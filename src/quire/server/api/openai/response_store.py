@@ -13,7 +13,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +33,11 @@ _SETUP = (
     "CREATE INDEX IF NOT EXISTS by_use ON responses (used, size, process)",
     "CREATE INDEX IF NOT EXISTS running ON responses (process, id) WHERE process > 0",
 )
+
+
+# A number after those of all others: the clock may be set back.
+_LATEST = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses)"
+_INSERT = f"INSERT INTO responses VALUES (?, ?, {_LATEST}, ?, ?, ?, ?)"
 
 
 class StoredResponse(NamedTuple):
@@ -84,11 +88,11 @@ class ResponseStore:
         """
         if response.num_bytes > self.max_each:
             return False
-        row = (response_id, tenant, time.time_ns(), response.num_bytes, *response)
+        row = (response_id, tenant, response.num_bytes, *response)
         with self._lock:
             try:
                 with self._opened() as connection:  # a transaction
-                    connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                    connection.execute(_INSERT, row)
                     if not self._drop_oldest(connection, response_id):
                         connection.rollback()
                         return False
@@ -195,8 +199,7 @@ class ResponseStore:
         try:
             with self._opened() as connection:
                 connection.execute(
-                    "UPDATE responses SET used = ? WHERE id = ? AND tenant = ?",
-                    (time.time_ns(), *key),
+                    f"UPDATE responses SET used = {_LATEST} WHERE id = ? AND tenant = ?", key
                 )
         except sqlite3.Error as error:
             _failed("marked as used", error)

@@ -1,0 +1,51 @@
+"""The order of use of a cache's entries, whatever the clock says."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from quire.gguf import gguf_folder
+from quire.last_use import last_use, mark_used
+
+
+def test_the_order_of_use_outlives_clocks_that_are_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, utime = random.Random(3), os.utime
+
+    def by_a_clock_that_jumps(path: Path, ns: tuple[int, int] | None = None) -> None:
+        anywhen = rng.randrange(4 * 10**18)
+        utime(path, ns=(anywhen, anywhen) if ns is None else ns)
+
+    monkeypatch.setattr(os, "utime", by_a_clock_that_jumps)
+    order = [tmp_path / str(number) for number in range(8)]
+    for entry in order:
+        entry.touch()
+        mark_used(entry, tmp_path.iterdir())
+    for _ in range(100):
+        order.append(order.pop(rng.randrange(8)))
+        mark_used(order[-1], tmp_path.iterdir())
+        assert sorted(tmp_path.iterdir(), key=last_use) == order
+
+
+def test_an_entry_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    entry, gone = tmp_path / "a", tmp_path / "gone"
+    entry.touch()
+    mark_used(entry, [gone, entry])
+    assert last_use(gone) == 0 < last_use(entry)
+
+
+def test_a_new_folder_of_a_gguf_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_folder, "_MOST_FOLDERS", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "quire" / "gguf"
+    for name in "ab":
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (5e9, 5e9))
+    gguf_folder._write(cache / "c", tmp_path / "file.gguf", {"config.json": "{}"})
+    assert "c" in {entry.name for entry in cache.iterdir()}
+    assert len(list(cache.iterdir())) == 2
