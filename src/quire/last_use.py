@@ -22,8 +22,8 @@ def mark_used(entry: Path, others: Iterable[Path]) -> None:
 
 
 def last_use(entry: Path) -> int:
-    """A number that is greater for an entry used later; 0 for one that has gone."""
+    """A number that is greater for an entry used later; 0 for one that has gone, or is none."""
     try:
         return entry.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:  # also a link to itself
         return 0

@@ -27,6 +27,8 @@ COMMANDS = {
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or the user's share or limit
+
 HELP = """\
 usage: quire COMMAND [options]
 
@@ -65,10 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno in _FULL:
+            _discard_output()
+            return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
+        if error.filename is None:
             raise
-        _discard_output()
-        return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
+        text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"
+        return _fail(ConfigError(text), 1)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
 

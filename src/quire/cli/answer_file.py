@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import time
 from types import TracebackType
 
+from quire.cli.input_file import PIPE_SECONDS
 from quire.errors import ConfigError
 
 
@@ -19,7 +22,7 @@ class AnswerFile:
         self._path = path
         self.num_lines = 0
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = _opened(path)
         except OSError as error:
             raise self._wrong("opened", error) from None
         status = os.fstat(self._file)
@@ -64,3 +67,22 @@ class AnswerFile:
             f"output_file {self._path!r} cannot be {verb} ({error.strerror}){rest}; "
             "free some space, or write elsewhere"
         )
+
+
+def _opened(path: str) -> int:
+    """The file at a path. Raises OSError, also for a pipe that nobody reads within a while."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    end = time.monotonic() + PIPE_SECONDS
+    while True:
+        try:
+            file = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > end:
+                text = f"it is a pipe, and nobody read it for {PIPE_SECONDS:g} s"
+                raise OSError(errno.ENXIO, text) from None
+            time.sleep(0.05)
+        else:
+            os.set_blocking(file, True)  # a reader may be slow
+            return file

@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     files = [] if folder is None else stored_files(folder)
     if given and not (files := [file for file in files if _is_of(file, given)]):
         raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
-    sizes = [file.stat().st_size for file in files]
+    sizes = [file.lstat().st_size for file in files]
     if action != "ls":
         for file in files:
             file.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
     """One line for each file: size, days since the last use, its model, its name."""
     for file, size in zip(files, sizes, strict=True):
-        days = max(0.0, time.time() - file.stat().st_mtime) / 86400
+        days = max(0.0, time.time() - file.lstat().st_mtime) / 86400
         source = "unfinished" if file.suffix == ".tmp" else source_of(file)
         model = _hub_name(source) or source or "unknown"
         yield f"{_size(size):>10}  {days:5.1f} days  {model}  {file.name}"

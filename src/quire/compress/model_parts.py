@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quire.compress.whole_attention import whole_attention
 from quire.core.layer_spec import LayerSpec, LinearSpec, layer_module
+from quire.errors import CheckpointError
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import LinearWeight
@@ -24,7 +25,7 @@ from quire.kernels.reference_quantized import round_int8
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.layers.linear_layers import LinearBase
 from quire.layers.norm import RMSNorm
-from quire.layers.parameter import LayerOptions, Weight
+from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.layers.rope import RotaryEmbedding
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -122,7 +123,7 @@ class ModelParts:
     def final_norm(self) -> RMSNorm:
         """The norm after the last layer."""
         norm = RMSNorm(self.spec.final_norm, self.options)
-        norm.weight.load(self.tensor(f"{self.spec.final_norm.module}.weight"), None)
+        self._load(norm.weight, f"{self.spec.final_norm.module}.weight", None)
         return norm
 
     def tensor(self, name: str) -> Tensor:
@@ -149,14 +150,39 @@ class ModelParts:
         for expected in self.tensor_names(prefix):
             param = parameters[expected.parameter.removeprefix(prefix)]
             assert isinstance(param, Weight)
-            param.load(self.tensor(expected.name), expected.part)
+            self._load(param, expected.name, expected.part)
+
+    def _load(self, param: Weight, name: str, part: str | None) -> None:
+        try:
+            param.load(self.tensor(name), part)
+        except WeightShapeError as error:
+            stored = self.stored_name(name)
+            if stored in self.checkpoint.entries:
+                raise self.checkpoint.entries[stored].wrong(str(error)) from error
+            raise CheckpointError(
+                f"{self.checkpoint.folder}: {stored}: {error}; download it again"
+            ) from error
 
     def _names_of(self, source: QuantizedSource) -> set[str]:
         return set(source.tensors(self.checkpoint.entries.keys()))
 
     def _read(self, names: set[str]) -> dict[str, Tensor]:
-        read = read_tensors(self.checkpoint, names, self.device)
-        return {entry.name: tensor for entry, tensor in read}
+        found = {}
+        for entry, tensor in read_tensors(self.checkpoint, names, self.device):
+            if not _is_finite(tensor):
+                raise CheckpointError(
+                    f"{entry.file}: {entry.name} has infinite numbers, or some that are none (NaN); "
+                    "download it again, or take weights that are finite"
+                )
+            found[entry.name] = tensor
+        return found
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all its numbers are; those of formats of 8 bits become numbers elsewhere."""
+    if not tensor.is_floating_point() or tensor.itemsize == 1 or not tensor.numel():
+        return True
+    return all(bound.isfinite() for bound in torch.aminmax(tensor))  # NaN is both; no copy
 
 
 def linears_of(layer: LlamaDecoderLayer) -> dict[str, LinearBase]:

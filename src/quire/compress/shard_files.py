@@ -10,14 +10,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.compress.recipe import Recipe
 from quire.errors import ConfigError
+from quire.model_folder import parse_json
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
@@ -39,15 +43,14 @@ class ShardFiles:
         """Make the folder, or take up a run with the same record. Raises ConfigError."""
         if self._has_run(record):
             return
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(f"out: {self.folder} is not empty; name another folder")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_json(self.folder / RECIPE, record)
+            is_empty = not any(self.folder.iterdir())
         except OSError as error:
-            raise ConfigError(
-                f"out: {self.folder} cannot be written ({error.strerror}); name another folder"
-            ) from error
+            raise _not_written(self.folder, error) from error
+        if not is_empty:
+            raise ConfigError(f"out: {self.folder} is not empty; name another folder")
+        _write_json(self.folder / RECIPE, record)
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""
@@ -55,9 +58,15 @@ class ShardFiles:
 
     def _has_run(self, record: dict[str, Any]) -> bool:
         path = self.folder / RECIPE
-        if not path.is_file():
+        try:
+            found = parse_json(path.read_bytes()) if path.is_file() else {}
+        except OSError as error:
+            raise _not_written(self.folder, error) from error
+        except ValueError:
+            found = None
+        if found == {}:
             return False
-        if json.loads(path.read_text()) != record:
+        if found != record:
             raise ConfigError(
                 f"out: {self.folder} has a run with another model, text or settings; name "
                 "another folder, or remove this one"
@@ -82,7 +91,7 @@ class ShardFiles:
     def finish(self, base: Path, changes: dict[str, Any]) -> None:
         """Copy the base model's other files, change its config.json, and write the index."""
         for path in other_files(base):
-            shutil.copyfile(path, self.folder / path.name)
+            _write_whole(self.folder / path.name, partial(shutil.copyfile, path))
         config = json.loads((base / "config.json").read_text()) | changes
         entries = [e for index in range(self._layers + 1) for e in read_header(self.path(index))]
         index = {
@@ -111,14 +120,25 @@ def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, A
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file, or nothing. Raises ConfigError."""
     part = path.with_name(f".{path.name}.tmp")
-    part.touch()
-    mode = (
-        part.stat().st_mode
-    )  # as the user's umask has it; safetensors leaves files to their owner
-    write(part)
-    part.chmod(mode)
-    os.replace(part, path)
+    try:
+        part.touch()
+        mode = part.stat().st_mode  # the umask's; safetensors leaves files to their owner
+        write(part)
+        part.chmod(mode)
+        os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            part.unlink()
+        raise _not_written(path.parent, error) from error
+
+
+def _not_written(folder: Path, error: Exception) -> ConfigError:
+    why = getattr(error, "strerror", None) or error
+    return ConfigError(
+        f"out: {folder} cannot be written ({why}); free some space, or name another folder"
+    )
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -6,13 +6,13 @@ after those before it: so one forward pass over question and answer counts exact
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import ConfigError, InvalidRequestError
+from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import check_regular, parse_json
 from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -61,9 +61,10 @@ def count_right(tasks: list[Task], best: list[Tensor]) -> int:
 
 def _objects(path: Path) -> list[dict[str, Any]]:
     try:
+        check_regular(path)  # a pipe or device might never end
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if text.lstrip().startswith("[") else _lines(text)
-    except (OSError, ValueError) as error:
+        values = parse_json(text.encode()) if text.lstrip().startswith("[") else _lines(text)
+    except (OSError, ValueError, CheckpointError) as error:
         raise ConfigError(
             f"tasks: {path} cannot be read as JSON ({error}); name a file with objects of "
             '"messages" and "expected"'
@@ -72,4 +73,4 @@ def _objects(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+    return [parse_json(line.encode()) for line in text.split("\n") if line.strip()]

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.compress import parquet_text
-from quire.errors import ConfigError, InvalidRequestError
+from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import check_regular, parse_json
 from quire.tokenizer.conversation_input import prepare_messages
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -96,7 +97,7 @@ def _documents(tokenizer: Tokenizer, text: str, source: Path) -> Iterator[list[i
 
 def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
     try:
-        values: Any = json.loads(line)
+        values: Any = parse_json(line.encode())
     except ValueError:
         values = None
     try:
@@ -128,6 +129,10 @@ def _object_ids(tokenizer: Tokenizer, values: dict[str, Any]) -> list[int] | Non
 
 def _read(path: Path) -> str:
     """A file's text, or as many whole lines from its start as are allowed."""
+    try:
+        check_regular(path)  # a pipe or device might never end
+    except (OSError, CheckpointError) as error:
+        raise _unreadable(path, error) from error
     if path.name.endswith(parquet_text.ENDING):
         return parquet_text.parquet_lines(path, _MOST_CHARACTERS)
     try:
@@ -137,12 +142,16 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"calibration: {path} is not UTF-8 text; convert it") from None
     except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"calibration: {path} cannot be read ({why}); name a text file, or a data set of the "
-            "hub as owner/name"
-        ) from error
+        raise _unreadable(path, error) from error
     if len(text) <= _MOST_CHARACTERS:
         return text
     end = text.rfind("\n", 0, _MOST_CHARACTERS) + 1
     return text[: end or _MOST_CHARACTERS]
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    why = getattr(error, "strerror", None) or error
+    return ConfigError(
+        f"calibration: {path} cannot be read ({why}); name a text file, or a data set of the "
+        "hub as owner/name"
+    )

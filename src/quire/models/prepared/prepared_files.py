@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import threading
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import ModelSettings
+from quire.errors import CheckpointError
 from quire.kernels.cpu import native
 from quire.last_use import last_use, mark_used
+from quire.model_folder import check_regular, parse_json
 from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
 from quire.version import __version__
@@ -118,18 +119,19 @@ def step_bytes(file: Path) -> int:
     try:
         length, metadata = read_metadata(file)
         return 8 + length + int(metadata[STEP_BYTES])
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, LookupError, CheckpointError):
         return 0  # who maps it will say what is wrong
 
 
 def read_metadata(file: Path) -> tuple[int, dict[str, Any]]:
     """The length of a file's header, and its metadata.
 
-    Raises OSError, ValueError or LookupError.
+    Raises OSError, ValueError, LookupError or CheckpointError.
     """
+    check_regular(file)
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(min(length, _LARGEST_HEADER)))
+        header = parse_json(opened.read(min(length, _LARGEST_HEADER)))
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
         raise LookupError("it has no metadata")
     return length, header["__metadata__"]
@@ -149,11 +151,11 @@ def free_space(folder: Path, limit: int) -> None:
         if is_left(file):
             file.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{_SUFFIX}"), key=last_use)
-    total = sum(file.stat().st_size for file in files)
+    total = sum(file.lstat().st_size for file in files)
     for file in files:
         if total <= limit:
             break
-        total -= file.stat().st_size
+        total -= file.lstat().st_size
         file.unlink(missing_ok=True)
 
 
@@ -162,13 +164,14 @@ def stored_files(folder: Path) -> list[Path]:
     patterns = (
         f"{'?' * _DIGITS}-{'?' * _DIGITS}{ending}" for ending in (_SUFFIX, f".*{_UNFINISHED}")
     )
-    found = [file for pattern in patterns for file in folder.glob(pattern)]
+    found = [file for pattern in patterns for file in folder.glob(pattern) if not file.is_dir()]
     return sorted(found, key=last_use, reverse=True)
 
 
 def source_of(file: Path) -> str:
     """The checkpoint's folder that a file was made of; empty where it does not say."""
     try:
-        return str(read_metadata(file)[1].get(SOURCE, ""))
-    except (OSError, ValueError, LookupError):
+        source = str(read_metadata(file)[1].get(SOURCE, ""))
+    except (OSError, ValueError, LookupError, CheckpointError):
         return ""
+    return source if source.isprintable() else ""
