@@ -171,8 +171,8 @@ class ModelParts:
         for entry, tensor in read_tensors(self.checkpoint, names, self.device):
             if not _is_finite(tensor):
                 raise CheckpointError(
-                    f"{entry.file}: {entry.name} has infinite numbers, or some that are none (NaN); "
-                    "download it again, or take weights that are finite"
+                    f"{entry.file}: {entry.name} has infinite numbers, or some that are none "
+                    "(NaN); download it again, or take weights that are finite"
                 )
             found[entry.name] = tensor
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def check_quality(
     Raises CheckpointError and ConfigError.
     """
     check_different_weights(base, quantized)
+    check_writable(quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
@@ -66,6 +68,15 @@ def check_different_weights(base: Path, quantized: Path) -> None:
         raise ConfigError(
             f"base and quantized have the same weights ({quantized}), so that nothing is measured; "
             "name the 16-bit model as base"
+        )
+
+
+def check_writable(quantized: Path) -> None:
+    """Raise ConfigError for a folder in which no report can be stored, before it is measured."""
+    if not os.access(quantized, os.W_OK):
+        raise ConfigError(
+            f"quantized: {quantized} cannot be written, where the report is stored; change its "
+            "permissions, or verify a copy"
         )
 
 
