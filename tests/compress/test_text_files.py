@@ -100,6 +100,7 @@ def test_a_data_set_of_the_hub_gives_its_first_text(
     here = f"{tmp_path.name}/chats.txt"  # looks like a name of the hub, but is a file
     assert text_file(here) == Path(here)
     listed[1:3] = []
+    (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"owner/chats:data/train-0\.parquet is parquet, which"):
         text_file("owner/chats")
@@ -171,6 +172,7 @@ def test_a_question_that_no_model_can_be_given_is_named(
 def test_parquet_without_its_library_names_the_fix(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"needs pyarrow; pip install pyarrow, or"):
         read_samples(tokenizer, tmp_path / "a.parquet", 4, 16)

@@ -58,9 +58,10 @@ async def serving(folder: Path) -> AsyncIterator[Chat]:
     transport = httpx.ASGITransport(build_app(engine, ServerSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
 
-        async def chat(**fields: Any) -> httpx.Response:
-            asked = {"messages": [{"role": "user", "content": "is it raining?"}], "seed": 5}
-            return await client.post("/v1/chat/completions", json=asked | fields, timeout=60)
+        async def chat(path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+            asked: dict[str, Any] = {"messages": [{"role": "user", "content": "is it raining?"}]}
+            seed = {"options": {"seed": 5}} if path.startswith("/api/") else {"seed": 5}
+            return await client.post(path, json=asked | seed | fields, timeout=60)
 
         try:
             yield chat
@@ -135,3 +136,54 @@ def test_the_example_completes_two_rounds(tmp_path: Path) -> None:
     shop = re.fullmatch(r"opening_hours\({'shop': '(\w+)'}\)", call)
     assert shop is not None
     assert hours[shop[1]] in answer
+
+
+TAG = {
+    "type": "tag",
+    "begin": "<c>",
+    "content": {"type": "regex", "pattern": "[0-9]{3}"},
+    "end": "</c>",
+}
+
+
+def test_a_structural_tag_beside_tools_and_alone(folder: Path) -> None:
+    """The text has the tag's form, or there is a call; what cannot be compiled names its field."""
+
+    async def scenario() -> None:
+        async with serving(folder) as chat:
+            asked = {"type": "structural_tag", "format": TAG}
+            for tools in ({}, {"tools": TOOLS}):
+                reply = await chat(response_format=asked, max_tokens=60, **tools)
+                assert reply.status_code == 200, reply.text
+                message = reply.json()["choices"][0]["message"]
+                is_tag = re.fullmatch("<c>[0-9]{3}</c>", message["content"] or "")
+                assert is_tag or (tools and message["tool_calls"])
+                wrong = {"type": "structural_tag", "format": {**TAG, "content": {"type": "none"}}}
+                reply = await chat(response_format=wrong, **tools)
+                assert reply.status_code == 400
+                assert reply.json()["error"]["param"].startswith("response_format")
+
+    asyncio.run(scenario())
+
+
+BAD_FORMATS: list[Any] = [
+    {"type": "integr"},
+    {"type": "object", "properties": {"a": {"type": "strng"}}},
+    {"$ref": "#/$defs/nowhere"},
+    {"type": "string", "pattern": "("},
+]
+
+
+def test_a_format_that_cannot_be_compiled_is_named_in_ollamas_api(folder: Path) -> None:
+    async def scenario() -> None:
+        async with serving(folder) as chat:
+            for schema in BAD_FORMATS:
+                for stream in (False, True):
+                    reply = await chat("/api/chat", format=schema, stream=stream)
+                    assert reply.status_code == 400, (schema, reply.text)
+                    assert reply.json()["error"].startswith("format: "), reply.text
+            good = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+            reply = await chat("/api/chat", format=good, stream=False)
+            assert json.loads(reply.json()["message"]["content"])["a"] == 1
+
+    asyncio.run(scenario())

@@ -106,8 +106,8 @@ def _line_ids(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
         raise ConfigError(f"calibration: {where}: {error}") from error
     if found is None:
         raise ConfigError(
-            f'calibration: {where} is no JSON object with a string "text" or a list "messages"; '
-            "correct the line"
+            f'calibration: {where} must be a JSON object with a string "text" or a list '
+            '"messages"; correct the line'
         )
     return found
 

@@ -227,3 +227,40 @@ def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     )
     with pytest.raises(NoGrammarError, match="properties must be an object"):
         grammar(how, {})
+
+
+TAGS = {
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<q"],
+        "tags": [
+            {"begin": "<q>", "content": {"type": "json_schema", "json_schema": CITY}, "end": "</q>"}
+        ],
+    }
+}
+QUERY = '<q>{"city": "Rome"}</q>'
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_text_with_constrained_tags_stands_beside_tools(format_name: str) -> None:
+    how, call = reading(format_name), written(format_name, WEATHER)
+    tags = {"must_call": False, "text_format": StructuredOutputs(structural_tag=TAGS)}
+    for text in (call, "plain", f"so {QUERY} and", f"{QUERY}{QUERY}"):
+        assert allows(how, text, **tags), text
+    for text in ("<q>no</q>", '<q>{"days": 3}</q>', "<query>"):
+        assert not allows(how, text, **tags), text
+    assert not allows(how, QUERY, **tags | {"must_call": True})
+
+
+def test_text_with_constrained_tags_comes_after_thoughts() -> None:
+    how = reading("hermes", "think")
+    tags = {"must_call": False, "text_format": StructuredOutputs(structural_tag=TAGS)}
+    assert allows(how, f"<think>\nhm\n</think>\n\nso {QUERY}", **tags)
+    assert not allows(how, "<think>\nhm\n</think>\n\n<q>no</q>", **tags)
+
+
+@pytest.mark.parametrize("tree", [{"type": "no such"}, {"type": "tag", "begin": "a"}])
+def test_a_structural_tag_that_cannot_be_read_is_refused_beside_tools(tree: dict[str, Any]) -> None:
+    wrong = StructuredOutputs(structural_tag={"format": tree})
+    with pytest.raises(NoGrammarError):
+        grammar(reading("hermes"), {}, must_call=False, text_format=wrong)
