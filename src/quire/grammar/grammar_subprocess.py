@@ -21,7 +21,7 @@ TOO_MUCH = "it takes too much memory to compile; make it simpler"
 
 
 class VocabularyMessage(msgspec.Struct, frozen=True):
-    """What the child begins with: the vocabulary and its time limit.
+    """The message that the child begins with: the vocabulary and its time limit.
 
     seconds: of processor time for one grammar; the child ends itself after twice as many.
     """
