@@ -241,7 +241,7 @@ def test_connect_is_refused_and_ends_the_connection(server: Running, target: byt
     begin = time.monotonic()
     reply = send_bytes(server, sent)
     assert time.monotonic() - begin < 3.0
-    assert statuses(reply) == [b"200", b"501"]
+    assert statuses(reply) == [b"200", b"400"]
     assert b"connection: close" in reply
 
 

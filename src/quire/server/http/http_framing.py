@@ -184,7 +184,7 @@ def _wrong_hosts() -> HttpError:
 
 def _no_tunnels() -> HttpError:
     text = "the method CONNECT asks for a tunnel, which only a proxy opens; send the request itself"
-    return HttpError(501, text, code="method_not_allowed")
+    return HttpError(400, text, code="bad_request")
 
 
 def _unknown_coding() -> HttpError:
