@@ -60,9 +60,15 @@ def test_the_answer_is_openais(app: Starlette) -> None:
         ([97, 98], [[97, 98]]),
         (["ab", "c"], [[97, 98], [99]]),
         ([[97, 98], [99]], [[97, 98], [99]]),
+        ([97, "bc"], [[97, 98, 99]]),
+        ({"prompt_string": "ab"}, [[97, 98]]),
+        (
+            ["ab", [99], [97, "b"], {"content": [{"type": "text", "text": "c"}]}],
+            [[97, 98], [99], [97, 98], [99]],
+        ),
     ],
 )
-def test_four_types_of_input(
+def test_forms_of_input(
     app: Starlette, engine: FakeEngine, given: object, ids: list[list[int]]
 ) -> None:
     reply = embed(app, input=given).json()
@@ -70,6 +76,17 @@ def test_four_types_of_input(
     vectors = {item["index"]: item["embedding"][:2] for item in reply["data"]}
     assert vectors == {index: [i[0], len(i)] for index, i in enumerate(ids)}
     assert reply["usage"]["total_tokens"] == sum(map(len, ids))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], [[]], [[97], 98], {}, {"content": "a"}, {"content": [{"type": "unknown"}]}, [97, ""]],
+)
+def test_inputs_that_are_refused(app: Starlette, engine: FakeEngine, given: Any) -> None:
+    reply = embed(app, input=given)
+    assert reply.status == 400
+    assert reply.error["param"].startswith("input")
+    assert not engine.calls
 
 
 def test_base64_is_of_little_endian_float32(app: Starlette) -> None:
@@ -154,6 +171,8 @@ def test_pooling_is_vllms(app: Starlette) -> None:
     assert (refused.status, refused.error["param"]) == (400, "task")
     assert refused.error["type"] == "BadRequestError"
     assert refused.error["message"].startswith("Unsupported task: 'token_embed'; ")
+    plugin = call(app, "/pooling", {"input": "abc", "task": "plugin"})
+    assert plugin.error["message"].startswith("No IOProcessor plugin installed.")
 
 
 def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
@@ -176,8 +195,8 @@ def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
         ({"input": []}, "input", "input: must be a list of length >= 1"),
         ({"input": ["a", ""]}, "input[1]", "input[1]: must be a string of length"),
         ({"input": [[1], []]}, "input[1]", "input[1]: must be a list of length"),
-        ({"input": ["a", 1]}, "input", "input: must be a text, a list of texts"),
-        ({"input": {"a": 1}}, "input", "input: must be "),
+        ({"input": ["a", 1, [2]]}, "input", "input: token ids stand beside texts alone"),
+        ({"input": {"a": 1}}, "input", "input: object contains unknown field a"),
         ({"input": None}, "input", "input: must be "),
         ({"input": [-1]}, "input", "input: token ids of this model must be between"),
         ({"input": [[5], [-1]]}, "input", "input[1]: token ids of this model must be between"),

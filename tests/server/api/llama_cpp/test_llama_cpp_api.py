@@ -9,7 +9,7 @@ from asgi_client import Reply, call
 from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
-from quire.server.api.llama_cpp import native_completion
+from quire.server.api.common import prompt_forms
 
 
 def ask(app: Starlette, **fields: Any) -> Reply:
@@ -119,7 +119,7 @@ def test_parts_of_a_prompt_get_special_tokens_as_asked(
         asked.append(special)
         return [97]
 
-    monkeypatch.setattr(native_completion, "ids_of_parts", ids)
+    monkeypatch.setattr(prompt_forms, "ids_of_parts", ids)
     for special in (None, False, True):
         ask(app, prompt=["a", 98], add_special_tokens=special)
     assert asked == [None, False, True]
@@ -143,6 +143,7 @@ def test_a_stream_ends_with_the_facts(app: Starlette) -> None:
         ([97, 98], ["ab"]),
         ([97, "bc", 100], ["abcd"]),
         (["a", "b"], ["a", "b"]),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, ["ab"]),
         ([[97], "b", {"prompt_string": "c"}, [100, "e"]], ["a", "b", "c", "de"]),
     ],
 )
@@ -157,7 +158,9 @@ def test_prompts(app: Starlette, engine: FakeEngine, prompt: Any, read: list[str
 @pytest.mark.parametrize(
     "prompt",
     [None, 1, [], [[]], [97, [98]], [97, {"prompt_string": "a"}], [-1], [True], {}, [None],
-     {"prompt_string": "a", "multimodal_data": ["aGk="]}],
+     {"prompt_string": "a", "multimodal_data": ["aGk="]}, {"content": "a"}, {"content": []},
+     {"prompt_string": "a", "content": [{"type": "text", "text": "a"}]},
+     {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
 )  # fmt: skip
 def test_prompts_that_are_refused(app: Starlette, prompt: Any) -> None:
     refused = ask(app, prompt=prompt)

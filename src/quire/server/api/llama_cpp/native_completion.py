@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.prompt_encoding import ids_of_parts
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
@@ -19,6 +17,7 @@ from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.prompt_forms import parts_encoder
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.timings import Timings
 from quire.server.api.common.usage import Usage
@@ -53,10 +52,8 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     take_defaults(request, model.request_defaults)
     sampling = completion_request.sampling(request)
     tokenizer, limits = model.engine.tokenizer, model.engine.info.limits
-    encode = partial(
-        ids_of_parts, tokenizer=tokenizer, limits=limits, special=request.add_special_tokens
-    )
-    prompts = completion_request.prompts(request, encode)
+    encode = parts_encoder(model.engine, request.add_special_tokens)
+    prompts = completion_request.PROMPTS.read(bytes(request.prompt), encode)
     check_num_logprobs(sampling, prompts, limits, "n_probs")
     job = make_job(
         *("cmpl-", request, prompts, sampling, model),

@@ -6,6 +6,7 @@ from functools import partial
 
 from starlette.types import Send
 
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES
@@ -13,6 +14,7 @@ from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_j
 from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.prompt_forms import PROMPT_OBJECT_RULES, parts_encoder
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import (
@@ -67,8 +69,10 @@ def _prepared(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
     )
     yield
+    inputs: list[Prompt]
     if request.messages is None:
-        inputs = embeddings_request.inputs(request)
+        encode = parts_encoder(model.engine, request.add_special_tokens)
+        inputs = embeddings_request.inputs(request, encode)
     else:
         inputs = [conversation.encode(embeddings_request.chat(request), model)]
     if request.encoding_format == "bytes" and len(inputs) > MAX_POSITIONS:
@@ -111,7 +115,7 @@ ROUTE = GenerationRoute(
         rules=_RULES,
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbeddingRequest,
-        struct_rules=(EMBEDDING_RULES, MESSAGE_RULES),
+        struct_rules=(EMBEDDING_RULES, MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=EmbeddingReply,
         binary=BYTES_TYPE,
         errors=RUN_ERRORS,
@@ -127,7 +131,7 @@ POOLING_ROUTE = GenerationRoute(
         rules=_RULES,
         example={"input": "red shoes", "task": "embed"},
         body=PoolingRequest,
-        struct_rules=(POOLING_RULES, MESSAGE_RULES),
+        struct_rules=(POOLING_RULES, MESSAGE_RULES, PROMPT_OBJECT_RULES),
         reply=PoolingReply,
         binary=BYTES_TYPE,
         errors=RUN_ERRORS,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from quire.core.pooling_params import Pooling
+from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import ChatRequest, Messages
@@ -15,26 +16,16 @@ from quire.server.api.common.embedding_fields import (
     Dimensions,
     PoolingFields,
     Text,
-    Texts,
 )
+from quire.server.api.common.prompt_forms import EncodeParts, PromptForms
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http import strict_json
-from quire.server.http.field_bounds import Int32, ShortText, TokenId, one_of
+from quire.server.http.field_bounds import ShortText, one_of
 from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
-TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
-# ids below 0 are found later, with those that are out of the model's vocabulary above
-_AnyIds = Annotated[list[Int32], msgspec.Meta(min_length=1)]
-Inputs = Text | Annotated[list[Int32 | Text | _AnyIds], msgspec.Meta(min_length=1)]
-INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
-    Text,
-    Texts,
-    TokenIds,
-    Annotated[list[TokenIds], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)],
-)
-
+INPUTS = PromptForms("input", Text, MAX_INPUTS)
 
 _CHAT_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
@@ -42,7 +33,7 @@ _CHAT_FIELDS = (
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
-    """Body of /v1/embeddings. input: one or several texts or lists of token ids.
+    """Body of /v1/embeddings. input: one or several texts or lists of token ids, in PromptForms.
 
     messages: a conversation in its place, rendered by the chat template. encoding_format: numbers
     in JSON, their bytes as base64, or a reply of bytes; embed_dtype, endianness: of such bytes.
@@ -73,7 +64,6 @@ EMBEDDING_REFUSED: strict_json.NeutralValues = {}
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
-_input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
 
 
 def parse(data: bytes) -> EmbeddingRequest:
@@ -85,7 +75,10 @@ def parse_pooling(data: bytes) -> PoolingRequest:
     """Decode a body of /pooling. Raises InvalidRequestError."""
     request, found = read_body(data, _pooling_decoder, EMBEDDING_REFUSED, long="input")
     if request.task not in (None, "embed"):
-        text = f"Unsupported task: {request.task!r}; task must be 'embed'"
+        problem = f"Unsupported task: {request.task!r}"
+        if request.task == "plugin":
+            problem = "No IOProcessor plugin installed."
+        text = f"{problem}; task must be 'embed'"
         # in vLLM's words, as the path is vLLM's
         error = HttpError(400, text, code="invalid_value", kind="BadRequestError")
         error.param = "task"
@@ -121,27 +114,15 @@ def _raw_input(request: EmbeddingRequest) -> bytes:
     return b"" if request.input is msgspec.UNSET else bytes(request.input)
 
 
-def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
+def inputs(request: EmbeddingRequest, encode: EncodeParts) -> list[Prompt]:
     """The inputs of a request, whatever form they have. Raises InvalidRequestError."""
-    given = strict_json.decode(_raw_input(request), _input_decoder, path="input")
-    if isinstance(given, str):
-        return [given]
-    kinds = set(map(type, given))  # in C, as there may be very many ids
-    if kinds == {int}:
-        return [cast(list[int], given)]
-    if kinds not in ({str}, {list}):
-        text = "must be a text, a list of texts, a list of token ids, or a list of such lists"
-        raise invalid_value("input", text)
-    if len(given) > MAX_INPUTS:
-        problem = f"{len(given)} of them; send at most {MAX_INPUTS} in one request"
-        raise invalid_value("input", problem)
-    return cast(list[str] | list[list[int]], given)
+    return INPUTS.read(_raw_input(request), encode)
 
 
 _VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schema
     {
         "required": ["input"],
-        "properties": {"input": {"type": ["string", "array"]}}
+        "properties": {"input": {"type": ["string", "array", "object"]}}
         | {name: {"type": "null"} for name in _CHAT_FIELDS},
     },
     {
@@ -153,7 +134,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schem
 
 def _rules(body: type[EmbeddingRequest]) -> StructRules:
     neutral = neutral_values(body, EMBEDDING_REFUSED)
-    raw = {"input": (*INPUT_TYPES, None)}
+    raw = {"input": (*INPUTS.types, None)}
     return StructRules(struct=body, neutral=neutral, variants=_VARIANTS, raw=raw)
 
 

@@ -1,0 +1,117 @@
+"""PromptForms: how a field may hold its prompts where llama.cpp's forms are taken.
+
+A prompt is a text, token ids, both mixed, or an object with a text; a field has one or a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.prompt_encoding import Prompt, ids_of_parts
+from quire.errors import invalid_value
+from quire.server.http import strict_json
+from quire.server.http.field_bounds import Int32, TokenId
+from quire.server.http.openapi_entry import StructRules
+from quire.server.http.strict_json import Strict
+
+EncodeParts = Callable[[Sequence[int | str]], list[int]]  # texts between token ids
+_ONE_OR_MORE = msgspec.Meta(min_length=1)
+
+
+class ContentText(Strict):
+    """A part of a prompt's content: models read text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PromptObject(Strict):
+    """A prompt as an object: its text, or its content as parts of a message have it.
+
+    multimodal_data: nothing, as models read text alone.
+    """
+
+    prompt_string: str | None = None
+    content: Annotated[list[ContentText], _ONE_OR_MORE] | None = None
+    multimodal_data: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+
+
+PROMPT_OBJECT_RULES = StructRules(
+    struct=PromptObject,
+    variants=(
+        {
+            "required": ["prompt_string"],
+            "properties": {"prompt_string": {"type": "string"}, "content": {"type": "null"}},
+        },
+        {
+            "required": ["content"],
+            "properties": {"prompt_string": {"type": "null"}, "content": {"type": "array"}},
+        },
+    ),
+)
+
+
+def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:
+    """What encodes prompts of texts and token ids. special: see `ids_of_parts`."""
+    tokenizer, limits = engine.tokenizer, engine.info.limits
+    return partial(ids_of_parts, tokenizer=tokenizer, limits=limits, special=special)
+
+
+class PromptForms:
+    """The prompts of a field. text: the type of a text; most: how many prompts there may be.
+
+    types: those that the field may have, for the documents.
+    """
+
+    def __init__(self, field: str, text: Any, most: int) -> None:
+        self._field, self._most = field, most
+        # ids below 0 are found later, with those that are beyond the model's vocabulary
+        part: Any = Int32 | text
+        one = part | Annotated[list[part], _ONE_OR_MORE] | PromptObject
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+            text | PromptObject | Annotated[list[one], _ONE_OR_MORE]
+        )
+        shown = Annotated[list[TokenId | text], _ONE_OR_MORE]
+        count = msgspec.Meta(min_length=1, max_length=most)
+        several: Any = Annotated[list[text | shown | PromptObject], count]
+        self.types = (text, PromptObject, shown, several)
+
+    def read(self, data: bytes, encode: EncodeParts) -> list[Prompt]:
+        """The prompts of the field's JSON. encode: for those of texts between token ids.
+
+        Raises InvalidRequestError.
+        """
+        given = strict_json.decode(data, self._decoder, path=self._field)
+        if not isinstance(given, list):
+            return [self._prompt(given, encode)]
+        kinds = set(map(type, given))  # in C, as there may be very many ids
+        if int in kinds and not kinds <= {int, str}:
+            problem = "token ids stand beside texts alone; put them into a list"
+            raise invalid_value(self._field, problem)
+        if int in kinds:
+            return [self._prompt(given, encode)]
+        if len(given) > self._most:
+            problem = f"{len(given)} of them; send at most {self._most} in one request"
+            raise invalid_value(self._field, problem)
+        return [self._prompt(one, encode) for one in given]
+
+    def _prompt(self, one: Any, encode: EncodeParts) -> Prompt:
+        """One prompt: a text, or the token ids of its parts."""
+        if isinstance(one, PromptObject):
+            return self._text(one)
+        if isinstance(one, str) or set(map(type, one)) == {int}:
+            return one  # type: ignore[no-any-return]  # as decoded
+        return encode(one)
+
+    def _text(self, given: PromptObject) -> str:
+        if (given.prompt_string is None) == (given.content is None):
+            raise invalid_value(self._field, "an object must have prompt_string or content")
+        if given.content is not None:
+            return "".join(part.text for part in given.content)
+        assert given.prompt_string is not None
+        return given.prompt_string
