@@ -27,6 +27,7 @@ MAX_ALLOWED_TOKEN_IDS = 1 << 17
 MAX_BAD_WORDS = 128
 MAX_WORD_CHARS = 256  # of a stop string or a bad word
 MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100.0
 
 
 class RequestOutputKind(IntEnum):
@@ -314,5 +315,5 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
         if not _is_token_id(token_id):
             problem = f"token ids must be integers >= 0, not {_shown(token_id)}"
             raise invalid_value("logit_bias", problem)
-        if not _is_number(value) or not -100 <= value <= 100:  # also refuses NaN
+        if not _is_number(value) or not -MAX_BIAS <= value <= MAX_BIAS:  # also refuses NaN
             raise invalid_value("logit_bias", f"must be between -100 and 100, not {_shown(value)}")

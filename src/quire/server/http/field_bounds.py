@@ -15,6 +15,7 @@ from quire.core.sampling_params import (
     INT_RANGES,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
+    MAX_BIAS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRINGS,
@@ -77,7 +78,7 @@ BadWords = Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 AllowedTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)]
 LogprobTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)]
-TokenBias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+TokenBias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 LogitBias = Annotated[
     dict[TokenId, TokenBias],
     Meta(

@@ -83,8 +83,16 @@ def test_biases_in_pairs_are_those_of_a_map(app: Starlette, engine: FakeEngine) 
     settings = ask(app, logit_bias=[[5, 1.5], [6, -2], [5, 1]]).json()["generation_settings"]
     assert engine.calls[-1]["sampling"].logit_bias == {5: 2.5, 6: -2.0}
     assert settings["logit_bias"] == [{"token": 5, "bias": 2.5}, {"token": 6, "bias": -2.0}]
-    for wrong in ([["a", 1]], [[5]], [[5, False]], [[5, 101]], [5], [[5, 99], [5, 99]]):
+    ask(app, logit_bias=[[5, 99], [5, 99], [6, -60], [6, -60]])
+    assert engine.calls[-1]["sampling"].logit_bias == {5: 100.0, 6: -100.0}
+    for wrong in ([[5]], [[5, False]], [[5, 101]], [5], [["", 1]], {"": 1}, {"9" * 99: 1}):
         assert ask(app, logit_bias=wrong).error["param"].startswith("logit_bias")
+
+
+@pytest.mark.parametrize("given", [[["ab", 1.5], ["b", -2], [5, 1]], {"ab": 1.5, "b": -2, "5": 1}])
+def test_all_tokens_of_a_text_get_its_bias(app: Starlette, engine: FakeEngine, given: Any) -> None:
+    assert ask(app, logit_bias=given).status == 200
+    assert engine.calls[-1]["sampling"].logit_bias == {97: 1.5, 98: -0.5, 5: 1.0}
 
 
 def test_tokens_that_cannot_end_an_answer_are_biases_without_a_number(

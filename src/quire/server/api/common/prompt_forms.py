@@ -72,7 +72,7 @@ class PromptForms:
         self._field, self._most = field, most
         # ids below 0 are found later, with those that are beyond the model's vocabulary
         part: Any = Int32 | text
-        one = part | Annotated[list[part], _ONE_OR_MORE] | PromptObject
+        one: Any = part | Annotated[list[part], _ONE_OR_MORE] | PromptObject
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             text | PromptObject | Annotated[list[one], _ONE_OR_MORE]
         )

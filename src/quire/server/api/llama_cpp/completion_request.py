@@ -6,12 +6,11 @@ ends with the context where n_predict would not; of 0 tokens, it only caches its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from quire.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from quire.core.sampling_params import MAX_BIAS, MAX_LOGIT_BIAS, SamplingParams
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
@@ -20,7 +19,7 @@ from quire.server.api.common.generation_request import (
     check_request_names,
     sampling_of,
 )
-from quire.server.api.common.prompt_forms import PROMPT_OBJECT_RULES, PromptForms
+from quire.server.api.common.prompt_forms import PROMPT_OBJECT_RULES, EncodeParts, PromptForms
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
@@ -29,8 +28,11 @@ from quire.server.http.request_body import neutral_values, read_body
 
 PROMPTS = PromptForms("prompt", str, MAX_CHOICES)
 
+_MOST_BIASES = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
+# a token id, also as the text of a key, or a text whose tokens all get the bias
+BiasMap = Annotated[dict[field_bounds.Word, field_bounds.TokenBias], _MOST_BIASES]
 BiasPairs = Annotated[
-    list[tuple[TokenId, field_bounds.TokenBias]], msgspec.Meta(max_length=MAX_LOGIT_BIAS)
+    list[tuple[TokenId | field_bounds.Word, field_bounds.TokenBias]], _MOST_BIASES
 ]
 
 
@@ -38,12 +40,12 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """Body of /completion. prompt: text, token ids, both mixed, or a list of such prompts.
 
     n_probs: candidates to report for each token. return_tokens: also return the token ids.
-    logit_bias: a map, or llama.cpp's pairs of a token id and a number, which add up.
+    logit_bias: numbers for token ids or texts, as a map or as pairs; see token_biases.
     """
 
     prompt: msgspec.Raw
     max_tokens: field_bounds.TokenCountOrNone | None = None
-    logit_bias: field_bounds.LogitBias | BiasPairs | None = None  # type: ignore[assignment]
+    logit_bias: BiasMap | BiasPairs | None = None  # type: ignore[assignment]
     n_probs: field_bounds.NumLogprobs | None = None
     return_tokens: bool | None = None
 
@@ -69,16 +71,25 @@ def parse(data: bytes) -> NativeCompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, REFUSED, long="prompt")
     check_request_names(found, request, "n_probs")
-    if isinstance(request.logit_bias, list):
-        request.logit_bias = _summed(request.logit_bias)
     return request
 
 
-def _summed(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    bias: dict[int, float] = {}
-    for token_id, value in pairs:
-        bias[token_id] = bias.get(token_id, 0.0) + value
-    return bias
+def token_biases(request: NativeCompletionRequest, encode: EncodeParts) -> dict[int, float] | None:
+    """The biases of a request by token id. encode: makes the token ids of a text.
+
+    All tokens of a text get its bias. What one token gets several times adds up, to 100 at most:
+    more says nothing more, as -100 keeps a token out already.
+    """
+    given: Any = request.logit_bias
+    if given is None:
+        return None
+    found: dict[int, float] = {}
+    for key, value in given.items() if isinstance(given, dict) else given:
+        is_id = isinstance(key, int) or (key.isascii() and key.isdecimal())
+        for token_id in [int(key)] if is_id else encode([key]):
+            total = found.get(token_id, 0.0) + value
+            found[token_id] = max(-MAX_BIAS, min(total, MAX_BIAS))
+    return found
 
 
 def sampling(request: NativeCompletionRequest) -> SamplingParams:

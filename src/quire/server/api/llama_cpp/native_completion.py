@@ -50,6 +50,9 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     model = models.find(request.model)
     yield
     take_defaults(request, model.request_defaults)
+    request.logit_bias = completion_request.token_biases(  # type: ignore[assignment]
+        request, parts_encoder(model.engine, special=False)
+    )
     sampling = completion_request.sampling(request)
     tokenizer, limits = model.engine.tokenizer, model.engine.info.limits
     encode = parts_encoder(model.engine, request.add_special_tokens)
@@ -213,7 +216,7 @@ def _route(path: str) -> GenerationRoute[NativeFormatter]:
             *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
             route_rules.PRIORITY,
             "`n_predict` is `max_tokens`; an answer may end before, with the context.",
-            "Pairs of `logit_bias` with the same token id add up to between -100 and 100.",
+            "`logit_bias` has token ids or texts, as a map or as pairs; biases of a token add up.",
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=NativeCompletionRequest,
