@@ -40,7 +40,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
          "use repetition_penalty"),
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
          "use cache_salt, or enable_prefix_caching=False"),
-    only("repeat_last_n", _LO, (-1,), _PENALTY, "leave it out"),
+    no_effect("repeat_last_n", _LO, _PENALTY),
     only("penalize_newline", _O, (True,), _PENALTY, "leave it out"),
     only("mirostat", _LO, (0,), _MIROSTAT, _CUTS),
     no_effect("mirostat_eta", _LO, _MIROSTAT, "--mirostat-lr"),

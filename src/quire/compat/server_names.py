@@ -88,8 +88,6 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
               arity="switch"),
     no_effect("enable_prompt_tokens_details", _V, "usage always has the cached tokens",
               arity="switch"),
-    only("enable_force_include_usage", _V, (False,), "a stream has its usage on request",
-         "send stream_options.include_usage", arity="switch"),
     no_effect("enable_server_load_tracking", _V, "/load is always there", arity="switch"),
     no_effect("enable_tokenizer_info_endpoint", _V, "/tokenizer_info is always there",
               arity="switch"),

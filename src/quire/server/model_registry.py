@@ -28,7 +28,8 @@ class RegisteredModel(msgspec.Struct, frozen=True, eq=False):
 
     request_defaults: the fields that a generation request has where it leaves them out, by name.
     fingerprint: the system_fingerprint of its answers. template_defaults: variables of its chat
-    template that requests get which do not set them.
+    template that requests get which do not set them. forces_usage: whether each chunk of a stream
+    has token counts, whatever its request says.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RegisteredModel(msgspec.Struct, frozen=True, eq=False):
     request_defaults: Mapping[str, float]
     fingerprint: str
     template_defaults: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    forces_usage: bool = False
 
 
 class ModelEntry:
@@ -181,6 +183,7 @@ class ModelRegistry:
                 parse_template_defaults(self._settings.default_chat_template_kwargs),
                 *(tokenizer.chat_variables, name),
             ),
+            forces_usage=self._settings.enable_force_include_usage,
         )
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
         for on_engine in self._on_engine:

@@ -117,6 +117,9 @@ class ServerSettings:
         'variables of the chat template as a JSON object, such as {"enable_thinking": false}, for '
         "requests that do not set them in chat_template_kwargs",
     )
+    enable_force_include_usage: bool = setting(
+        False, "send the token counts in each chunk of a stream, also where a request does not ask"
+    )
     return_tokens_as_token_ids: bool = setting(
         False,
         "spell tokens of log-probabilities as token_id:5 where a request does not say otherwise",

@@ -137,6 +137,33 @@ def test_media_types(app: Starlette, headers: dict[str, str], status: int) -> No
     assert status == 200 or reply.error["code"] == "unsupported_media_type"
 
 
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/api/generate", FORM, 200),
+        ("/api/generate", {}, 200),
+        ("/api/show", FORM | {"user-agent": "curl/8.5.0"}, 200),
+        ("/api/generate", FORM | {"origin": "http://evil.example"}, 415),
+        ("/api/generate", FORM | {"origin": "null"}, 415),
+        ("/api/generate", FORM | {"sec-fetch-site": "cross-site"}, 415),
+        ("/api/generate", {"sec-fetch-mode": "no-cors"}, 415),
+        ("/api/generate", {"content-type": "text/plain"}, 415),
+        ("/api/generate", {"content-type": "multipart/form-data; boundary=x"}, 415),
+        ("/api/generate", FORM | {"content-encoding": "gzip"}, 415),
+        ("/v1/completions", FORM, 415),
+    ],
+)
+def test_ollamas_paths_read_programs_bodies_of_other_types(
+    app: Starlette, path: str, headers: dict[str, str], status: int
+) -> None:
+    body = json.dumps({"model": "fake", "prompt": "a", "stream": False}).encode()
+    body = b'{"model": "fake"}' if "show" in path else body
+    assert call(app, path, body, headers=headers).status == status
+
+
 def test_size_is_counted_as_it_arrives(engine: FakeEngine) -> None:
     app = build_app(engine, ServerSettings(max_body_bytes=100))
     parts = [b"x" * 60, b"x" * 60, b"never read"]
@@ -253,7 +280,7 @@ def test_long_texts_are_not_encoded_to_find_keys_that_come_twice(
 
 def test_a_body_is_copied_at_most_once() -> None:
     part = b"x" * 100_000
-    scope: Any = {"headers": [(b"content-type", b"application/json")], "state": {}}
+    scope: Any = {"headers": [(b"content-type", b"application/json")], "state": {}, "path": "/"}
     messages = [{"type": "http.request", "body": part, "more_body": more} for more in (True, False)]
 
     async def receive() -> Any:

@@ -122,6 +122,38 @@ def test_nothing_to_answer_loads_the_model(app: Starlette, engine: FakeEngine) -
     assert engine.calls == []
 
 
+@pytest.mark.parametrize("keep_alive", [0, 0.0, "0", "0s", "0h0m", "-0", "0.0s"])
+def test_an_unload_is_answered_as_one_and_noted(app: Starlette, keep_alive: object) -> None:
+    for path in ("chat", "generate"):
+        reply = call(app, f"/api/{path}", {"model": "fake", "keep_alive": keep_alive})
+        assert (reply.json()["done"], reply.json()["done_reason"]) == (True, "unload")
+        assert "keep_alive has no effect" in reply.headers["x-quire-no-effect"]
+
+
+@pytest.mark.parametrize("keep_alive", [None, 1, -1, "5m", "10", "0h5m", "s", ""])
+def test_other_times_load_a_model(app: Starlette, keep_alive: object) -> None:
+    reply = call(app, "/api/generate", {"model": "fake", "keep_alive": keep_alive}).json()
+    assert reply["done_reason"] == "load"
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        ({"repeat_last_n": 64}, False),
+        ({"repeat_last_n": 64, "repeat_penalty": 1.0}, False),
+        ({"repeat_last_n": -1, "repeat_penalty": 1.1}, False),
+        ({"repeat_last_n": 64, "repeat_penalty": 1.1}, True),
+        ({"repeat_last_n": 0, "frequency_penalty": 0.5}, True),
+    ],
+)
+def test_the_reach_of_penalties_is_noted_where_there_are_any(
+    app: Starlette, options: dict[str, Any], is_noted: bool
+) -> None:
+    reply = ask(app, options=options)
+    assert reply.status == 200
+    assert ("repeat_last_n" in reply.headers.get("x-quire-no-effect", "")) == is_noted
+
+
 def test_thoughts_of_a_user_are_refused_by_their_own_name(app: Starlette) -> None:
     reply = ask(app, messages=[HI[0] | {"thinking": "y"}])
     assert reply.json()["error"].startswith("messages[0].thinking: a message of the role user")

@@ -128,6 +128,20 @@ def test_each_chunk_has_the_token_counts(chat: Post) -> None:
     assert (*counts[:2], counts[-1]) == (0, 1, 6)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+def test_a_server_may_send_the_token_counts_unasked(
+    engine: FakeEngine, path: str, options: dict[str, Any]
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    del body["prompt" if "chat" in path else "messages"]
+    app = build_app(engine, ServerSettings(enable_force_include_usage=True))
+    *chunks, end = call(app, path, {**body, **options, "stream": True}).events
+    assert all(chunk["usage"]["total_tokens"] > 0 for chunk in chunks)
+    assert (chunks[-1]["choices"], end) == ([], "[DONE]")
+    assert call(app, path, body).status == 200, "nothing else without a stream"
+
+
 def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: FakeEngine) -> None:
     engine.info.limits = msgspec.structs.replace(LIMITS, max_model_len=9000, max_kv_tokens=9000)
     reply = chat(messages=[{"role": "user", "content": "x" * 5000}])

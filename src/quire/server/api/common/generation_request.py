@@ -143,6 +143,12 @@ def take_defaults(request: GenerationRequest, defaults: Mapping[str, float]) -> 
     return "max_tokens" in taken
 
 
+def force_usage(request: GenerationRequest) -> None:
+    """Let each chunk of a stream have the token counts, whatever its request says."""
+    if request.stream:
+        request.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+
+
 # fields that mean the same in a request and in SamplingParams
 _SAME = tuple(
     name

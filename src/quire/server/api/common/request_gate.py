@@ -19,6 +19,7 @@ from quire.fair_queue import FairExecutor
 from quire.server.admission.admission_control import Admission, Capacity, Ticket
 from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.generation_record import GenerationRecord
+from quire.server.api.common.load_report import load_headers
 from quire.server.api.common.usage import UsageCounter
 from quire.server.http.api_keys import cache_salt_of
 from quire.server.http.body_memory import BodyMemory, BodySpace
@@ -91,6 +92,10 @@ class RequestContext:
         self.deadline.shorten(job.timeout, "timeout")
         salt = cache_salt_of(self.tenant, job.cache_salt)
         return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
+
+    def load_headers(self, admitted: AdmittedJob) -> dict[str, str]:
+        """Headers with the load of the job's engine, where the request asks for them."""
+        return load_headers(self._scope, admitted.engine)
 
     async def wait_for_model(self, name: str, max_seconds: float) -> None:
         """Wait until a model is loaded, at most `max_seconds` and within the deadline.

@@ -96,8 +96,8 @@ async def answer(
         return _encoder.encode(formatter.reply(results, usage.total()))
 
     # what stores the answer must not block the event loop
-    is_stored = formatter.job.is_stored
-    await send_complete(send, 200, await asyncio.to_thread(reply) if is_stored else reply())
+    body = await asyncio.to_thread(reply) if formatter.job.is_stored else reply()
+    await send_complete(send, 200, body, context.load_headers(admitted))
 
 
 async def events(

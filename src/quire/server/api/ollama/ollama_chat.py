@@ -34,13 +34,20 @@ from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_parser import PlainParser
 
 
-def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | OllamaPart]:
+class NothingToRun(msgspec.Struct, frozen=True):
+    """The reply to a request without a prompt. no_effect: as in a Job."""
+
+    part: OllamaPart
+    no_effect: tuple[str, ...]
+
+
+def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | NothingToRun]:
     """Decode a body of /api/chat and make its job, in stages. Raises InvalidRequestError."""
     request = ollama_request.parse_chat(body)
     return (yield from _prepared(request, models, is_empty=not request.messages))
 
 
-def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | OllamaPart]:
+def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | NothingToRun]:
     """The same for /api/generate."""
     request = ollama_request.parse_prompt(body)
     return (yield from _prepared(request, models, is_empty=not request.prompt))
@@ -48,16 +55,14 @@ def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter
 
 def _prepared(
     request: OllamaBody, models: ModelRegistry, *, is_empty: bool
-) -> Stages[OllamaFormatter | OllamaPart]:
+) -> Stages[OllamaFormatter | NothingToRun]:
     """The job of a body; the reply itself where nothing is to run. Raises InvalidRequestError."""
     has_message = isinstance(request, OllamaChat)
     name = ollama_request.served_name(request.model, models)
     model = models.find(name)
     yield
     if is_empty:
-        part = make_part(model.name, OllamaAnswer(), has_message=has_message)
-        part.done, part.done_reason = True, "load"
-        return part
+        return _nothing_to_run(request, model.name, has_message=has_message)
     chat = ollama_to_chat.to_chat(request, name, model.engine.tokenizer.chat_variables)
     if isinstance(request, OllamaPrompt) and (
         request.raw or not model.engine.tokenizer.has_chat_template
@@ -67,6 +72,16 @@ def _prepared(
         names = ollama_to_chat.NAMES if has_message else ollama_to_chat.PROMPT_NAMES
         found = yield from conversation.prepare(chat, model, names=names, cuts_to_context=True)
     return OllamaFormatter(found, model, has_message=has_message)
+
+
+def _nothing_to_run(request: OllamaBody, model: str, *, has_message: bool) -> NothingToRun:
+    """The reply to what only loads a model, or unloads it. Neither is done: the server's own
+    settings say when, so that no client takes the model from another.
+    """
+    part = make_part(model, OllamaAnswer(), has_message=has_message)
+    is_end = ollama_request.asks_to_unload(request.keep_alive)
+    part.done, part.done_reason = True, "unload" if is_end else "load"
+    return NothingToRun(part, tuple(ollama_request.keep_alive_notes(request.keep_alive)))
 
 
 def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:
@@ -80,11 +95,12 @@ def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversati
 
 
 async def answer_lines(
-    job: OllamaFormatter | OllamaPart, context: RequestContext, send: Send
+    job: OllamaFormatter | NothingToRun, context: RequestContext, send: Send
 ) -> None:
     """Run a job and send its answer; see `answer`."""
-    if isinstance(job, OllamaPart):
-        await send_complete(send, 200, msgspec.json.encode(job))
+    if isinstance(job, NothingToRun):
+        context.record.no_effect = job.no_effect
+        await send_complete(send, 200, msgspec.json.encode(job.part))
     else:
         await answer(job, context, send, LINES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from quire.server.model_registry import ModelRegistry
 
 _NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
 _INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
+_NO_TIME = re.compile(r"[+-]?(?:[0.]+(?:ns|us|µs|ms|s|m|h)?)+", re.ASCII)  # a duration of 0
 LATEST = ":latest"  # the tag that Ollama's clients add to a name
 _LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
@@ -28,7 +30,6 @@ _NO_EFFECT = "has no effect: the model is loaded with the server's settings"
 _REFUSED_OPTIONS: strict_json.NeutralValues = {
     "typical_p": (None, 1, 1.0),
     "tfs_z": (None, 1, 1.0),
-    "repeat_last_n": (None, -1),
     "mirostat": (None, 0),
     "penalize_newline": (None, True),
 }
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, kw_only=True):
     top_p: field_bounds.TopP | None = None
     min_p: field_bounds.MinP | None = None
     repeat_penalty: field_bounds.RepetitionPenalty | None = None
+    repeat_last_n: Int32 | None = None
     presence_penalty: field_bounds.Penalty | None = None
     frequency_penalty: field_bounds.Penalty | None = None
     seed: field_bounds.Seed | None = None
@@ -58,6 +60,13 @@ class Options(msgspec.Struct, kw_only=True):
     f16_kv: bool | None = None
     use_mmap: bool | None = None
     use_mlock: bool | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it asks for penalties, of which repeat_last_n says how far they reach."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repeat_penalty not in (
+            *(None, 1.0),
+        )
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
@@ -169,6 +178,13 @@ def served_name(name: str | None, models: ModelRegistry) -> str | None:
     return name if name in names else name.removesuffix(LATEST)
 
 
+def asks_to_unload(keep_alive: str | float | None) -> bool:
+    """Whether a model is to be unloaded at once: a duration of 0, such as 0, "0" or "0s"."""
+    if isinstance(keep_alive, str):
+        return _NO_TIME.fullmatch(keep_alive) is not None
+    return keep_alive == 0
+
+
 def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
     """A sentence about `keep_alive`, if it is given."""
     if keep_alive is not None:
@@ -178,6 +194,8 @@ def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
 def no_effect_notes(request: OllamaBody, options: Options) -> Iterator[str]:
     """Sentences about the fields that have no effect."""
     yield from keep_alive_notes(request.keep_alive)
+    if options.repeat_last_n not in (None, -1) and options.has_penalties:
+        yield "options.repeat_last_n has no effect: penalties cover the whole answer and its prompt"
     for name in _LOAD_OPTIONS:
         if getattr(options, name) is not None:
             yield f"options.{name} {_NO_EFFECT}"

@@ -11,6 +11,7 @@ from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import Message
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
 from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.generation_request import force_usage
 from quire.server.api.common.logprob_formats import (
     ChatLogprobs,
     chat_logprobs,
@@ -44,6 +45,8 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[ChatFormatter]:
     request = chat_request.parse(body)
     model = models.find(request.model)
     yield
+    if model.forces_usage:
+        force_usage(request)
     chat = yield from conversation.prepare(request, model)
     return ChatFormatter(chat, request, model.engine.tokenizer)
 

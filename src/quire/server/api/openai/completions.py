@@ -12,7 +12,7 @@ from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
-from quire.server.api.common.generation_request import take_defaults
+from quire.server.api.common.generation_request import force_usage, take_defaults
 from quire.server.api.common.logprob_bounds import check_num_logprobs, is_wide
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
@@ -76,6 +76,8 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     request = completions_request.parse(body)
     model = models.find(request.model)
     yield
+    if model.forces_usage:
+        force_usage(request)
     is_cut = request.max_tokens is None or request.is_cut_to_context
     take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
