@@ -68,7 +68,7 @@ def test_the_answer_is_openais(app: Starlette) -> None:
         ),
     ],
 )
-def test_forms_of_input(
+def test_types_of_input(
     app: Starlette, engine: FakeEngine, given: object, ids: list[list[int]]
 ) -> None:
     reply = embed(app, input=given).json()

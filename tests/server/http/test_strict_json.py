@@ -137,23 +137,23 @@ def test_media_types(app: Starlette, headers: dict[str, str], status: int) -> No
     assert status == 200 or reply.error["code"] == "unsupported_media_type"
 
 
-FORM = {"content-type": "application/x-www-form-urlencoded"}
+URLENCODED = {"content-type": "application/x-www-form-urlencoded"}
 
 
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
-        ("/api/generate", FORM, 200),
+        ("/api/generate", URLENCODED, 200),
         ("/api/generate", {}, 200),
-        ("/api/show", FORM | {"user-agent": "curl/8.5.0"}, 200),
-        ("/api/generate", FORM | {"origin": "http://evil.example"}, 415),
-        ("/api/generate", FORM | {"origin": "null"}, 415),
-        ("/api/generate", FORM | {"sec-fetch-site": "cross-site"}, 415),
+        ("/api/show", URLENCODED | {"user-agent": "curl/8.5.0"}, 200),
+        ("/api/generate", URLENCODED | {"origin": "http://evil.example"}, 415),
+        ("/api/generate", URLENCODED | {"origin": "null"}, 415),
+        ("/api/generate", URLENCODED | {"sec-fetch-site": "cross-site"}, 415),
         ("/api/generate", {"sec-fetch-mode": "no-cors"}, 415),
         ("/api/generate", {"content-type": "text/plain"}, 415),
         ("/api/generate", {"content-type": "multipart/form-data; boundary=x"}, 415),
-        ("/api/generate", FORM | {"content-encoding": "gzip"}, 415),
-        ("/v1/completions", FORM, 415),
+        ("/api/generate", URLENCODED | {"content-encoding": "gzip"}, 415),
+        ("/v1/completions", URLENCODED, 415),
     ],
 )
 def test_ollamas_paths_read_programs_bodies_of_other_types(

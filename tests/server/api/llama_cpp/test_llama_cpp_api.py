@@ -9,7 +9,7 @@ from asgi_client import Reply, call
 from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
-from quire.server.api.common import prompt_forms
+from quire.server.api.common import prompt_types
 
 
 def ask(app: Starlette, **fields: Any) -> Reply:
@@ -127,7 +127,7 @@ def test_parts_of_a_prompt_get_special_tokens_as_asked(
         asked.append(special)
         return [97]
 
-    monkeypatch.setattr(prompt_forms, "ids_of_parts", ids)
+    monkeypatch.setattr(prompt_types, "ids_of_parts", ids)
     for special in (None, False, True):
         ask(app, prompt=["a", 98], add_special_tokens=special)
     assert asked == [None, False, True]

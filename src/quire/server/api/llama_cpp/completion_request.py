@@ -19,14 +19,14 @@ from quire.server.api.common.generation_request import (
     check_request_names,
     sampling_of,
 )
-from quire.server.api.common.prompt_forms import PROMPT_OBJECT_RULES, EncodeParts, PromptForms
+from quire.server.api.common.prompt_types import PROMPT_OBJECT_RULES, EncodeParts, PromptTypes
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
-PROMPTS = PromptForms("prompt", str, MAX_CHOICES)
+PROMPTS = PromptTypes("prompt", str, MAX_CHOICES)
 
 _MOST_BIASES = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
 # a token id, also as the text of a key, or a text whose tokens all get the bias

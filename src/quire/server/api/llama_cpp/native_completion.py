@@ -17,7 +17,7 @@ from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.prompt_forms import parts_encoder
+from quire.server.api.common.prompt_types import parts_encoder
 from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.timings import Timings
 from quire.server.api.common.usage import Usage

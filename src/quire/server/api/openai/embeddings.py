@@ -14,7 +14,7 @@ from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_j
 from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
-from quire.server.api.common.prompt_forms import PROMPT_OBJECT_RULES, parts_encoder
+from quire.server.api.common.prompt_types import PROMPT_OBJECT_RULES, parts_encoder
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import (

@@ -17,7 +17,7 @@ from quire.server.api.common.embedding_fields import (
     PoolingFields,
     Text,
 )
-from quire.server.api.common.prompt_forms import EncodeParts, PromptForms
+from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http import strict_json
 from quire.server.http.field_bounds import ShortText, one_of
@@ -25,7 +25,7 @@ from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
-INPUTS = PromptForms("input", Text, MAX_INPUTS)
+INPUTS = PromptTypes("input", Text, MAX_INPUTS)
 
 _CHAT_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
@@ -33,7 +33,7 @@ _CHAT_FIELDS = (
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
-    """Body of /v1/embeddings. input: one or several texts or lists of token ids, in PromptForms.
+    """Body of /v1/embeddings. input: one or several texts or lists of token ids, in PromptTypes.
 
     messages: a conversation in its place, rendered by the chat template. encoding_format: numbers
     in JSON, their bytes as base64, or a reply of bytes; embed_dtype, endianness: of such bytes.

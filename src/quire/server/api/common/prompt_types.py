@@ -1,4 +1,4 @@
-"""PromptForms: how a field may hold its prompts where llama.cpp's forms are taken.
+"""PromptTypes: how a field may hold its prompts where llama.cpp's types are taken.
 
 A prompt is a text, token ids, both mixed, or an object with a text; a field has one or a list.
 """
@@ -62,7 +62,7 @@ def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:
     return partial(ids_of_parts, tokenizer=tokenizer, limits=limits, special=special)
 
 
-class PromptForms:
+class PromptTypes:
     """The prompts of a field. text: the type of a text; most: how many prompts there may be.
 
     types: those that the field may have, for the documents.
