@@ -145,6 +145,22 @@ def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -
     assert sampling.structured_outputs.name == "text.format.schema"  # as errors of it call it
 
 
+def test_structural_tags_are_those_of_chats(app: Starlette, engine: FakeEngine) -> None:
+    tag = {"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}
+    older = {"structures": [tag], "triggers": ["<a"]}
+    newer = {"format": {"type": "const_string", "value": "x"}}
+    messages = [{"role": "user", "content": "a"}]
+    for given in ({"type": "structural_tag", **fields} for fields in (older, newer)):
+        assert ask(app, text={"format": given}).json()["text"]["format"] == given
+        call(app, "/v1/chat/completions", {"messages": messages, "response_format": given})
+        ours, chats = (each["sampling"].structured_outputs for each in engine.calls[-2:])
+        assert json.loads(ours.structural_tag) == json.loads(chats.structural_tag)
+        assert ours.name == "text.format"
+    assert ask(app, text={"format": {"type": "text", **older}}).error["param"] == (
+        "text.format.structures"
+    )
+
+
 def test_sampling_fields_of_chats(app: Starlette, engine: FakeEngine) -> None:
     fields = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 3, "stop": "x"}
     ask(app, **fields, priority=0, chat_template_kwargs={"mood": "calm"})

@@ -11,6 +11,7 @@ import msgspec
 
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
+from quire.server.api.common.response_format import StructuralTag
 from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
@@ -109,21 +110,38 @@ class Reasoning(Strict):
 
 
 class TextFormat(Strict, omit_defaults=True):
-    """The format of the answer. name, description and strict of a schema have no effect."""
+    """The format of the answer. name, description and strict of a schema have no effect.
 
-    type: Literal["text", "json_object", "json_schema"]
+    format, or structures and triggers: of structural_tag, as in chats.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     name: ShortText | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+    structures: list[StructuralTag] | None = None
+    triggers: list[str] | None = None
 
 
-TEXT_FORMAT_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
-    {
-        "required": ["schema"],
-        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
-    },
-    {"properties": {"type": {"enum": ["text", "json_object"]}, "schema": {"type": "null"}}},
+# which of its fields belong to one type alone
+FORMAT_FIELDS = {
+    "schema": "json_schema",
+    **dict.fromkeys(("format", "structures", "triggers"), "structural_tag"),
+}
+
+
+def _format_variant(kind: str, **required: Any) -> dict[str, Any]:
+    """JSON Schema of a TextFormat of one type. required: the fields that it needs."""
+    others = {name: {"type": "null"} for name, own in FORMAT_FIELDS.items() if own != kind}
+    properties = {"type": {"const": kind}, **others, **required}
+    return {"required": [*required], "properties": properties}
+
+
+TEXT_FORMAT_VARIANTS: tuple[dict[str, Any], ...] = (
+    _format_variant("json_schema", schema={"type": "object"}),
+    *map(_format_variant, ("text", "json_object", "structural_tag")),
 )
 
 

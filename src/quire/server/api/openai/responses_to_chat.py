@@ -20,6 +20,7 @@ from quire.server.api.common.tool_definitions import (
 )
 from quire.server.api.openai.responses_request import (
     AS_IN_CHATS,
+    FORMAT_FIELDS,
     LOGPROBS,
     InputCall,
     InputItem,
@@ -163,16 +164,29 @@ def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
 def _response_format(text_format: TextFormat | None) -> response_format.ResponseFormat | None:
     if text_format is None:
         return None
-    if (text_format.schema is not None) != (text_format.type == "json_schema"):
-        problem = "it goes with the type json_schema, and only with it"
-        raise invalid_value("text.format.schema", problem)
-    if text_format.schema is not None:
-        schema = response_format.JsonSchema(
-            name=text_format.name or "schema", schema=text_format.schema
-        )
-        return response_format.JsonSchemaFormat(schema)
-    return (
-        response_format.TextFormat()
-        if text_format.type == "text"
-        else response_format.JsonObjectFormat()
+    _check_format_fields(text_format)
+    match text_format.type:
+        case "text":
+            return response_format.TextFormat()
+        case "json_object":
+            return response_format.JsonObjectFormat()
+        case "structural_tag":
+            return response_format.StructuralTagFormat(
+                format=text_format.format,
+                structures=text_format.structures,
+                triggers=text_format.triggers,
+            )
+    assert text_format.schema is not None  # checked above
+    schema = response_format.JsonSchema(
+        name=text_format.name or "schema", schema=text_format.schema
     )
+    return response_format.JsonSchemaFormat(schema)
+
+
+def _check_format_fields(text_format: TextFormat) -> None:
+    for name, kind in FORMAT_FIELDS.items():
+        is_given, is_of_type = getattr(text_format, name) is not None, text_format.type == kind
+        is_missing = name == "schema" and is_of_type and not is_given
+        if is_missing or (is_given and not is_of_type):
+            problem = f"it goes with the type {kind}, and only with it"
+            raise invalid_value(f"text.format.{name}", problem)
