@@ -31,6 +31,7 @@ from quire.compat.call_names import CALL_NAMES
 from quire.compat.cli_names import CLI_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES, LLAMA_SERVER_FAMILIES
+from quire.compat.llama_cpp_fields import LLAMA_CPP_FIELDS
 from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
@@ -44,7 +45,7 @@ NAMES: dict[Scope, tuple[ForeignName, ...]] = {
     "engine": VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES,
     "server": SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES,
     "sampling": SAMPLING_NAMES,
-    "request": REQUEST_NAMES,
+    "request": REQUEST_NAMES + LLAMA_CPP_FIELDS,
     "cli": CLI_NAMES,
     "call": CALL_NAMES,
 }

@@ -11,6 +11,20 @@ _CUTS = "use top_p, top_k or min_p"
 _MIROSTAT = "there is no Mirostat"
 _PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
 
+# llama.cpp's own order, as clients send it that show their user its defaults
+_STAGES = [
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+]
+_SAMPLERS = (_STAGES, ";".join(_STAGES), "edskypmxt", "edkypmxt")
+
 SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("max_new_tokens", "max_tokens", "transformers, SGLang"),
     alias("n_predict", "max_tokens", _L, "-n", "--predict", values={-1: None, -2: None}),
@@ -21,6 +35,8 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("do_sample", "transformers", (True,), "tokens are drawn", "use temperature=0"),
     alias("repeat_penalty", "repetition_penalty", _LO),
     alias("thinking_budget_tokens", "thinking_token_budget", _L),
+    alias("reasoning_budget_tokens", "thinking_token_budget", _L),
+    alias("n_cmpl", "n", _L),
     alias("guided_decoding", "structured_outputs", _V),
     only("best_of", _V, (1,), "as many answers are drawn as are returned",
          "use n, and choose among the answers"),
@@ -28,8 +44,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("beam_width", _V, (1,), _BEAMS, "leave it out"),
     only("length_penalty", _V, (1,), _BEAMS, "leave it out"),
     only("early_stopping", _V, (False,), _BEAMS, "leave it out"),
-    only("spaces_between_special_tokens", _V, (True,), "text is that of the tokens",
-         "leave it out"),
+    no_effect("spaces_between_special_tokens", _V, "text is that of the tokens"),
     no_effect("skip_clone", _V, "each request has its own checked params"),
     no_effect("stream_interval", _V, "each step is streamed"),
     only("flat_logprobs", _V, (False,), "log-probabilities are maps", "leave it out"),
@@ -41,12 +56,14 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
          "use cache_salt, or enable_prefix_caching=False"),
     no_effect("repeat_last_n", _LO, _PENALTY),
-    only("penalize_newline", _O, (True,), _PENALTY, "leave it out"),
+    no_effect("penalize_newline", _O, _PENALTY),
+    no_effect("penalize_nl", _L, _PENALTY),
     only("mirostat", _LO, (0,), _MIROSTAT, _CUTS),
     no_effect("mirostat_eta", _LO, _MIROSTAT, "--mirostat-lr"),
     no_effect("mirostat_tau", _LO, _MIROSTAT, "--mirostat-ent"),
     only("tfs_z", _LO, (1,), _ORDER, _CUTS),
     only("typical_p", _LO, (1,), _ORDER, _CUTS, "--typical"),
+    only("typ_p", _L, (1,), _ORDER, _CUTS),
     only("top_n_sigma", _L, (-1,), _ORDER, _CUTS, "--top-nsigma"),
     only("xtc_probability", _L, (0,), _ORDER, _CUTS),
     no_effect("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
@@ -55,11 +72,12 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     no_effect("dry_allowed_length", _L, "there is no DRY penalty"),
     no_effect("dry_penalty_last_n", _L, "there is no DRY penalty"),
     no_effect("dry_sequence_breaker", _L, "there is no DRY penalty"),
+    no_effect("dry_sequence_breakers", _L, "there is no DRY penalty"),
     only("dynatemp_range", _L, (0,), "the temperature is fixed", "use temperature"),
     only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "use temperature",
          "--dynatemp-exp"),
     only("min_keep", _L, (0, 1), "at least one token is kept", "leave it out"),
-    only("samplers", _L, ([],), _ORDER, "leave it out"),
+    only("samplers", _L, ([], *_SAMPLERS), _ORDER, "leave it out"),
     only("adaptive_target", _L, (-1,), _ORDER, _CUTS),
     no_effect("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
     only("sampling_seq", _L, (), _ORDER, "leave it out", "--sampler-seq"),

@@ -91,6 +91,7 @@ LogitBias = Annotated[
 # check is made where the bytes are known.
 Regex = Annotated[str, Meta(min_length=1, max_length=MAX_REGEX_BYTES)]
 Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
+GrammarOrNone = Annotated[str, Meta(max_length=MAX_GRAMMAR_BYTES)]  # "": none
 WhitespacePattern = Annotated[
     str,
     Meta(max_length=MAX_WHITESPACE_CHARS, extra_json_schema={"pattern": WHITESPACE_PATTERN}),

@@ -119,7 +119,7 @@ class ResponseFormatFields(EncodingFields, kw_only=True, dict=True):
     guided_grammar: field_bounds.Grammar | None = None
     guided_whitespace_pattern: field_bounds.WhitespacePattern | None = None
     json_schema: Schema | None = None
-    grammar: field_bounds.Grammar | None = None
+    grammar: field_bounds.GrammarOrNone | None = None
 
 
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
@@ -187,7 +187,7 @@ def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]
     if request.structured_outputs is not None:
         requested.append(_of_fields(request.structured_outputs))
     for name, kind in _BY_FIELD.items():
-        if (value := getattr(request, name)) is not None:
+        if (value := getattr(request, name)) not in (None, ""):  # llama.cpp's clients: no grammar
             requested.append((name, {kind: value}))
     for name, fields in requested:
         if name == "guided_json":

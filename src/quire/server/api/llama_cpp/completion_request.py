@@ -56,13 +56,6 @@ REFUSED: strict_json.NeutralValues = {
     "return_token_ids": (None, False),
     "return_tokens_as_token_ids": (None, False),
     "stream_options": (None, {}, {"include_usage": False}),
-    "post_sampling_probs": (None, False),
-    "response_fields": (None, []),
-    "n_keep": (None, 0),
-    "n_cache_reuse": (None, 0),
-    "n_indent": (None, 0),
-    "t_max_predict_ms": (None, 0),
-    "lora": (None, []),
 }
 _decoder = msgspec.json.Decoder(NativeCompletionRequest)
 

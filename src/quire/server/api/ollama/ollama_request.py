@@ -27,11 +27,11 @@ _LOAD_OPTIONS = (
     *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
 )
 _NO_EFFECT = "has no effect: the model is loaded with the server's settings"
+_NO_REACH = "has no effect: penalties cover the whole answer and its prompt"
 _REFUSED_OPTIONS: strict_json.NeutralValues = {
     "typical_p": (None, 1, 1.0),
     "tfs_z": (None, 1, 1.0),
     "mirostat": (None, 0),
-    "penalize_newline": (None, True),
 }
 
 
@@ -44,6 +44,7 @@ class Options(msgspec.Struct, kw_only=True):
     min_p: field_bounds.MinP | None = None
     repeat_penalty: field_bounds.RepetitionPenalty | None = None
     repeat_last_n: Int32 | None = None
+    penalize_newline: bool | None = None
     presence_penalty: field_bounds.Penalty | None = None
     frequency_penalty: field_bounds.Penalty | None = None
     seed: field_bounds.Seed | None = None
@@ -194,8 +195,10 @@ def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
 def no_effect_notes(request: OllamaBody, options: Options) -> Iterator[str]:
     """Sentences about the fields that have no effect."""
     yield from keep_alive_notes(request.keep_alive)
-    if options.repeat_last_n not in (None, -1) and options.has_penalties:
-        yield "options.repeat_last_n has no effect: penalties cover the whole answer and its prompt"
+    reach = {"repeat_last_n": (None, -1), "penalize_newline": (None, True)}
+    for name, taken in reach.items():
+        if getattr(options, name) not in taken and options.has_penalties:
+            yield f"options.{name} {_NO_REACH}"
     for name in _LOAD_OPTIONS:
         if getattr(options, name) is not None:
             yield f"options.{name} {_NO_EFFECT}"
