@@ -106,6 +106,8 @@ class ServerProcess(upstream_utils.ServerProcess):
             "--served-model-name": ",".join([self.model_alias or "quire", *OTHER_NAMES]),
             "--max-model-len": self.n_ctx and self.n_ctx // (slots or 1),
             "--max-num-seqs": self.n_slots,
+            # a shared prefix is counted in whole blocks here, in single tokens there
+            "--block-size": 8,
             "--max-num-batched-tokens": self.n_batch,
             "--api-key": self.api_key,
             "--host": self.server_host,
