@@ -19,7 +19,7 @@ from quire.compat.own_values import OWN_VALUES
 from quire.config import EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
-from quire.errors import ConfigError, NoEffectWarning
+from quire.errors import ConfigError, InvalidRequestError, NoEffectWarning
 from quire.options import options_of
 from quire.server.settings import ServerSettings
 
@@ -29,7 +29,7 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": set(), "call": set(),
+    "cli": set(), "call": set(), "pooling": POOLING,
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
@@ -49,6 +49,15 @@ def test_a_row_is_whole(scope: Scope, row: ForeignName) -> None:
 @pytest.mark.parametrize("scope", NAMES)
 def test_a_name_has_one_row(scope: Scope) -> None:
     assert [n for n, times in Counter(r.name for r in NAMES[scope]).items() if times > 1] == []
+
+
+def test_pooling_params_know_vllms_names() -> None:
+    found = PoolingParams(task="embed", use_activation=False, dimensions=8)  # type: ignore[call-arg]
+    assert found == PoolingParams(normalize=False, dimensions=8)
+    with pytest.raises(InvalidRequestError, match=r"^task 'classify' is not supported: .* use"):
+        PoolingParams(task="classify")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="did you mean 'dimensions'"):
+        PoolingParams(dimension=8)  # type: ignore[call-arg]
 
 
 def test_a_flag_has_one_meaning() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.compat.foreign_name import ForeignName, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
 _V = "vLLM"
 _NO_ADAPTER = "the weights are those of the model's folder"
@@ -16,8 +16,27 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     only("mm_processor_kwargs", _V, ({},), "models read text alone", "leave it out"),
     only("guided_options_request", _V, (), "each request has params of its own",
          "use structured_outputs in SamplingParams"),
+    only("priority", _V, ([],), "the prompts of a call run in their order",
+         "sort them, or give add_request of an LLMEngine a priority"),
     no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
     no_effect("concurrency_limit", _V, "requests beyond max_num_seqs wait for their turn"),
+)  # fmt: skip
+
+_TO_EMBED = "give it to LLM.embed instead"
+
+POOLING_NAMES: tuple[ForeignName, ...] = (  # params of PoolingParams
+    only("task", _V, ("embed",), "a model makes one vector of each text", "use LLM.embed"),
+    alias("use_activation", "normalize", _V),
+    alias("activation", "normalize", _V),
+    alias("softmax", "normalize", _V),
+    only("truncate_prompt_tokens", _V, (), "it belongs to the texts", _TO_EMBED),
+    only("step_tag_id", _V, (), "there are no reward models", "leave it out"),
+    only("returned_token_ids", _V, (), "there are no reward models", "leave it out"),
+    only("requires_token_ids", _V, (False,), "there are no plug-ins", "leave it out"),
+    only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
+         "use enable_prefix_caching=False"),
+    only("extra_kwargs", _V, ({},), "there are no plug-ins", "leave it out"),
+    no_effect("output_kind", _V, "a vector comes at once"),
 )  # fmt: skip
 
 # methods of `LLM` in vLLM, and of llama-cpp-python, that are not there, and what to use instead

@@ -1,11 +1,12 @@
-"""The table of foreign names: what a name of another engine means in one of six scopes.
+"""The table of foreign names: what a name of another engine means in one of seven scopes.
 
 - "engine": `LLM(...)`, the command line and a YAML file;
 - "server": the command line of `quire serve` and its YAML file;
 - "sampling": `SamplingParams`, the command line, and a request over HTTP;
 - "request": a request over HTTP alone;
 - "cli": the command lines of `quire generate` and `quire chat`;
-- "call": `LLM.generate`, `LLM.chat` and `LLM.embed`.
+- "call": `LLM.generate`, `LLM.chat` and `LLM.embed`;
+- "pooling": `PoolingParams`.
 
 HTTP asks for a field that its route does not know:
 
@@ -27,7 +28,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.compat.call_names import CALL_NAMES
+from quire.compat.call_names import CALL_NAMES, POOLING_NAMES
 from quire.compat.cli_names import CLI_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES, LLAMA_SERVER_FAMILIES
@@ -39,7 +40,7 @@ from quire.compat.server_names import SERVER_NAMES
 from quire.compat.vllm_families import SERVER_FAMILIES, VLLM_FAMILIES
 from quire.compat.vllm_names import VLLM_NAMES
 
-Scope = Literal["engine", "server", "sampling", "request", "cli", "call"]
+Scope = Literal["engine", "server", "sampling", "request", "cli", "call", "pooling"]
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
     "engine": VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES,
@@ -48,6 +49,7 @@ NAMES: dict[Scope, tuple[ForeignName, ...]] = {
     "request": REQUEST_NAMES + LLAMA_CPP_FIELDS,
     "cli": CLI_NAMES,
     "call": CALL_NAMES,
+    "pooling": POOLING_NAMES,
 }
 _BY_NAME = {scope: {row.name: row for row in rows} for scope, rows in NAMES.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,13 +11,17 @@ from quire.compat.no_effect_warnings import warn_no_effect
 from quire.errors import InvalidRequestError, invalid_value
 from quire.options import nearest_name
 
+if TYPE_CHECKING:
+    from quire.compat.names_table import Scope
+
 
 class ParamNames(msgspec.StructMeta):
     """Metaclass of a struct whose constructor knows the table of foreign names.
 
     Only names that the struct does not have are looked up, so usual calls cost nothing more; those
-    without effect are a NoEffectWarning. Raises InvalidRequestError for names that are refused, and
-    TypeError for unknown ones. Decoding and copying know the struct's names alone.
+    without effect are a NoEffectWarning. The struct's NAMES_SCOPE, if it has one, is the table's
+    scope. Raises InvalidRequestError for names that are refused, and TypeError for unknown ones.
+    Decoding and copying know the struct's names alone.
     """
 
     def __call__(cls, **params: Any) -> Any:  # noqa: N805 - a class of classes
@@ -25,7 +29,8 @@ class ParamNames(msgspec.StructMeta):
         try:
             return super().__call__(**params)
         except TypeError:
-            own = own_params(params, cls.__struct_fields__)
+            scope: Scope = getattr(cls, "NAMES_SCOPE", "sampling")
+            own = own_params(params, cls.__struct_fields__, scope)
             _refuse_unknown(own, cls)
             if own == params:
                 raise
@@ -43,13 +48,15 @@ def _refuse_unknown(params: Mapping[str, Any], cls: msgspec.StructMeta) -> None:
             raise TypeError(text)
 
 
-def own_params(params: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+def own_params(
+    params: dict[str, Any], known: tuple[str, ...], scope: Scope = "sampling"
+) -> dict[str, Any]:
     """The params under Quire's names. known: those. Raises InvalidRequestError."""
     from quire.compat.names_table import NoEffect, Own, Refused, meaning_of  # usually not needed
 
     found: dict[str, Any] = {}
     for name, value in params.items():
-        match None if name in known else meaning_of(name, value, ("sampling",)):
+        match None if name in known else meaning_of(name, value, (scope,)):
             case None:
                 found[name] = value
             case Own(name=own, value=changed):

@@ -7,13 +7,20 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from quire.core.param_names import ParamNames
 from quire.errors import invalid_value
 
 Pooling = Literal["mean", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
-class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PoolingParams(
+    msgspec.Struct,
+    metaclass=ParamNames,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+):
     """Parameters by which the hidden states of a prompt are pooled to one vector.
 
     pooling: the "mean" of the hidden states of all tokens, or that of the "last" one. normalize:
@@ -22,6 +29,8 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Raises InvalidRequestError, which names the field and the fix.
     """
+
+    NAMES_SCOPE = "pooling"  # no field, as it has no type: see ParamNames
 
     pooling: Pooling = "last"
     normalize: bool = True
