@@ -112,7 +112,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "guided_regex": (["a", None], ["", "a" * 4097, 1]),
     "guided_choice": ([["a"], None], [[], "a", ["a"] * 1001, [1]]),
     "json_schema": ([{}, "{}", None], [[], 1, True]),
-    "grammar": (['root ::= "a"', None], ["", "a" * 65537, 1]),
+    "grammar": (['root ::= "a"', "", None], ["a" * 65537, 1]),
     "return_tokens_as_token_ids": ([True, False, None], [1]),
     "return_progress": ([True, False, None], [1]),
     "timings_per_token": ([True, False, None], [1]),

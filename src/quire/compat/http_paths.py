@@ -44,7 +44,6 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/reranking": ("llama.cpp", "use /v1/rerank"),
     "/tools": ("llama.cpp", "clients run the tools"),
     "/cors-proxy": ("llama.cpp", "the server opens no connections"),
-    "/api/embeddings": ("Ollama", "use /api/embed"),
     **{f"/api/{name}": ("Ollama", "model files are managed by hf cache and hf download")
        for name in ("pull", "push", "copy", "create", "delete", "blobs")},
     "/v1/audio": ("OpenAI", _TEXT_ONLY),

@@ -69,6 +69,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     apply_template.ROUTE,
     *ollama_chat.ROUTES,
     ollama_embed.ROUTE,
+    ollama_embed.OLDER_ROUTE,
     ollama_models.SHOW_ROUTE,
 )
 

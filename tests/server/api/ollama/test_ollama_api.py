@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from asgi_client import Reply, call
-from fake_engine import FakeEngine
+from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
@@ -157,6 +158,19 @@ def test_the_reach_of_penalties_is_noted_where_there_are_any(
 def test_thoughts_of_a_user_are_refused_by_their_own_name(app: Starlette) -> None:
     reply = ask(app, messages=[HI[0] | {"thinking": "y"}])
     assert reply.json()["error"].startswith("messages[0].thinking: a message of the role user")
+
+
+def test_the_older_path_embeds_one_text(app: Starlette, engine: FakeEngine) -> None:
+    reply = call(app, "/api/embeddings", {"model": "fake", "prompt": "abc", "keep_alive": 5})
+    (wanted,) = call(app, "/api/embed", {"input": ["abc"]}).json()["embeddings"]
+    assert reply.json() == {"embedding": wanted}
+    assert "keep_alive" in reply.headers["x-quire-no-effect"]
+    assert prompt_of(engine) == "abc"
+    for wrong in ({}, {"prompt": ""}, {"prompt": ["a"]}, {"input": "a"}):
+        assert call(app, "/api/embeddings", wrong).status == 400
+    engine.info.limits = msgspec.structs.replace(LIMITS, max_kv_tokens=2)
+    error = call(app, "/api/embeddings", {"prompt": "abc"}).json()["error"]
+    assert error.startswith("prompt"), error
 
 
 def test_what_has_no_effect_on_vectors_is_noted(app: Starlette) -> None:

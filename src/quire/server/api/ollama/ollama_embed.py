@@ -1,9 +1,9 @@
-"""Ollama's /api/embed: texts to vectors."""
+"""Ollama's /api/embed, texts to vectors, and its older /api/embeddings, of one text."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -25,18 +25,32 @@ from quire.server.http.request_body import RequestBody, neutral_values, read_bod
 from quire.server.model_registry import ModelRegistry
 
 
-class EmbedBody(RequestBody, kw_only=True, dict=True):
-    """Body of /api/embed. truncate: cut texts to the context; false: refuse longer ones.
-
-    keep_alive, options: without effect.
-    """
+class _EmbeddingBody(RequestBody, kw_only=True, dict=True):
+    """The fields of both bodies. keep_alive, options: without effect."""
 
     model: str | None = None
+    keep_alive: str | float | None = None
+    options: Options | None = None
+
+
+class EmbedBody(_EmbeddingBody, kw_only=True, dict=True):
+    """Body of /api/embed. truncate: cut texts to the context; false: refuse longer ones."""
+
     input: Text | Texts
     truncate: bool | None = None
     dimensions: Dimensions | None = None
-    keep_alive: str | float | None = None
-    options: Options | None = None
+
+
+class OlderEmbedBody(_EmbeddingBody, kw_only=True, dict=True):
+    """Body of /api/embeddings. prompt: cut to the context."""
+
+    prompt: Text
+
+
+class OlderEmbedReply(msgspec.Struct):
+    """The vector of one text."""
+
+    embedding: list[float]
 
 
 class EmbedReply(msgspec.Struct, kw_only=True):
@@ -50,31 +64,70 @@ class EmbedReply(msgspec.Struct, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(EmbedBody)
+_older_decoder = msgspec.json.Decoder(OlderEmbedBody)
 
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, {})
     check_options(found)
+    inputs = [request.input] if isinstance(request.input, str) else request.input
+    truncate = None if request.truncate is False else -1
+    return (yield from _prepared(request, inputs, models, truncate, request.dimensions))
+
+
+def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
+    """The same for /api/embeddings."""
+    request, found = read_body(data, _older_decoder, {})
+    check_options(found)
+    return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
+
+
+def _prepared(
+    request: _EmbeddingBody,
+    inputs: Sequence[str],
+    models: ModelRegistry,
+    truncate: int | None,
+    dimensions: int | None,
+    field: str = "input",
+) -> Stages[EmbeddingJob]:
+    """The job of a body. field: that the texts are from."""
     model = models.find(served_name(request.model, models))
     yield
-    truncate = None if request.truncate is False else -1
     fields = PoolingFields(truncate_prompt_tokens=truncate)
     fields.note_no_effect(*request.no_effect, *ollama_request.keep_alive_notes(request.keep_alive))
     if request.options is not None:
         fields.note_no_effect("options has no effect: a text's vector depends on nothing else")
-    pooling = model.engine.info.pooling.changed(dimensions=request.dimensions)
-    inputs = [request.input] if isinstance(request.input, str) else request.input
-    return EmbeddingJob(make_embedding_job("embd", model, fields, inputs, pooling), pooling)
+    pooling = model.engine.info.pooling.changed(dimensions=dimensions)
+    named = [(field, len(inputs))]
+    return EmbeddingJob(make_embedding_job("embd", model, fields, inputs, pooling, named), pooling)
 
 
 async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
     """Embed all texts and send the vectors."""
+    await _answer(request, context, send, partial(_encoded, request.job.model))
+
+
+async def answer_older(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
+    """The same for /api/embeddings."""
+    await _answer(request, context, send, _encoded_older)
+
+
+async def _answer(
+    request: EmbeddingJob,
+    context: RequestContext,
+    send: Send,
+    encoded: Callable[[Sequence[RequestOutput]], bytes],
+) -> None:
     admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
-        reply = await encode_vectors(partial(_encoded, request.job.model), outputs)
+        reply = await encode_vectors(encoded, outputs)
     await send_complete(send, 200, reply)
+
+
+def _encoded_older(outputs: Sequence[RequestOutput]) -> bytes:
+    return msgspec.json.encode(OlderEmbedReply(_vector(outputs[0])))
 
 
 def _encoded(model: str, outputs: Sequence[RequestOutput]) -> bytes:
@@ -94,6 +147,23 @@ def _vector(output: RequestOutput) -> list[float]:
     return list(struct.unpack(f"<{len(output.embedding) // 4}f", output.embedding))
 
 
+OLDER_ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/api/embeddings",
+        summary="One text to a vector, in Ollama's older format.",
+        rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
+        example={"prompt": "red shoes"},
+        body=OlderEmbedBody,
+        struct_rules=(
+            StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody, {})),
+        ),
+        reply=OlderEmbedReply,
+        errors=RUN_ERRORS,
+    ),
+    prepare_older,
+    answer_older,
+)
 ROUTE = GenerationRoute(
     OpenApiEntry(
         method="post",
