@@ -79,6 +79,8 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
     assert (sampling.stop, sampling.top_k) == (["x"], 5)
     noted = reply.headers["x-quire-no-effect"]
     assert all(name in noted for name in ("keep_alive", "options.num_ctx", "think"))
+    tuned = ask(app, options={"mirostat_tau": 0.8, "typical_p": 1.0, "mirostat": 0})
+    assert "options.mirostat_tau has no effect" in tuned.headers["x-quire-no-effect"]
     ask(app, options={"num_predict": -1})
     assert engine.calls[-1]["sampling"].max_tokens is None
 
@@ -87,7 +89,9 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
     ("fields", "text"),
     [
         ({"options": {"temperature": -1}}, "options.temperature: must be"),
-        ({"options": {"mirostat": 2}}, "options.mirostat: not supported"),
+        ({"options": {"mirostat": 2}}, "options.mirostat: 2 is not supported: there is no Miro"),
+        ({"options": {"typical_p": 0.7}}, "options.typical_p: 0.7 is not supported: logits are"),
+        ({"options": {"n_predict": 3}}, "options.n_predict: unknown field; did you mean"),
         ({"options": {"temprature": 1}}, "options.temprature: unknown field; did you mean"),
         ({"options": {"num_predict": 0}}, "options.num_predict: must be an integer >= 1"),
         ({"format": "xml"}, "format: must be 'json' or a JSON schema"),

@@ -70,7 +70,7 @@ _older_decoder = msgspec.json.Decoder(OlderEmbedBody)
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, {})
-    check_options(found)
+    request.note_no_effect(*check_options(found))
     inputs = [request.input] if isinstance(request.input, str) else request.input
     truncate = None if request.truncate is False else -1
     return (yield from _prepared(request, inputs, models, truncate, request.dimensions))
@@ -79,7 +79,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
 def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """The same for /api/embeddings."""
     request, found = read_body(data, _older_decoder, {})
-    check_options(found)
+    request.note_no_effect(*check_options(found))
     return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
 
 

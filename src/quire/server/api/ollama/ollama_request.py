@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.errors import invalid_value
+from quire.compat.foreign_name import ANY
+from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
+from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools, check_tool_names
@@ -28,11 +30,6 @@ _LOAD_OPTIONS = (
 )
 _NO_EFFECT = "has no effect: the model is loaded with the server's settings"
 _NO_REACH = "has no effect: penalties cover the whole answer and its prompt"
-_REFUSED_OPTIONS: strict_json.NeutralValues = {
-    "typical_p": (None, 1, 1.0),
-    "tfs_z": (None, 1, 1.0),
-    "mirostat": (None, 0),
-}
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -68,6 +65,15 @@ class Options(msgspec.Struct, kw_only=True):
         return bool(self.presence_penalty or self.frequency_penalty) or self.repeat_penalty not in (
             *(None, 1.0),
         )
+
+
+_OPTION_NAMES = strict_json.names_of(Options)
+# other engines' options that are taken, with their values
+_NEUTRAL_OPTIONS: strict_json.NeutralValues = {
+    row.name: row.takes
+    for row in NAMES["sampling"]
+    if row.name not in _OPTION_NAMES and (row.takes is ANY or row.takes)
+}
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
@@ -138,7 +144,7 @@ _prompt_decoder = msgspec.json.Decoder(OllamaPrompt)
 def parse_chat(data: bytes) -> OllamaChat:
     """Decode a body of /api/chat. Raises InvalidRequestError."""
     request, found = read_body(data, _chat_decoder, _REFUSED)
-    check_options(found)
+    request.note_no_effect(*check_options(found))
     check_tool_names(found.get("tools"), None)
     for index, message in enumerate(found.get("messages") or ()):
         if message.get("images"):
@@ -159,16 +165,33 @@ def parse_chat(data: bytes) -> OllamaChat:
 def parse_prompt(data: bytes) -> OllamaPrompt:
     """Decode a body of /api/generate. Raises InvalidRequestError."""
     request, found = read_body(data, _prompt_decoder, _REFUSED)
-    check_options(found)
+    request.note_no_effect(*check_options(found))
     if request.raw and request.system:
         raise invalid_value("system", "a raw prompt has none; leave one of the two out")
     return request
 
 
-def check_options(found: dict[str, Any]) -> None:
-    """Refuse unknown options. found: the body as plain values. Raises InvalidRequestError."""
-    options, known = found.get("options") or {}, strict_json.names_of(Options)
-    strict_json.check_names(options, known, _REFUSED_OPTIONS, "options.")
+def check_options(found: dict[str, Any]) -> list[str]:
+    """A sentence about each option without effect that is another engine's; refuses unknown ones.
+
+    found: the body as plain values. Raises InvalidRequestError.
+    """
+    notices = []
+    for name, value in (found.get("options") or {}).items():
+        if name in _OPTION_NAMES:
+            continue
+        where = f"options.{name[:64]}"
+        match meaning_of(name, value, ("sampling",)):
+            case NoEffect(text=text, is_neutral=is_neutral):
+                notices += [] if is_neutral else [f"options.{text}"]
+            case Refused(text=text):
+                problem = text.removeprefix(f"{name} ")
+                raise InvalidRequestError(
+                    f"{where}: {problem}", param=where, code="unsupported_parameter"
+                )
+            case _:
+                strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.")
+    return notices
 
 
 def served_name(name: str | None, models: ModelRegistry) -> str | None:
@@ -208,5 +231,5 @@ RULES = (
     StructRules(struct=OllamaChat, neutral=neutral_values(OllamaChat, _REFUSED)),
     StructRules(struct=OllamaPrompt, neutral=neutral_values(OllamaPrompt, _REFUSED)),
     StructRules(struct=OllamaMessage, neutral=_MESSAGE_REFUSED),
-    StructRules(struct=Options, neutral=_REFUSED_OPTIONS),
+    StructRules(struct=Options, neutral=_NEUTRAL_OPTIONS),
 )
