@@ -26,7 +26,7 @@ def endpoint_suites(result: Result) -> str:
     applicable = sum(total[:3])
     share, all_share = (total[0] / max(1, n) for n in (applicable, applicable + total[3]))
     text = (
-        f"{total[0]} of the {applicable} that apply here pass ({share:.0%}); {all_share:.0%} where "
+        f"{total[0]} of the {applicable} that apply here pass ({share:.1%}); {all_share:.1%} where "
         "those that want other than OpenAI's behaviour count as failing."
     )
     return f"{_table(('file', *HEAD), [*rows, ['**all**', *total]])}\n\n{text}"

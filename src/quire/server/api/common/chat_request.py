@@ -104,7 +104,7 @@ def check(request: ChatRequest) -> None:
 
 def sampling(request: ChatRequest) -> SamplingParams:
     """The sampling params of a request. Raises InvalidRequestError."""
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:  # 0 asks for nothing, and is a default
         raise invalid_value("top_logprobs", "it needs logprobs; set logprobs to true")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
