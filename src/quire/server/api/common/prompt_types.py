@@ -1,4 +1,4 @@
-"""PromptTypes: how a field may hold its prompts where llama.cpp's types are taken.
+"""PromptTypes: the types of a field's prompts where llama.cpp's types are taken.
 
 A prompt is a text, token ids, both mixed, or an object with a text; a field has one or a list.
 """
@@ -57,7 +57,7 @@ PROMPT_OBJECT_RULES = StructRules(
 
 
 def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:
-    """What encodes prompts of texts and token ids. special: see `ids_of_parts`."""
+    """The function that encodes prompts of texts and token ids. special: see `ids_of_parts`."""
     tokenizer, limits = engine.tokenizer, engine.info.limits
     return partial(ids_of_parts, tokenizer=tokenizer, limits=limits, special=special)
 
