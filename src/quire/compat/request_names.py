@@ -70,7 +70,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     only("kv_transfer_params", _V, ({},), "each engine has a KV cache of its own",
          "leave it out"),
     only("vllm_xargs", _V, ({},), "there are no plug-ins", "leave it out"),
-    no_effect("session_id", _V, "equal prefixes of one key are found whoever sends them"),
+    no_effect("session_id", _V, "equal prefixes of one API key are cached, whatever the session"),
     only("watermarking", _V, (False, {}), "answers have no watermark", "leave it out"),
     only("media_io_kwargs", _V, ({},), _TEXT_ONLY, "leave it out"),
     no_effect("mm_payload", _V, _TEXT_ONLY),
