@@ -41,6 +41,7 @@ SERVE = """
     --host --port --uds --root-path --api-key --api-key-file
     --share-prefix-cache --no-share-prefix-cache
     --return-tokens-as-token-ids --no-return-tokens-as-token-ids
+    --enable-force-include-usage --no-enable-force-include-usage
     --allowed-hosts
     --allowed-origins
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
