@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 VOCAB_SIZE = 512
+
+
+@pytest.fixture
+def raises_interrupts() -> Iterator[None]:
+    """Python's own handler of SIGINT, which processes of pytest-xdist may ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -253,15 +253,7 @@ def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseExcepti
     llm._engine._awake()._core._scheduler._kv.pool.check()
 
 
-@pytest.fixture
-def _handled() -> Iterator[None]:
-    """Python's own handler of SIGINT, which processes of pytest-xdist ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_handled")
+@pytest.mark.usefixtures("raises_interrupts")
 @pytest.mark.parametrize("method", ["generate", "embed", "add_request"])
 def test_a_signal_at_any_line_before_a_step(tiny_model: Path, method: str) -> None:
     """Nothing that calls share is lost: a validator, a thread for the tokenizer, a lock."""

@@ -87,6 +87,7 @@ def test_aborted_and_refused_requests_leave_others(engine: LLMEngine, texts: lis
     assert engine.stats.num_running == 0
 
 
+@pytest.mark.usefixtures("raises_interrupts")
 def test_ctrl_c_loses_nothing(engine: LLMEngine, texts: list[str], monkeypatch: Any) -> None:
     inner, steps = engine._take, 0
 
