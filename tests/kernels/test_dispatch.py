@@ -104,6 +104,12 @@ def test_describe_names_each_choice() -> None:
     assert any("attention.attention" in line for line in lines)
 
 
+def test_a_gpu_has_a_kernel_for_each_operation() -> None:
+    """Else the plain twin serves without a word. No GPU kernel needs rows of padding."""
+    pytest.importorskip("triton")
+    assert NAMES - operations_for("cuda").keys() == {"pad_rows"}
+
+
 @pytest.mark.parametrize("emulated", [True, False])
 def test_linears_by_either_kernel_equal_the_twin(
     monkeypatch: pytest.MonkeyPatch, emulated: bool
