@@ -105,3 +105,12 @@ def test_another_action(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: action must be one of ls, rm, clear, not 'purge'\n"
     assert main(["cache", "rm"]) == 2
     assert "NAME must not be empty" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_text("mine")
+    assert main(["cache", "ls", "--prepared-weights", str(file)]) == 2
+    assert "is a file; name its folder" in capsys.readouterr().err

@@ -148,6 +148,15 @@ def test_weights_are_not_measured_against_themselves(
             check((base, folders[1]), LOOSE)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write to any folder, so that permissions alone test nothing."""
+    monkeypatch.setattr("quire.compress.quality_check.os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"^quantized: .* cannot be written.* verify a copy$"):
+        check(folders, LOOSE)
+
+
 def test_a_limit_that_is_named_needs_its_figure() -> None:
     limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
     assert limits.failures({}) == ["the report has no perplexity"]

@@ -10,7 +10,12 @@ from quire.cli.options import CommandParser, add_option, chosen
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 from quire.hub import hub_name
-from quire.models.prepared.prepared_files import prepared_folder, source_of, stored_files
+from quire.models.prepared.prepared_files import (
+    UNFINISHED,
+    prepared_folder,
+    source_of,
+    stored_files,
+)
 from quire.options import options_of
 
 EXAMPLES = (
@@ -59,6 +64,8 @@ def run(argv: Sequence[str]) -> int:
     if not given and (action == "rm" or name is not None):
         raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
+    if folder and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"prepared_weights: {folder} is a file; name its folder")
     files = [] if folder is None else stored_files(folder)
     if given and not (files := [file for file in files if _is_of(file, given)]):
         raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
@@ -79,7 +86,7 @@ def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
     """One line for each file: size, days since the last use, its model, its name."""
     for file, size in zip(files, sizes, strict=True):
         days = max(0.0, time.time() - file.lstat().st_mtime) / 86400
-        source = "unfinished" if file.suffix == ".tmp" else source_of(file)
+        source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
         model = _hub_name(source) or source or "unknown"
         yield f"{_size(size):>10}  {days:5.1f} days  {model}  {file.name}"
 

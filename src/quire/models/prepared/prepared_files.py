@@ -29,7 +29,7 @@ LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how 
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file
 _SUFFIX = ".safetensors"
-_UNFINISHED = ".tmp"  # the end of a file's name while it is written
+UNFINISHED = ".tmp"  # the end of a file's name while it is written
 _LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
 
@@ -98,7 +98,7 @@ def file_name(checkpoint: str, layout: str) -> str:
 
 def unfinished_name(file: Path) -> Path:
     """Its name while this thread writes it: two engines of a process may do so at once."""
-    name = f".{platform.node()}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}"
+    name = f".{platform.node()}.{threading.get_ident()}.{os.getpid()}{UNFINISHED}"
     return file.with_suffix(name)
 
 
@@ -147,7 +147,7 @@ def free_space(folder: Path, limit: int) -> None:
     """Remove what others left unfinished, and the files not used for longest beyond the limit."""
     from quire.models.prepared.unfinished_file import is_left  # a warm start writes nothing
 
-    for file in folder.glob(f"*{_UNFINISHED}"):
+    for file in folder.glob(f"*{UNFINISHED}"):
         if is_left(file):
             file.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{_SUFFIX}"), key=last_use)
@@ -162,7 +162,7 @@ def free_space(folder: Path, limit: int) -> None:
 def stored_files(folder: Path) -> list[Path]:
     """All files of the folder that Quire has written, the most recently used first."""
     patterns = (
-        f"{'?' * _DIGITS}-{'?' * _DIGITS}{ending}" for ending in (_SUFFIX, f".*{_UNFINISHED}")
+        f"{'?' * _DIGITS}-{'?' * _DIGITS}{ending}" for ending in (_SUFFIX, f".*{UNFINISHED}")
     )
     found = [file for pattern in patterns for file in folder.glob(pattern) if not file.is_dir()]
     return sorted(found, key=last_use, reverse=True)
