@@ -36,14 +36,7 @@ PARAMS = {
     "top-k 50, top-p 0.9": SamplingParams(top_k=50, top_p=0.9, temperature=0.7),
     "min-p 0.05": SamplingParams(min_p=0.05),
 }
-CUTS = [
-    Cut(),
-    Cut(per_sm=8),
-    Cut(per_sm=32),
-    Cut(piece=2048, per_sm=8),
-    Cut(piece=2048, warps=8),
-    Cut(piece=4096, warps=8, per_sm=8),
-]
+CUTS = [Cut(), Cut(finders_per_sm=8), Cut(per_sm=16), Cut(piece=2048, per_sm=8)]
 
 
 def make_logits(kind: str, count: int) -> Tensor:
@@ -109,7 +102,7 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=200)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64, 256])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     budget = Budget(args.seconds)

@@ -40,6 +40,7 @@ from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_a
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
 from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
+from quire.kernels.triton.sampling.candidates import candidates_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
 from quire.kernels.triton.step.elementwise import norm_kernel, silu_rounded_kernel
@@ -663,12 +664,15 @@ def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability:
     """One of the launches that draw tokens from float32 logits."""
     names = dict.fromkeys(["rows_ptr", "status_ptr", "tokens_ptr", "positions_ptr"], INTS)
     names |= dict.fromkeys(["counters_ptr", "bin_counts_ptr", "listed_ptr"], INTS)
+    names |= {"reaches_ptr": INTS, "levels_ptr": "*u64"}
     names |= dict.fromkeys(["best_ptr", "masses_ptr", "bin_masses_ptr"], "*i64")
+    names |= dict.fromkeys(["ranked_ptr"], "*i64")
     names |= dict.fromkeys(["params_ptr", "aims_ptr"], "*i64")
     names |= dict.fromkeys(["logits_ptr", "scales_ptr", "lowest_ptr"], "*fp32")
     names |= dict.fromkeys(["stride", "vocab", "num_pieces"], "i32")
     types = {name: kind for name, kind in names.items() if name in kernel.arg_names}
     constants = {"PIECE": 1024, "BINS": 1024, "PDL": True} | constants
+    constants = {name: each for name, each in constants.items() if name in kernel.arg_names}
     return compile_kernel(
         kernel, types, constants, capability, num_warps=num_warps, enable_fp_fusion=False
     )
@@ -676,7 +680,8 @@ def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability:
 
 KERNELS = {
     "peaks": functools.partial(sampling, peaks_kernel, {"MOST_PIECES": 128}, 4),
-    "weigh": functools.partial(sampling, weigh_kernel, {"MOST_PIECES": 128}, 4),
+    "weigh": functools.partial(sampling, weigh_kernel, {"MOST_PIECES": 128, "RANKED": 256}, 4),
+    "candidates": functools.partial(sampling, candidates_kernel, {"RANKED": 256}, 8),
     "open_bin": functools.partial(sampling, open_bin_kernel, {"LISTED": 2048}, 8),
     "norm_fp8": norm_fp8,
     "silu_fp8": silu_rounded,

@@ -92,6 +92,7 @@ KERNELS = {
     "rope_write_kv": ["90"],
     "peaks": ["90"],
     "weigh": ["90"],
+    "candidates": ["90"],
     "open_bin": ["90"],
 }
 

@@ -24,7 +24,8 @@ ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 FEW = Cut(piece=128)
-CROWDED = Cut(piece=128, bins=4, listed=4)  # bins overflow: their tokens are looked up again
+BINNED = Cut(piece=128, ranked=2)  # nearly all rows have more candidates
+CROWDED = Cut(piece=128, bins=4, listed=4, ranked=2)  # bins overflow: their tokens are read again
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = SamplingParams()
 
@@ -85,9 +86,10 @@ MIXED = [
 ]
 
 
-def test_all_kinds_of_rows_are_drawn_as_on_the_host() -> None:
+@pytest.mark.parametrize("cut", [FEW, BINNED])
+def test_all_kinds_of_rows_are_drawn_as_on_the_host(cut: Cut) -> None:
     vocab = 300 if ON_GPU else 131
-    table = Table(MIXED, vocab, FEW)
+    table = Table(MIXED, vocab, cut)
     rows = [3, 0, 5, 1, 2, 4]
     table.check(normal(6, vocab), rows, [9, 4, 1, 77, 5, 2])
     if ON_GPU:
@@ -122,7 +124,7 @@ def test_extreme_sampling_params(params: SamplingParams) -> None:
         assert token == int(logits.argmax())
 
 
-@pytest.mark.parametrize("cut", [FEW, CROWDED] if ON_GPU else [FEW])
+@pytest.mark.parametrize("cut", [FEW, BINNED, CROWDED] if ON_GPU else [FEW, BINNED])
 def test_ties_go_to_the_lowest_ids(cut: Cut) -> None:
     params_list = [GREEDY, SamplingParams(top_k=3), SamplingParams(top_p=0.1)]
     flat = torch.zeros(3, 130)
@@ -198,7 +200,11 @@ def test_no_rows() -> None:
     min_p=st.sampled_from([0.0, 1e-6, 0.01, 0.3, 1.0]),
     seed=st.integers(-(2**63), 2**63 - 1),
     position=st.integers(1, 2000),
-    cut=st.sampled_from([FEW, CROWDED, Cut(piece=256, bins=64, listed=16)] if ON_GPU else [FEW]),
+    cut=st.sampled_from(
+        [FEW, BINNED, CROWDED, Cut(piece=256, bins=64, listed=16, ranked=8)]
+        if ON_GPU
+        else [FEW, BINNED]
+    ),
 )
 def test_any_sampling_param_is_drawn_as_on_the_host(
     vocab: int, scale: float, levels: int, temperature: float, top_k: int, top_p: float,

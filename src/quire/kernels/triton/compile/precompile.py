@@ -42,6 +42,7 @@ from quire.kernels.triton.ops.byte_words import dequantize_bytes_kernel
 from quire.kernels.triton.ops.int4_weight import dequantize_int4_kernel
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import has_hopper_kernels
+from quire.kernels.triton.sampling.candidates import candidates_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.penalties import penalise_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
@@ -67,8 +68,8 @@ _ALL = (
     invariant_attention_kernel, prefill_work_kernel, shared_attention_kernel, plan_kernel,
     shared_plan_kernel, embedding_kernel, norm_kernel,
     silu_kernel, silu_rounded_kernel, quantize_kernel, rope_write_kv_kernel,
-    angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
-    change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
+    angles_kernel, peaks_kernel, weigh_kernel, candidates_kernel, open_bin_kernel,
+    penalise_kernel, change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
     dequantize_int4_kernel, dequantization_plan_kernel, dequantize_kv_kernel,
     dequantize_bytes_kernel, quantize_blocks_kernel,
 )  # fmt: skip

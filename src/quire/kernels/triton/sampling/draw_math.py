@@ -12,6 +12,10 @@ from quire.kernels import sampling_math
 
 DEEPEST = tl.constexpr(sampling_math.DEEPEST)
 ONE = tl.constexpr(sampling_math.ONE)
+LEVELS = tl.constexpr(8)  # of depth; the last one takes everything deeper
+HALVINGS = tl.constexpr(
+    2.5
+)  # where the first level ends; the others at 1.5, 2, 3, 4, 6, 8 times that
 C0 = tl.constexpr(sampling_math.ONE * sampling_math.C0)
 C1 = tl.constexpr(sampling_math.ONE * sampling_math.C1)
 C2 = tl.constexpr(sampling_math.ONE * sampling_math.C2)
@@ -38,6 +42,24 @@ def cast_key(x):
 def cast_logit(key):
     """The float32 logit that an int32 key stands for; inverse of `cast_key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pack(key, token):
+    """An int64 in the order in which tokens are sampled: by key, of equal ones the lower id."""
+    return (key.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def packed_logit(packed):
+    """The logit of a packed token."""
+    return cast_logit((packed >> 32).to(tl.int32))
+
+
+@triton.jit
+def packed_token(packed):
+    """The id of a packed token."""
+    return 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
@@ -71,6 +93,18 @@ def weight_of(depth):
     value = (value + C0) * rest
     bits = (value + ONE).to(tl.int32, bitcast=True) - (integer << 23)
     return bits.to(tl.float32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def level_of(depth):
+    """The level of a depth."""
+    return tl.minimum(depth * (1.0 / HALVINGS), LEVELS - 1).to(tl.int32)
+
+
+@triton.jit
+def weight_within(depth, reach, deepest):
+    """The weight of a token of level `reach` at most that min-p does not remove; 0 of others."""
+    return tl.where((level_of(depth) <= reach) & (depth <= deepest), weight_of(depth), 0)
 
 
 @triton.jit

@@ -1,10 +1,11 @@
 """Top-k and top-p without a sort: finds the token at which a running sum passes a target.
 
-The order is descending by logit, then ascending by id. The sums of all bins are known, and so is
-the bin that contains the token. That bin's tokens are listed, and the program that arrives last
-finds the token by bisecting the logits' bits. There are up to three such searches: top-k's target
+For rows with too many candidates to compare each with each, see `candidates.py`. The order is
+descending by logit, then ascending by id. The sums of all bins are known, and so is the bin that
+contains the token. That bin's tokens are listed, and the program that arrives last finds the token
+by bisecting the logits' bits. There are up to three such searches: top-k's target
 is a count; top-p's is a fraction of the mass up to top-k's token; and the sampled token's is a
-uniform fraction of the mass up to top-p's token. Tokens that min-p removes are in no bin.
+uniform fraction of the mass up to top-p's token. Only candidates are in bins.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from quire.kernels.triton.launch.workspace import follow
 from quire.kernels.triton.sampling.draw_math import (
     bin_of,
     cast_key,
-    cast_logit,
     depth_of,
     load_piece,
     low_float,
+    packed_logit,
     share_of,
     share_up,
     uniform_bits,
-    weight_of,
+    weight_within,
 )
 
 # what is searched for a row; 0: nothing
@@ -34,8 +35,10 @@ DRAWN = tl.constexpr(3)
 
 
 @triton.jit
-def aim_first(params_ptr, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS: tl.constexpr):
-    """Set a row's first search, when all bins are filled."""
+def aim_first(
+    params_ptr, bits, s, total, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS: tl.constexpr
+):
+    """Set a row's first search, when all bins are filled; total: the mass of all tokens."""
     index = s * BINS + tl.arange(0, BINS)
     masses = tl.load(bin_masses_ptr + index, cache_modifier=".cg")
     counts = tl.load(bin_counts_ptr + index, cache_modifier=".cg").to(tl.int64)
@@ -43,7 +46,7 @@ def aim_first(params_ptr, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BIN
     if tl.sum(counts) > top_k:  # counts are 0 where top-k filters nothing
         _aim(counts, masses, top_k - 1, TOP_K, aims_ptr + 4 * s)
     else:
-        _aim_next(0, tl.sum(masses), masses, params_ptr, bits, aims_ptr + 4 * s)
+        _aim_next(0, total, masses, params_ptr, bits, aims_ptr + 4 * s)
 
 
 @triton.jit
@@ -73,7 +76,7 @@ def _aim(amounts, masses, target, wanted, aim_ptr):
 def open_bin_kernel(
     logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, positions_ptr,
-    bin_masses_ptr, bin_counts_ptr, aims_ptr, best_ptr, listed_ptr,
+    bin_masses_ptr, bin_counts_ptr, aims_ptr, reaches_ptr, best_ptr, listed_ptr,
     LISTED: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """List the tokens of the searched bin, find the token, and set the next search."""
@@ -86,18 +89,17 @@ def open_bin_kernel(
         params_row = params_ptr + row * 4
         logits = logits_ptr + s.to(tl.int64) * stride
         peak, scale = tl.load(scales_ptr + 2 * s), tl.load(scales_ptr + 2 * s + 1)
-        slope, deepest = (
-            low_float(tl.load(params_row + 1)),
-            low_float(tl.load(params_row + 1) >> 32),
-        )
+        slope = low_float(tl.load(params_row + 1))
+        deepest = low_float(tl.load(params_row + 1) >> 32)
+        reach = tl.load(reaches_ptr + s)
         chosen = tl.load(aims_ptr + 4 * s + 1).to(tl.int32)
         cursor_ptr = counters_ptr + 2 * s + 1
         for piece in range(part * num_pieces // parts, (part + 1) * num_pieces // parts):
             best = tl.load(best_ptr + s * num_pieces + piece)
-            top = depth_of(cast_logit((best >> 32).to(tl.int32)), peak, slope)
+            top = depth_of(packed_logit(best), peak, slope)
             if bin_of(top, scale, BINS) <= chosen:
                 tokens, x = load_piece(logits, piece, vocab, PIECE)
-                _, weight = _weigh_in(x, chosen, peak, slope, deepest, scale, BINS)
+                _, weight = _weigh_in(x, chosen, peak, slope, reach, deepest, scale, BINS)
                 hit = weight > 0
                 index = tl.atomic_add(cursor_ptr + tokens * 0, 1, hit, sem="relaxed")
                 fits = hit & (index < LISTED)
@@ -111,18 +113,18 @@ def open_bin_kernel(
                 index = listed_ptr + s.to(tl.int64) * LISTED + i
                 tokens = tl.load(index, i < num, 0, cache_modifier=".cg")
                 x = tl.load(logits + tokens, i < num, float("-inf")).to(tl.float32)
-                key, weight = _weigh_in(x, chosen, peak, slope, deepest, scale, BINS)
+                key, weight = _weigh_in(x, chosen, peak, slope, reach, deepest, scale, BINS)
                 low = tl.min(tl.where(weight > 0, key, 0x7FFFFFFF)).to(tl.int64)
                 high = tl.max(tl.where(weight > 0, key, -0x80000000)).to(tl.int64)
                 token, mass = _find(
                     low, high, wanted, aims_ptr + 4 * s, tokens, key, weight, logits, vocab,
-                    num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, False,
+                    num_pieces, chosen, peak, slope, reach, deepest, scale, PIECE, BINS, False,
                 )  # fmt: skip
             else:
                 low, high = tl.full([], -0x80000000, tl.int64), tl.full([], 0x7FFFFFFF, tl.int64)
                 token, mass = _find(
                     low, high, wanted, aims_ptr + 4 * s, 0, 0, 0, logits, vocab,
-                    num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, True,
+                    num_pieces, chosen, peak, slope, reach, deepest, scale, PIECE, BINS, True,
                 )  # fmt: skip
             i = s * BINS + tl.arange(0, BINS)
             if wanted == DRAWN:
@@ -137,17 +139,17 @@ def open_bin_kernel(
 
 
 @triton.jit
-def _weigh_in(x, chosen, peak, slope, deepest, scale, BINS: tl.constexpr):
+def _weigh_in(x, chosen, peak, slope, reach, deepest, scale, BINS: tl.constexpr):
     """Keys of logits x, and weights, 0 outside of the bin `chosen`."""
     depth = depth_of(x, peak, slope)
-    inside = (bin_of(depth, scale, BINS) == chosen) & (depth <= deepest)
-    return cast_key(x), tl.where(inside, weight_of(depth), 0)
+    weight = weight_within(depth, reach, deepest)
+    return cast_key(x), tl.where(bin_of(depth, scale, BINS) == chosen, weight, 0)
 
 
 @triton.jit
 def _find(
     low, high, wanted, aim_ptr, tokens, key, weight, logits_ptr, vocab,
-    num_pieces, chosen, peak, slope, deepest, scale,
+    num_pieces, chosen, peak, slope, reach, deepest, scale,
     PIECE: tl.constexpr, BINS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
     """The bin's token at which the running sum passes the target, and all mass up to it.
@@ -160,7 +162,7 @@ def _find(
         middle = high - (high - low) // 2
         mass, count, _ = _sums(
             middle, 0x7FFFFFFF, vocab, tokens, key, weight, logits_ptr, vocab,
-            num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, SCAN,
+            num_pieces, chosen, peak, slope, reach, deepest, scale, PIECE, BINS, SCAN,
         )  # fmt: skip
         if tl.where(wanted == TOP_K, count, mass) > target:
             low = middle
@@ -168,11 +170,11 @@ def _find(
             high = middle - 1
     above_mass, above_count, _ = _sums(
         low + 1, 0x7FFFFFFF, vocab, tokens, key, weight, logits_ptr, vocab,
-        num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, SCAN,
+        num_pieces, chosen, peak, slope, reach, deepest, scale, PIECE, BINS, SCAN,
     )  # fmt: skip
     _, _, own = _sums(
         low, low, vocab, tokens, key, weight, logits_ptr, vocab,
-        num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, SCAN,
+        num_pieces, chosen, peak, slope, reach, deepest, scale, PIECE, BINS, SCAN,
     )  # fmt: skip
     unit = tl.where(wanted == TOP_K, 1, own)
     passed = tl.where(wanted == TOP_K, above_count, above_mass)
@@ -185,7 +187,7 @@ def _find(
         middle = first + (last - first) // 2
         _, count, _ = _sums(
             low, low, middle, tokens, key, weight, logits_ptr, vocab,
-            num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, SCAN,
+            num_pieces, chosen, peak, slope, reach, deepest, scale, PIECE, BINS, SCAN,
         )  # fmt: skip
         if count > index:
             last = middle
@@ -197,7 +199,7 @@ def _find(
 @triton.jit
 def _sums(
     low, high, last, tokens, key, weight, logits_ptr, vocab,
-    num_pieces, chosen, peak, slope, deepest, scale,
+    num_pieces, chosen, peak, slope, reach, deepest, scale,
     PIECE: tl.constexpr, BINS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
     """Mass, count and largest weight of a bin's tokens with keys in [low, high], ids <= last."""
@@ -207,7 +209,7 @@ def _sums(
         most = tl.zeros([PIECE], tl.int64)
         for piece in range(num_pieces):
             ids, x = load_piece(logits_ptr, piece, vocab, PIECE)
-            keys, weights = _weigh_in(x, chosen, peak, slope, deepest, scale, BINS)
+            keys, weights = _weigh_in(x, chosen, peak, slope, reach, deepest, scale, BINS)
             inside = (keys >= low) & (keys <= high) & (ids <= last) & (weights > 0)
             mass += tl.where(inside, weights, 0)
             count += inside.to(tl.int64)

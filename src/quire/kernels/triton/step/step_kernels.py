@@ -136,16 +136,13 @@ def finish_step_kernel(
         follow()
     i = tl.program_id(0)
     sampled = i < num_samples
+    step_len = tl.load(step_len_ptr)  # stores come last, as they wait for what they store
     row = tl.load(rows_ptr + i, mask=sampled, other=-1)
     token = tl.load(drawn_ptr + i, mask=sampled, other=0)
     failure = tl.load(failed_ptr + i, mask=sampled, other=0)
-    tl.store(outcome_ptr + i, token, mask=sampled)
-    tl.store(outcome_ptr + num_samples + i, failure, mask=sampled)
-    tl.store(last_ptr + row, token, mask=row >= 0)
-    step_len = tl.load(step_len_ptr)
     for first in range(0, num_tokens, tl.num_programs(0)):
         t = first + i
-        width = tl.where(t < step_len, size, 0)
+        width = tl.where(t < num_tokens, size, 0)
         bad = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, size, BLOCK):
             j = begin + tl.arange(0, BLOCK)
@@ -156,3 +153,6 @@ def finish_step_kernel(
         sound = (tl.sum(bad) == 0) & (t < step_len)
         index = outcome_ptr + 2 * num_samples + t
         tl.store(index, sound.to(tl.int32), mask=t < num_tokens)
+    tl.store(outcome_ptr + i, token, mask=sampled)
+    tl.store(outcome_ptr + num_samples + i, failure, mask=sampled)
+    tl.store(last_ptr + row, token, mask=row >= 0)
