@@ -153,8 +153,8 @@ def _rank(ranked_ptr, num, params_row, bits, total, peak, slope, RANKED: tl.cons
     top_p = tl.load(params_row + 2).to(tl.uint64)
     mass = tl.where(num > top_k, tl.sum(tl.where(rank < top_k, weight, 0)), total)
     if top_p != 0:
-        kept = before < share_up(mass, top_p)
-        mass = tl.sum(tl.where((rank < top_k) & kept, weight, 0))
+        in_nucleus = before < share_up(mass, top_p)
+        mass = tl.sum(tl.where((rank < top_k) & in_nucleus, weight, 0))
     target = share_of(mass, bits)
     sampled = (before <= target) & (target < before + weight)
     return tl.sum(tl.where(sampled, packed_token(own), 0))
