@@ -168,10 +168,13 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
 
 def wrong_imports(path: Path) -> Iterator[str]:
     room = room_of(module_name(path))
+    if room not in LEVELS:
+        yield f"{path}: {room} has no level: add it to LEVELS and to ARCHITECTURE.md's table"
+        return
     for line, module in imported_modules(path):
         other = room_of(module)
         if other not in LEVELS:
-            yield f"{path}:{line}: {module} is in no room of the table"
+            yield f"{path}:{line}: {module} has no level: import a module that there is"
         elif other != room and LEVELS[other] >= LEVELS[room]:
             levels = f"(level {LEVELS[room]}) imports {other} (level {LEVELS[other]})"
             yield f"{path}:{line}: {room} {levels}"
@@ -225,25 +228,37 @@ def reachable(start: str) -> set[str]:
     return found
 
 
-def expect_none(faults: Iterable[str]) -> None:
+def expect_none(faults: Iterable[str], fix: str = "") -> None:
+    """Fail with one line per fault. fix: what to do, where the faults do not say it themselves."""
     found = list(faults)
-    assert not found, "\n".join(found)
+    assert not found, "\n".join([*found, fix])
+
+
+def expect_only(found: set[str], allowed: set[str], fix: str) -> None:
+    """Fail unless the two are equal. fix: what to do about an item that is not allowed."""
+    expect_none((f"not allowed: {name}" for name in sorted(found - allowed)), fix)
+    gone = (f"no longer there: {name}" for name in sorted(allowed - found))
+    expect_none(gone, "delete it from the list in tests/test_house.py")
+
+
+MOVE_DOWN = "move what is needed to a lower room, or pass it in as an argument"
 
 
 def test_rooms_import_downwards() -> None:
-    expect_none(fault for path in FILES for fault in wrong_imports(path))
+    expect_none((fault for path in FILES for fault in wrong_imports(path)), MOVE_DOWN)
 
 
 @pytest.mark.parametrize("room", SUBLEVELS)
 def test_each_part_of_a_room_has_a_level(room: str) -> None:
     modules = [dotted_name(path) for path in FILES if path.name != "__init__.py"]
     parts = {sub_room_of(m, room) for m in modules if m.startswith(f"quire.{room}.")}
-    assert parts == set(SUBLEVELS[room])
+    expect_only(parts, set(SUBLEVELS[room]), f"put it in a sub-room of {room}, or in SUBLEVELS")
 
 
 def test_sub_rooms_import_downwards() -> None:
     found = {pair for room in SUBLEVELS for pair in upward_imports(room)}
-    expect_none(f"{a} imports {b}, not below it" for a, b in sorted(found - KNOWN_UPWARD_IMPORTS))
+    upward = (f"{a} imports {b}, not below it" for a, b in sorted(found - KNOWN_UPWARD_IMPORTS))
+    expect_none(upward, MOVE_DOWN)
     expect_none(
         f"{a} no longer imports {b}: delete it from KNOWN_UPWARD_IMPORTS"
         for a, b in sorted(KNOWN_UPWARD_IMPORTS - found)
@@ -257,7 +272,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         for module in reached
         if module in reached[module]
     }
-    expect_none(f"a circle: {' '.join(c)}" for c in sorted(circles - KNOWN_CIRCLES))
+    found = (f"a circle: {' '.join(c)}" for c in sorted(circles - KNOWN_CIRCLES))
+    expect_none(found, "move what they share to a module that imports none of them")
     expect_none(f"gone, delete it: {' '.join(c)}" for c in sorted(KNOWN_CIRCLES - circles))
 
 
@@ -309,18 +325,26 @@ def test_no_two_files_have_one_name() -> None:
         folders.setdefault(path.name, set()).add(folder)
     shared = {name: found for name, found in folders.items() if len(found) > 1}
     shared.pop("__init__.py")
-    assert shared == SAME_NAMES
+    found = {f"{name} in {folder or 'quire'}" for name, at in shared.items() for folder in at}
+    known = {f"{name} in {folder or 'quire'}" for name, at in SAME_NAMES.items() for folder in at}
+    expect_only(found, known, "give the new file a name of its own")
 
 
 def test_the_levels_are_those_of_the_architecture() -> None:
     """Rooms are folders; the modules beside them share a line of its table."""
     table = re.findall(r"^\| (\d) \| (.*?) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
     documented = {
-        room: int(level) for level, cell in table for room in re.findall(r"`(\w+)/`", cell)
+        name: int(level) for level, cell in table for name in re.findall(r"`(\w+)/`", cell)
     }
-    assert documented == {
-        path.parent.name: LEVELS[path.parent.name] for path in SOURCE.glob("*/__init__.py")
-    }
+    levels = {path.parent.name: LEVELS[path.parent.name] for path in SOURCE.glob("*/__init__.py")}
+    expect_none(
+        (
+            f"{name}: level {levels.get(name)} in LEVELS, {documented.get(name)} in the table"
+            for name in sorted({*levels, *documented})
+            if levels.get(name) != documented.get(name)
+        ),
+        "write the room's level in both places",
+    )
 
 
 def test_torch_free_rooms_import_without_torch() -> None:
@@ -333,8 +357,13 @@ def test_torch_free_rooms_import_without_torch() -> None:
         "        for info in pkgutil.walk_packages(getattr(module, '__path__', []), name + '.'):\n"
         "            importlib.import_module(info.name)\n"
     )
+    expect_to_run(code, "import torch where it is used, in a room that may, not at the top")
+
+
+def expect_to_run(code: str, fix: str) -> None:
+    """Fail with the traceback of the program and the fix, unless it runs to its end."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stderr}\n{fix}"
 
 
 @pytest.mark.parametrize(
@@ -351,8 +380,7 @@ def test_starts_import_what_they_need(modules: str, unneeded: list[str]) -> None
         f"sys.modules |= dict.fromkeys({unneeded})  # any import of them now fails\n"
         f"import {modules}"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    expect_to_run(code, "import the module in the function that needs it, not at the top")
 
 
 def test_import_takes_milliseconds() -> None:
@@ -364,12 +392,12 @@ def test_import_takes_milliseconds() -> None:
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
         for _ in range(3)
     ]
-    assert min(runs) < 100.0
+    assert min(runs) < 100.0, "import in functions what `import quire` itself does not need"
 
 
 def test_files_say_what_they_own() -> None:
     silent = [path for path in (*FILES, *PROGRAMS) if not ast.get_docstring(parsed(path))]
-    expect_none(f"{path} has no docstring" for path in silent)
+    expect_none((f"{path} has no docstring" for path in silent), "say there what the file owns")
 
 
 def old_words_in(path: Path) -> Iterator[str]:
@@ -472,32 +500,34 @@ def test_a_docstring_that_asks_is_found(tmp_path: Path) -> None:
     assert fault.startswith(f"{file}:4: begins with 'What'")
 
 
+NO_PICKLE = "a pickle can run any code: use msgspec, or safetensors for tensors"
 FORBIDDEN_CALLS = {
     "hasattr": "test the type, or give the object a method",
     "globals": "pass what is needed as an argument",
     "eval": "never evaluate text",
     "exec": "never evaluate text",
+    "torch.load": NO_PICKLE,
 }
-PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+FORBIDDEN_IMPORTS = {
+    **dict.fromkeys(("pickle", "cloudpickle", "dill", "marshal", "shelve"), NO_PICKLE),
+    "transformers": "import it in tests and programs only, where it is the reference",
+}
 
 
 def forbidden_constructs(path: Path) -> Iterator[str]:
     # programs may measure against transformers; the package must do without
-    forbidden_imports = PICKLES if path in PROGRAMS else PICKLES | {"transformers"}
+    allowed = {"transformers"} if path in PROGRAMS else set()
     for node in nodes(path):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
-            yield f"{path}:{node.lineno}: bare except"
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if fix := FORBIDDEN_CALLS.get(node.func.id):
-                yield f"{path}:{node.lineno}: {node.func.id}(): {fix}"
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if ast.unparse(node.func) == "torch.load":
-                yield f"{path}:{node.lineno}: torch.load"
+            yield f"{path}:{node.lineno}: bare except: name the exceptions"
+        elif isinstance(node, ast.Call):
+            if fix := FORBIDDEN_CALLS.get(ast.unparse(node.func)):
+                yield f"{path}:{node.lineno}: {ast.unparse(node.func)}(): {fix}"
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
             roots = {str(name).split(".")[0] for name in names}
-            if roots & forbidden_imports:
-                yield f"{path}:{node.lineno}: imports {roots}"
+            for root in roots & FORBIDDEN_IMPORTS.keys() - allowed:
+                yield f"{path}:{node.lineno}: imports {root}: {FORBIDDEN_IMPORTS[root]}"
 
 
 def test_forbidden_constructs() -> None:
@@ -507,8 +537,11 @@ def test_forbidden_constructs() -> None:
 def test_no_unfinished_marks() -> None:
     marks = ("TODO", "FIXME", "NotImplementedError")
     texts = {path: path.read_text() for path in (*FILES, *PROGRAMS)}
-    expect_none(
+    found = (
         f"{path} says {mark}" for path, text in texts.items() for mark in marks if mark in text
+    )
+    expect_none(
+        found, "finish it, or refuse by an error of errors.py that names what to do instead"
     )
 
 
@@ -520,22 +553,28 @@ def test_a_module_imported_by_its_name_counts_as_imported(tmp_path: Path) -> Non
 
 def test_test_files_have_names_of_their_own() -> None:
     """pytest imports them by these names, and two of one name stop a run of everything."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(set(names)) == sorted(names)
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    expect_none(
+        (f"{count} files {name}" for name, count in names.items() if count > 1), "rename one"
+    )
 
 
 def test_one_module_chooses_tritons_interpreter() -> None:
     """Triton reads the variable when it is imported; a test file would set it too late."""
     setting = re.compile(r"environ\[.TRITON_INTERPRET.\] *=")
     found = [path for path in (ROOT / "tests").rglob("*.py") if setting.search(path.read_text())]
-    assert [path.relative_to(ROOT / "tests").as_posix() for path in found] == ["conftest.py"]
+    names = {path.relative_to(ROOT / "tests").as_posix() for path in found}
+    expect_only(names, {"conftest.py"}, "delete the line: conftest.py sets it for all tests")
 
 
 def test_weight_types_are_looked_up_in_one_table() -> None:
     """On a GPU: `linear_of` in linear_table.py."""
     chain = re.compile(r"isinstance\([^()]*(Fp8Weight|Int8Weight|Int4W\w+|CodebookWeight)")
     files = (SOURCE / "kernels" / "triton").rglob("*.py")
-    expect_none(f"{path}: {line}" for path in files for line in chain.findall(path.read_text()))
+    found = (
+        f"{path}: isinstance of {t}" for path in files for t in chain.findall(path.read_text())
+    )
+    expect_none(found, "make it a method of its GpuLinear, and call linear_of(weight)")
 
 
 def test_array_types_are_named_in_one_file() -> None:
@@ -543,13 +582,16 @@ def test_array_types_are_named_in_one_file() -> None:
     found = {
         path.name for path, text in texts.items() if re.search("^import numpy.typing", text, re.M)
     }
-    assert found == {"array_types.py"}
+    expect_only(found, {"array_types.py"}, "import the alias from quire.array_types")
     names = re.findall(r"^(\w+) = ", texts[SOURCE / "array_types.py"], re.M)
     named = re.compile(rf"^(?:class |type )?({'|'.join(names)})\b(?: =|[:(\[])", re.M)
-    again = {
-        path.name: named.findall(texts[path]) for path in FILES if path.name != "array_types.py"
-    }
-    assert {name: found for name, found in again.items() if found} == {}
+    again = (
+        f"{path} defines {name}"
+        for path in FILES
+        if path.name != "array_types.py"
+        for name in named.findall(texts[path])
+    )
+    expect_none(again, "import the alias from quire.array_types")
 
 
 def test_prompts_are_encoded_in_one_file() -> None:
@@ -559,7 +601,8 @@ def test_prompts_are_encoded_in_one_file() -> None:
     files = [path for path in FILES if path.relative_to(SOURCE).parts[0] in parts]
     found = {path.name for path in files if encodes.search(path.read_text())}
     # the marks of reasoning are the parser's, not a caller's
-    assert found == {"prompt_encoding.py", "reasoning_parser.py"}
+    known = {"prompt_encoding.py", "reasoning_parser.py"}
+    expect_only(found, known, "call a function of engine/frontend/prompt_encoding.py")
 
 
 # Files that may read the clock on the wall, which jumps: for dates that are shown or stored.
@@ -572,4 +615,5 @@ WALL_CLOCK = {
 
 def test_durations_are_measured_on_the_monotonic_clock() -> None:
     wall = re.compile(r"\btime\.time(_ns)?\b|from time import .*\btime\b|datetime\.(now|utcnow)\b")
-    assert {path.name for path in FILES if wall.search(path.read_text())} == WALL_CLOCK
+    found = {path.name for path in FILES if wall.search(path.read_text())}
+    expect_only(found, WALL_CLOCK, "use time.monotonic or time.perf_counter, which never jump")
