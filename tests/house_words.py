@@ -81,6 +81,7 @@ OLD_TEXT = {
     r'"""those of\b': "the noun that it returns",
     r"\bwiden(s|ed|ing)?\b": "dequantize (codes), convert (numbers)",
     r"\blayers/rotary\b": "layers/rope.py",
+    r"\b(the|a|one|this|its) fronts?\b(?! doors)": "frontend",
 }
 
 # Phrases that no text in `src/` has (messages, help, docstrings): what to write instead.

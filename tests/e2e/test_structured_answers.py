@@ -272,7 +272,7 @@ def test_aborted_requests_leave_nothing(tiny_model: Path) -> None:
 
 
 def test_a_compile_error_of_a_grammar_reaches_its_caller_from_the_core(tiny_model: Path) -> None:
-    """The front refuses it first; the core does not trust that."""
+    """The frontend refuses it first; the core does not trust that."""
     core = engine(tiny_model, num_blocks=200)
     add(core, "bad", StructuredOutputs(regex="("))
     add(core, "good", StructuredOutputs(regex="a"))

@@ -1,4 +1,4 @@
-"""The front's end of an engine, over a link without one."""
+"""The frontend's end of an engine, over a link without one."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_counted(engine: Engine) -> None:
 
 
 class Front:
-    """A front whose engine is played by the test. problems: errors reported to the event loop."""
+    """A frontend whose engine is played by the test. problems: errors of the event loop."""
 
     def __init__(self, folder: Path) -> None:
         self.problems: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Distance of a quantized model's states and answers from those of its base model.
+"""Loss of a quantized model against its base: perplexity, KL divergence, cosine similarity.
 
 Intervals are those of a block bootstrap over samples: tokens of one sample depend on each other.
 (Efron & Tibshirani, 1993; KL divergence and same-top-1 as llama.cpp's `perplexity` has them)
@@ -22,7 +22,7 @@ Interval = tuple[float, float]
 
 @dataclass(slots=True)
 class AnswerMetrics:
-    """Collects figures of logits, sample by sample."""
+    """Perplexity, KL divergence and same-top-1 of logits, collected sample by sample."""
 
     losses: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # base, quantized: [T - 1]
     divergences: list[Tensor] = field(default_factory=list)  # [T]
@@ -78,15 +78,15 @@ def quantile(values: Tensor, share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))].item()
 
 
-def likeness(base: list[Tensor], quantized: list[Tensor]) -> dict[str, float]:
-    """The cosines of hidden states [T, H] of samples: their mean, and the 1st percentile."""
+def cosine_similarity(base: list[Tensor], quantized: list[Tensor]) -> dict[str, float]:
+    """Cosine similarities of samples' hidden states [T, H]: their mean, and the 1st percentile."""
     found = [F.cosine_similarity(a, b, dim=-1) for a, b in zip(base, quantized, strict=True)]
     cosines = torch.cat(found).cpu()
     return {"mean": cosines.mean().item(), "p1": quantile(cosines, 0.01)}
 
 
-def pooled_likeness(base: list[Tensor], quantized: list[Tensor]) -> dict[str, float]:
-    """The cosines of samples' mean states, as embeddings pool them: their mean and the least."""
+def pooled_cosine_similarity(base: list[Tensor], quantized: list[Tensor]) -> dict[str, float]:
+    """The same of samples' mean states, as embeddings pool them: their mean and the least."""
     found = [
         F.cosine_similarity(a.mean(0), b.mean(0), dim=0)
         for a, b in zip(base, quantized, strict=True)

@@ -13,7 +13,11 @@ from torch import Tensor
 
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts
-from quire.compress.quality_metrics import AnswerMetrics, likeness, pooled_likeness
+from quire.compress.quality_metrics import (
+    AnswerMetrics,
+    cosine_similarity,
+    pooled_cosine_similarity,
+)
 from quire.compress.task_answers import Task, count_right
 from quire.compress.text_samples import Windows
 from quire.errors import ConfigError
@@ -42,7 +46,7 @@ def compare_models(
             _after_layer(parts, index, own, length)
             for parts, own in zip((base, quantized), states, strict=True)
         ]
-        layers.append(likeness(*(own[: len(windows)] for own in states)))
+        layers.append(cosine_similarity(*(own[: len(windows)] for own in states)))
     notify("verifying", len(base.spec.layers), len(base.spec.layers))
     return {"layers": layers, **_finals(base, quantized, samples, states, tasks)}
 
@@ -68,8 +72,8 @@ def _finals(
     windows = [own[:count] for own in finals]
     found = {
         "tokens": sum(map(len, samples[:count])),
-        "hidden_cosine": likeness(*windows),
-        "pooled_cosine": pooled_likeness(*windows),
+        "hidden_cosine": cosine_similarity(*windows),
+        "pooled_cosine": pooled_cosine_similarity(*windows),
         "bytes": {"base": base.num_bytes, "quantized": quantized.num_bytes},
     }
     heads = base.head(), quantized.head()

@@ -1,4 +1,4 @@
-"""The messages between the front (tokenizer, HTTP) and the engine core. No torch.
+"""The messages between the frontend (tokenizer, HTTP) and the engine core. No torch.
 
 One message in per request, one message out per step. They are msgspec structs: the same objects go
 through a queue inside a process, or as msgpack frames between processes.

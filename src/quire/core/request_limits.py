@@ -1,8 +1,9 @@
 """The limits of an engine on single requests, and the one check of them. No torch.
 
-The front checks a request where it enters, before any work is spent on it, so that its caller gets
-HTTP 400 at once. It checks again only what is to run on another engine, which may have other limits
-(request_tracker.py). The engine core trusts its fronts: they are processes of the same user.
+The frontend checks a request where it enters, before any work is spent on it, so that its caller
+gets HTTP 400 at once. It checks again only what is to run on another engine, which may have other
+limits (request_tracker.py). The engine core trusts its frontends: they are processes of the same
+user.
 """
 
 from __future__ import annotations

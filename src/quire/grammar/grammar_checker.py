@@ -1,4 +1,4 @@
-"""Checks in the front that structured outputs can be compiled, before the engine gets the request.
+"""Checks in the frontend, before the engine gets a request, that its grammar can be compiled.
 
 Owns the cache of results and the order of the callers.
 """

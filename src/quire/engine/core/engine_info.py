@@ -1,4 +1,4 @@
-"""EngineInfo: the fixed facts of a started engine, for the front. No torch."""
+"""EngineInfo: the fixed facts of a started engine, for the frontend. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link between a front and its engine: what a link does, and what its listener receives.
+"""The link between a frontend and its engine: what a link does, and what its listener receives.
 
 Links: ThreadLink (thread_link.py) to a thread, ProcessLink (processes/process_link.py) to engine
 processes.
@@ -37,7 +37,7 @@ class EngineListener(Protocol):
 
 
 class EngineLink(Protocol):
-    """Takes messages to an engine. client: this front's unique name."""
+    """Takes messages to an engine. client: this frontend's unique name."""
 
     client: str
 

@@ -1,6 +1,6 @@
 """The input processor: encodes prompts, checks requests, and makes one message per answer.
 
-Runs in the front's process. Owns the seeds of requests that have none.
+Runs in the frontend's process. Owns the seeds of requests that have none.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
-    """A request ready to be sent: one message for each of its n answers, within the limits."""
+    """A request ready to be sent: one message for each of its n answers (parallel sampling)."""
 
     request_id: str
     prompt: str | None
@@ -167,7 +167,7 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=cache_salt,
                 queue_timeout=queue_timeout,
-                # only the front finds the ends that depend on text
+                # only the frontend finds the ends that depend on text
                 stream=stream or bool(sampling.stop) or stop_when is not None,
                 # the other answers find what the first has computed
                 report_progress=report_progress and index == 0,
@@ -229,7 +229,7 @@ class InputProcessor:
         return [word for word in found if max(word) < self._limits.vocab_size]
 
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
-        """Sampling params for each answer: seeds differ, and only the first scores the prompt."""
+        """Params of parallel sampling: seeds differ; only the first answer scores the prompt."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         answers = [_answer(sampling, seed, index) for index in range(sampling.n)]
         if -1 in (sampling.logprobs, sampling.prompt_logprobs):

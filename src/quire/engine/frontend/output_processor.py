@@ -1,7 +1,7 @@
 """The output processor: turns the engine's deltas into request outputs.
 
-Detokenization, stop strings, log-probabilities, joining n answers. Runs in the front's process; the
-engine core knows token ids only.
+Detokenization, stop strings, log-probabilities, joining n answers. Runs in the frontend's process;
+the engine core knows token ids only.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class OutputProcessor:
             del self._answers[delta.request_id]
             times.num_cached_tokens = delta.num_cached_tokens
             self._metrics.finish(times, part.finish_reason, now)
-            if delta.finish_reason is None:  # the front ended it by its text
+            if delta.finish_reason is None:  # the frontend ended it by its text
                 processed.aborts.append(delta.request_id)
         if answer.index in request.changed:
             request.changed[answer.index].append(part)

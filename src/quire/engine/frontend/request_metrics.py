@@ -1,4 +1,4 @@
-"""Metrics of one front's requests: counters and histograms, cheap enough for every token.
+"""Request metrics of one frontend: TTFT, ITL, tokens and more, cheap enough for every token.
 
 They count engine requests, as vLLM does: a prompt with n answers counts n times. Each ends with
 exactly one finish reason, so sent == unfinished + the sum over all reasons.
@@ -64,7 +64,7 @@ class AnswerTimes(msgspec.Struct, eq=False):
 
 
 class RequestMetrics:
-    """Counters and histograms of one front's requests to one engine.
+    """Counters and histograms (TTFT, ITL) of one frontend's requests to one engine.
 
     Tokens that arrive together share the time since the previous ones equally; so do all tokens of
     a request that is sent only at its end. What ended requests were is read from `figures` or
@@ -121,6 +121,7 @@ class RequestMetrics:
         itl.sum += now - last
 
     def _first_tokens(self, times: AnswerTimes, count: int, now: float) -> None:
+        """Observe the TTFT, and the tokens that arrived with the first."""
         times.first_token = now
         self.time_to_first_token.observe(now - times.arrival)
         if count > 1:  # the others came with the first

@@ -1,4 +1,4 @@
-"""The request tracker: one front's unfinished requests, between their callers and the engine.
+"""The request tracker: one frontend's unfinished requests, between their callers and the engine.
 
 Owns the callers' output queues, and what happens to unfinished requests when an engine process dies
 and another one replaces it: they continue there with the tokens that they have.

@@ -166,7 +166,7 @@ class EngineConnection:
     def _read(self) -> None:
         """Deliver all frames that have arrived, joined to one step.
 
-        A front that lags behind the engine so detokenizes several steps at once, and catches up.
+        A frontend that lags behind the engine so detokenizes several steps at once, and catches up.
         All frames are read, because ZeroMQ signals their arrival only once.
         """
         steps: list[StepOutput] = []

@@ -1,4 +1,4 @@
-"""ProcessLink: the link from a front to an engine process and its successors. No torch.
+"""ProcessLink: the link from a frontend to an engine process and its successors. No torch.
 
 Owns which process it is connected to. Frames and sockets are in ipc.py.
 """

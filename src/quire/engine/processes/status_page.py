@@ -2,7 +2,7 @@
 
 It can be read whatever the engine is doing. One page per engine process, written by the engine
 alone and without locks: each field is an aligned 8-byte word. The supervisor reads whether the
-engine hangs; the front reads, after a death, which requests had started to run.
+engine hangs; the frontend reads, after a death, which requests had started to run.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
-    """The safetensors files that make up the checkpoint, and what its index promises."""
+    """The safetensors files of a checkpoint, and each tensor's file if it is sharded."""
     single = folder / "model.safetensors"
     if single.is_file():
         return [single], {}
@@ -106,6 +106,7 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
 
 
 def _read_index(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """A sharded checkpoint by model.safetensors.index.json: its files, and each tensor's file."""
     index = ConfigFile.read(folder / _INDEX)
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:

@@ -1,7 +1,7 @@
-// Threads that share the work of one kernel call.
+// Thread pool: threads that share the work of one kernel call.
 //
-// Work is cut into pieces that whoever is free takes next, so that a thread the system does not run
-// just now holds nobody up: the caller alone can finish. (OpenMP's threads each have their share,
+// Work is cut into pieces that the next free thread takes, so that a thread the system does not run
+// just now delays no other: the caller alone can finish. (OpenMP's threads each have their share,
 // and where another process wants a core, every call waits for a time slice: 5 ms instead of 5 us.)
 // What a piece computes must not depend on who takes it, so results never depend on timing.
 
@@ -12,8 +12,9 @@
 
 using Piece = void (*)(void* context, int64_t piece);
 
-// Runs pieces 0 .. count - 1 on up to `threads` threads, the caller's among them, and returns when
-// all are done. One call at a time; a call from another thread meanwhile runs its pieces alone.
+// Runs pieces 0 .. count - 1 by the thread pool: on up to `threads` threads, the caller's among them;
+// returns when all are done. One call at a time; a call from another thread meanwhile runs its
+// pieces alone.
 void run_pieces(int64_t count, int threads, Piece run, void* context);
 
 template <typename F>

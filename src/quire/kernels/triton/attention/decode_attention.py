@@ -1,4 +1,4 @@
-"""Attention of requests with one query token, over their paged keys and values.
+"""Decode attention: one query token per request over paged keys and values, split-KV.
 
 Floor: the bytes of the visible keys and values over the memory bandwidth. The query heads of a key
 head are the rows of one MMA, so keys are read once. Units of work are tiles of keys of one
@@ -266,7 +266,7 @@ def _merge(
     out_ptr, partial_ptr, weights_ptr, first, last,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Store the weighted mean of all partial results, added in order: out [GROUP, HEAD_DIM].
+    """Combine split-KV partial results: the weighted mean, in order: out [GROUP, HEAD_DIM].
 
     A thread holds the same elements of each, so no data is exchanged between threads.
     """
