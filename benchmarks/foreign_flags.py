@@ -60,7 +60,7 @@ def _name(flags: list[str]) -> str:
 
 
 def _is_switch(call: ast.Call, kind: str) -> bool:
-    """kind: the annotation of the option's field."""
+    """Whether a flag takes no value. kind: the annotation of the option's field."""
     own = [ast.unparse(word.value) for word in call.keywords if word.arg == "action"]
     return any("store_" in action or "Boolean" in action for action in own) or bool(
         re.match(r"bool( \| None)?$", kind)

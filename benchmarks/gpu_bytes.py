@@ -64,7 +64,7 @@ def random_words(n: int, k: int, group: int, codes: str) -> ByteWords:
 
 
 def weights_of(n: int, k: int, group: int, codes: str) -> list[ByteWords]:
-    """So many weights that none is found in the cache."""
+    """Enough weights that none is found in the cache."""
     return [random_words(n, k, group, codes) for _ in range(copies_beyond_cache(n * k))]
 
 

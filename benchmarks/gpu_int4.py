@@ -55,7 +55,7 @@ def random_words(n: int, k: int, group: int) -> Int4Words:
 
 
 def weights_of(n: int, k: int, group: int) -> list[Int4Words]:
-    """So many weights that none is found in the cache."""
+    """Enough weights that none is found in the cache."""
     num_bytes = n * k // 2 + 2 * n * k // group
     return [random_words(n, k, group) for _ in range(copies_beyond_cache(num_bytes))]
 

@@ -87,7 +87,7 @@ def weight_of(name: str, n: int, k: int) -> tuple[Any, Tensor]:
 
 
 def copies_of(weight: Any) -> list[Any]:
-    """So many copies of a weight that none is found in the cache."""
+    """Enough copies of a weight that none is found in the cache."""
     num_bytes = sum(tensor.nbytes for tensor in tensors_of(weight).values())
 
     def copy() -> Any:

@@ -132,7 +132,7 @@ def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Ro
 
 
 def _starts(peer: Row, ours: Row, first: Row) -> str:
-    """ours: kernels were on disk. first: nothing was compiled."""
+    """The times of starts. ours: kernels were on disk. first: nothing was compiled."""
     lines = [
         "Start of the process to the first token served, seconds:",
         "",

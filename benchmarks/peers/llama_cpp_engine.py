@@ -105,7 +105,7 @@ class _Context:
         return [self._best(sequence) for sequence in range(self._sequences)]
 
     def _run(self, entries: list[tuple[int, int, int, bool]]) -> None:
-        """entries: token, position, sequence, whether its logits are wanted."""
+        """Run one batch. entries: token, position, sequence, whether its logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for index, (token, position, sequence, wanted) in enumerate(entries):

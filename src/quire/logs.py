@@ -25,7 +25,7 @@ DROPPED = "%d log lines dropped: the reader of stderr is too slow"
 
 
 class LogOptions(msgspec.Struct, frozen=True):
-    """level: the least that is logged, such as "info"; format: "text" or "json"."""
+    """Settings of the log. level: the least, such as "info". format: "text" or "json"."""
 
     level: str
     format: str

@@ -101,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
     settings = server_settings(args)
     for notice in unread_variables(os.environ, vars(args)):
         print(f"note: {notice}", file=sys.stderr)
-    locked = settings.keys.are_required  # a file of keys that cannot be read is told at once
+    locked = settings.keys.are_required  # a file of keys that cannot be read is reported at once
     from_environment = settings.api_key is not None and "api_key" not in vars(args)
     key = key_in_shell(settings, from_environment=from_environment) if locked else ""
     plans = model_plans(args, settings)

@@ -53,6 +53,6 @@ def _candidates(
 
 
 def _normalized(scale: Tensor, folding: Folding) -> Tensor:
-    """So that neither weights nor inputs grow much on the whole."""
+    """Scales divided by one number, so that neither weights nor inputs grow much on the whole."""
     scale = folding.shared(scale.clamp(1e-4, 1e4))
     return scale / (scale.amax() * scale.amin()).sqrt()

@@ -21,7 +21,7 @@ _SCALES = 16  # that are tried, from one power of two to the next
 
 @dataclass(frozen=True, slots=True)
 class FloatGrid:
-    """dtype: of scales in the checkpoint, by name."""
+    """The grid of FP8 codes (e4m3). dtype: of scales in the checkpoint, by name."""
 
     dtype: str
 

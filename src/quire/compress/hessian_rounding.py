@@ -27,7 +27,7 @@ _MOST_DAMPING = 1e3  # times what was asked for, before a Hessian is given up
 
 @dataclass(frozen=True, slots=True)
 class HessianRounding:
-    """damping: share of the mean diagonal that is added to it."""
+    """GPTQ's rounding. damping: share of the mean diagonal that is added to the Hessian's."""
 
     grid: IntegerGrid | FloatGrid
     act_order: ActOrder

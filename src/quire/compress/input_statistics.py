@@ -14,8 +14,9 @@ from quire.models.families.llama import LlamaDecoderLayer
 
 @dataclass(slots=True)
 class InputStatistics:
-    """hessian: the mean of x xᵀ [K, K] over tokens; magnitude, largest: of |x| by input [K].
+    """Statistics of the inputs x [T, K] of one linear layer.
 
+    hessian: the mean of x xᵀ [K, K] over tokens; magnitude, largest: mean and maximum of |x| [K].
     The loss of a changed weight, the mean of ||ΔW x||², is the trace of ΔW · hessian · ΔWᵀ.
     """
 

@@ -24,8 +24,9 @@ class GroupScales:
 
 @dataclass(frozen=True, slots=True)
 class IntegerGrid:
-    """group: inputs that share a scale; -1 for all. symmetric: zero is half of the codes' range.
+    """The grid of integer codes with a scale and a zero point per group.
 
+    group: inputs that share a scale; -1 for all. symmetric: zero is half of the codes' range.
     dtype: of scales, by name. least_zero: the smallest zero point that a checkpoint can hold.
     """
 

@@ -15,8 +15,11 @@ RoundingMethod = Literal["nearest", "gptq", "signround"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """scaling: what moves scales between weights and activations first. rounding: how codes are
-    chosen. packing: what the checkpoint is stored as, unless another one is asked for."""
+    """A quantization method of `quire quantize`.
+
+    scaling: what moves scales between weights and activations first. rounding: how codes are
+    chosen. packing: what the checkpoint is stored as, unless another one is asked for.
+    """
 
     scaling: Scaling
     rounding: RoundingMethod

@@ -1,4 +1,4 @@
-"""Grammars in GBNF: told from Lark, embedded into a Lark grammar, and translated to Lark.
+"""Grammars in GBNF: distinguished from Lark, embedded into a Lark grammar, and translated to Lark.
 
 The translation is llguidance's, which takes 0.3 s for the longest texts, so it is done where
 grammars are compiled, not where requests are read: until then an embedded grammar is one line.

@@ -1,6 +1,6 @@
 """The main function of the grammar subprocess, which grammar_subprocess.py starts.
 
-It is told a vocabulary and then structured outputs, and answers with the problem of each, or an
+It receives a vocabulary and then structured outputs, and answers with the problem of each, or an
 empty frame. It has no state worth saving: it is killed when a compilation takes too long.
 """
 

@@ -35,7 +35,7 @@ _Tokens = list[tuple[str, str]]
 
 
 class UnreadableGrammarError(ValueError):
-    """The size of a grammar cannot be told; the message says why."""
+    """The size of a grammar cannot be computed; the message says why."""
 
 
 def num_written_out(grammar: str) -> int:

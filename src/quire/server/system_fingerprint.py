@@ -1,4 +1,4 @@
-"""system_fingerprint: names what made an answer.
+"""The system_fingerprint: names what made an answer.
 
 It changes with Quire's version, the model's name, its data types and the type of device, not with
 other weights under the same name. Clients may compare it;

@@ -120,7 +120,7 @@ def _sequence_attempts(pieces: list[Piece], num_chars: int, *, may_fail: bool) -
 
 
 def _piece_attempts(piece: Piece, num_chars: int, *, may_fail: bool) -> float:
-    """may_fail: something behind it may."""
+    """The number of attempts to match one piece. may_fail: whether something behind it may fail."""
     if piece.inner is None:
         few, many = min(piece.least, num_chars), min(piece.most, num_chars)
         return many - few + 1 if may_fail else 1

@@ -17,8 +17,8 @@ from quire.engine.core.step_sizes import LEAST_MEMBERS
 from quire.kernels.batch_layout import SHARED_MEMBERS, SHARED_TOKENS
 
 LEAST_TOKENS = 4 * SHARED_TOKENS  # that are worth a group
-# Tokens that a step must save: reading prefixes apart takes two more kernels a layer, and requests
-# with the same keys find most of them in the GPU's cache anyway (docs/decisions/kv-cache.md).
+# Tokens that a step must save: reading prefixes separately takes two more kernels a layer, and
+# requests with the same keys find most of them in the GPU's cache (docs/decisions/kv-cache.md).
 LEAST_SAVED = 32_768
 
 

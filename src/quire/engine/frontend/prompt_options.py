@@ -51,8 +51,9 @@ def template_options(options: Mapping[str, Any], variables: Collection[str]) -> 
 
 
 class EncodingOptions(TypedDict, total=False):
-    """truncate_prompt_tokens: the number of tokens to keep; -1: as many as fit.
+    """Options of a prompt's encoding.
 
+    truncate_prompt_tokens: the number of tokens to keep; -1: as many as fit.
     truncation_side: "left" cuts tokens at the begin (the default), "right" those at the end.
     add_special_tokens: such as a BOS in front; by default as the tokenizer says.
     tokenization_kwargs: a map with these.
@@ -65,7 +66,7 @@ class EncodingOptions(TypedDict, total=False):
 
 
 def read_encoding(options: EncodingOptions) -> Encoding:
-    """The options by either way. Raises InvalidRequestError."""
+    """The encoding that the options, nested ones too, describe. Raises InvalidRequestError."""
     given = {**(options.get("tokenization_kwargs") or {}), **options}
     given.pop("tokenization_kwargs", None)
     truncate = given.pop("truncate_prompt_tokens", None)

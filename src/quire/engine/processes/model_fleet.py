@@ -45,8 +45,10 @@ UNLOADED = "the model was unloaded before the answer was complete; send the requ
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """memory_bytes: limit of all loaded models, None: none. idle_seconds: until unused on-demand
-    models are unloaded, None: never.
+    """Limits of the models that are loaded together.
+
+    memory_bytes: of all loaded models, None: no limit. idle_seconds: until unused on-demand models
+    are unloaded, None: never.
     """
 
     memory_bytes: int | None = None

@@ -73,7 +73,7 @@ def block_masses(logits: Singles, indices: Ints, peaks: Singles, slopes: Singles
 
 
 def _call(name: str, x: Array, *, out: Array, **others: Array) -> None:
-    """x: all rows; out: one result for each row that is worked on."""
+    """Call a native function on rows. x: all rows; out: one result for each row worked on."""
     args = RowsArgs(
         x=address(x), out=address(out), rows=len(out), size=x.shape[1],
         dtype=ARRAY_DTYPES[x.dtype], threads=native.num_threads(),

@@ -37,7 +37,7 @@ class CausalLM(Protocol):
     def attend(
         self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, num_before: int
     ) -> tuple[Tensor, Tensor]:
-        """As far as tokens depend on each other: up to the last layer's attention.
+        """The part of `forward` where tokens depend on each other: to the last layer's attention.
 
         Returns the residual before that layer [T, H], and what its heads found [T, Hq · D].
         num_before: layers that are computed before it, fewer than all in a warm-up.
@@ -140,7 +140,7 @@ def with_cache(
     num_layers: int,
     num_blocks: int,
 ) -> TorchModel:
-    """So many layers of a model on the host, with a cache for them. See `WithCache`."""
+    """The first `num_layers` of a model on the host, with a KV cache for them. See `WithCache`."""
     host = torch.device("cpu")
     caches = allocate_kv(layers[:num_layers], num_blocks, block_size, kv_dtype, host)
     return TorchModel(model, caches, host)

@@ -1,4 +1,4 @@
-"""api_html: an OpenAPI document as one HTML page, without scripts.
+"""An OpenAPI document as one HTML page, without scripts.
 
 Every text of the document is escaped; every reference becomes a link to its schema on the page.
 """
@@ -233,7 +233,7 @@ def _name(ref: str) -> str:
 
 
 def _short(name: str) -> str:
-    """A schema's name without the module, which some have to be told apart."""
+    """A schema's name without its module, which distinguishes schemas of one name."""
     return name.rpartition(".")[2]
 
 

@@ -25,7 +25,7 @@ SECOND_LOOK = 0.3  # seconds; an engine that works gives a sign of life within 0
 
 
 class HealthReply(msgspec.Struct, omit_defaults=True):
-    """status: ok or unavailable. reason: why not."""
+    """The reply of a health check. status: ok or unavailable. reason: why it is unavailable."""
 
     status: str
     reason: str | None = None

@@ -12,7 +12,7 @@ from quire.server.model_registry import ModelRegistry
 
 
 class LoadReply(msgspec.Struct):
-    """server_load: answers that run or wait, of all models and API processes."""
+    """The reply. server_load: answers that run or wait, of all models and API processes."""
 
     server_load: int
 

@@ -78,14 +78,14 @@ class GpuLinear(ABC, Generic[W]):
         return self.rows
 
     def rounded(self, out: Tensor) -> type[RoundedRows] | None:  # noqa: ARG002
-        """As which rows numbers like out are rounded before a linear layer of this type."""
+        """The rounded rows that a linear layer of this type reads instead of numbers like out."""
         return None
 
     def rounds_next(self, out: Tensor, weight: W) -> type[RoundedRows] | None:  # noqa: ARG002
-        """As which rows what is computed from a linear layer's result [T, N] should be stored.
+        """The rounded rows in which to store what is computed from a linear layer's result [T, N].
 
         The next linear layer's weight is not known here. Where one after a norm has other codes,
-        `rows_for` makes rows of their own for it; `linear_silu` is told.
+        `rows_for` makes rows of their own for it; `linear_silu` has an argument for it.
         """
         return None
 

@@ -11,8 +11,9 @@ from quire.server.http.request_body import RequestBody
 
 
 class EncodingFields(RequestBody, kw_only=True, dict=True):
-    """truncate_prompt_tokens: keep this many of the prompt's tokens; -1: as many as fit.
+    """Fields of a body that say how its prompts are encoded.
 
+    truncate_prompt_tokens: keep this many of the prompt's tokens; -1: as many as fit.
     truncation_side: which tokens are cut: left (the default), those at the begin; right, those at
     the end. add_special_tokens: those of tokenizer.json.
     """

@@ -11,8 +11,10 @@ from quire.errors import InvalidRequestError
 
 
 class FieldNames:
-    """names: field of a ChatRequest → the API's own field, longer names first. messages: that one.
+    """An API's own names of the fields of a ChatRequest, for error messages.
 
+    names: field of a ChatRequest → the API's own field, longer names first. messages: the name of
+    that field.
     A name that starts with a dot may stand anywhere in a field, any other only at its start. As a
     context manager it renames the fields of the InvalidRequestErrors that pass.
     """

@@ -27,8 +27,9 @@ MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """include_usage: whether one more chunk at the end of the stream has the token counts.
+    """Token counts in a stream.
 
+    include_usage: whether one more chunk at the end of the stream has the token counts.
     continuous_usage_stats: whether each chunk has them; it needs include_usage.
     """
 

@@ -9,13 +9,13 @@ from quire.core.request_output import RequestOutput
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """cached_tokens: prompt tokens found in the prefix cache."""
+    """Parts of the prompt's token count. cached_tokens: prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """reasoning_tokens: tokens of the answers' reasoning, its marks included."""
+    """Parts of the answers' token count. reasoning_tokens: of reasoning, its marks included."""
 
     reasoning_tokens: int = 0
 

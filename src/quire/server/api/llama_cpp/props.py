@@ -13,7 +13,7 @@ from quire.version import __version__
 
 
 class GenerationSettings(msgspec.Struct, kw_only=True):
-    """n_ctx: tokens of prompt and answer. params: sampling params that the model has by default."""
+    """A model's defaults. n_ctx: tokens of prompt and answer. params: its sampling params."""
 
     n_ctx: int
     params: dict[str, Any]

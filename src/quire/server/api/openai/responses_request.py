@@ -97,8 +97,9 @@ class ResponsesToolChoice(Strict):
 
 
 class Reasoning(Strict):
-    """effort: how much to reason, if the chat template has such a variable.
+    """The reasoning before an answer.
 
+    effort: how much to reason, if the chat template has such a variable.
     max_tokens: tokens of reasoning after which its end is forced.
     summary, generate_summary: without effect; the reasoning itself is returned.
     """
@@ -156,7 +157,7 @@ PLAIN_TEXT = TextConfig(format=TextFormat(type="text"))
 
 
 class ResponsesStreamOptions(Strict):
-    """include_obfuscation: without effect, streams are sent without padding."""
+    """Options of a stream. include_obfuscation: without effect, there is no padding."""
 
     include_obfuscation: bool | None = None
 

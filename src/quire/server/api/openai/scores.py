@@ -151,7 +151,7 @@ def _job(
     request: PoolingFields,
     texts: dict[str, list[str]],
 ) -> ScoreJob:
-    """texts: by field, the queries first."""
+    """The score job of a request. texts: by field, the queries first."""
     (query_field, queries), (field, documents) = texts.items()
     pooling = model.engine.info.pooling.changed(normalize=True)
     fields = [(query_field, len(queries)), (field, len(documents))]
