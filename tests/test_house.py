@@ -493,6 +493,49 @@ def evasive_docstrings(path: Path) -> Iterator[str]:
             yield f"{path}:{line}: begins with {begin[0]!r}: name the thing, or what it returns"
 
 
+def public_definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Functions, classes and their methods whose names are public."""
+    for node in body:
+        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if is_definition and not node.name.startswith("_"):
+            yield node
+            yield from public_definitions(node.body if isinstance(node, ast.ClassDef) else [])
+
+
+def test_public_names_have_docstrings() -> None:
+    silent = (
+        f"{path}:{node.lineno}: {node.name} has no docstring"
+        for path in FILES
+        for node in public_definitions(parsed(path).body)
+        if not ast.get_docstring(node)
+        and not any("overload" in ast.unparse(each) for each in node.decorator_list)
+    )
+    expect_none(silent, "say what it is or returns, with shapes and units")
+
+
+# Functions of one body that stay apart, since the names in it mean other things in each module.
+SAME_BODIES = {
+    "normalized_rows",  # the reference; with the GPU's rms_norm
+    "stop",  # of two timers of a connection
+}
+
+
+def test_no_function_is_written_twice() -> None:
+    """Of bodies with three statements or more."""
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in nodes(path):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            size = sum(isinstance(each, ast.stmt) for line in body for each in ast.walk(line))
+            if size >= 3 and node.name not in SAME_BODIES:
+                text = "\n".join(ast.dump(line) for line in body)
+                homes.setdefault(text, []).append(f"{path}:{node.lineno} {node.name}")
+    twice = (f"one body: {', '.join(where)}" for where in homes.values() if len(where) > 1)
+    expect_none(twice, "keep one, in the lower room, and call it")
+
+
 def test_docstrings_name_the_thing() -> None:
     expect_none(fault for path in (*FILES, *PROGRAMS) for fault in evasive_docstrings(path))
 
@@ -562,6 +605,13 @@ def test_test_files_have_names_of_their_own() -> None:
     expect_none(
         (f"{count} files {name}" for name, count in names.items() if count > 1), "rename one"
     )
+
+
+def test_no_test_imports_from_conftest() -> None:
+    """Python keeps one module of that name, so two folders' tests could not run together."""
+    imports = re.compile(r"^(?:from|import) conftest\b", re.M)
+    found = (str(path) for path in TESTS if imports.search(path.read_text()))
+    expect_none(found, "use a fixture, or a module with a name of its own")
 
 
 def test_one_module_chooses_tritons_interpreter() -> None:

@@ -179,8 +179,6 @@ BUILDERS: dict[str, Callable[[], Backend]] = {
 }
 WITH_ALL_BYTES = ("gpt2", "llama3", "llama2", "mistral", "gemma")  # can spell any text
 
-WriteFolder = Callable[..., Path]
-
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -234,7 +232,7 @@ def byte_ids(gpt2: Tokenizer) -> list[int]:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> WriteFolder:
+def write(tmp_path: Path) -> Callable[..., Path]:
     """Writes a folder with the gpt2 kind and the given settings."""
 
     def write_gpt2(**settings: Any) -> Path:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import WriteFolder
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from quire.errors import CheckpointError
 from quire.tokenizer.tokenizer import Tokenizer
+
+WriteFolder = Callable[..., Path]
 
 
 def test_no_folder(tmp_path: Path) -> None:

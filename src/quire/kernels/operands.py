@@ -287,13 +287,6 @@ class Int4Words(GpuWords):
     permutation: Tensor | None = None  # as in `Int4Weight`
     codebook: str | None = None  # as in `CodebookWeight`; None for integers
 
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """Its tensors by the names of its fields."""
-        names = "words", "scale", "zeros", "row_scale", "permutation"
-        found = {name: getattr(self, name) for name in names}
-        return {name: own for name, own in found.items() if own is not None}
-
 
 # a weight as it is loaded: rows in the model's data type, or codes made elsewhere
 LoadedWeight: TypeAlias = "Tensor | QuantizedWeight"

@@ -38,6 +38,7 @@ def run_ring(
     out: Tensor,
     flags: dict[str, Any],
 ) -> None:
+    """Launch Hopper's ring GEMM; arguments as `GpuLinear.run` has them."""
     from quire.kernels.triton.hopper.hopper_gemm import chunk_steps, hopper_gemm_kernel, tiles_of
 
     num_programs = triton.cdiv(len(w), config.block_n) * config.split
@@ -76,6 +77,7 @@ def run_skinny(
     out: Tensor,
     flags: dict[str, Any],
 ) -> None:
+    """Launch the plain Triton GEMM for few rows; arguments as `GpuLinear.run` has them."""
     n, k = w.shape
     block_m = max(config.min_block_m, triton.next_power_of_2(len(rows)))
     num_programs, parts = config.grid(n, k, workspace(rows.device).num_sms)

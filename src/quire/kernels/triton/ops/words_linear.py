@@ -38,6 +38,7 @@ class WordsLinear(GpuLinear[V]):
         """The whole weight [N, K]."""
 
     def invariant_linear(self, x: Rows, weight: V, bias: Tensor | None) -> Tensor:
+        """See `GpuLinear`."""
         x = ordered(x if isinstance(x, Tensor) else x.dequantize(), weight)
         return invariant_gemm(x, None, self.numbers(weight, x.dtype), None, bias, x.dtype)
 
@@ -48,13 +49,16 @@ class WordsLinear(GpuLinear[V]):
         return has_hopper_gpu(x.device) and self.ring_config(len(x), weight) is not None
 
     def is_few(self, x: Rows, weight: V) -> TypeGuard[Tensor]:
+        """See `GpuLinear`."""
         return isinstance(x, Tensor) and self.reads_words(x, weight, MAX_ROWS)
 
     def inputs(self, x: Tensor | ResidualState, weight: V) -> tuple[Tensor, Tensor | None]:
+        """See `GpuLinear`."""
         rows, squares = super().inputs(x, weight)
         return ordered(rows, weight), squares
 
     def config(self, num_rows: int, weight: V) -> Config:
+        """See `GpuLinear`."""
         found = self.ring_config(num_rows, weight)
         assert found is not None
         return found
@@ -62,6 +66,7 @@ class WordsLinear(GpuLinear[V]):
     def rope_config(
         self, x: ResidualState, weight: V, kv_heads: int, head_dim: int
     ) -> Config | None:
+        """See `GpuLinear`."""
         whole, n = None, len(weight.words)
         if head_dim in (64, 128):
             whole = self.ring_config(len(x.residual), weight, head_dim)
@@ -76,6 +81,7 @@ class WordsLinear(GpuLinear[V]):
         out: Tensor,
         flags: dict[str, Any],
     ) -> None:
+        """See `GpuLinear`."""
         from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
         from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes
 

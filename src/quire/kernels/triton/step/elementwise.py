@@ -156,6 +156,7 @@ def silu_kernel(
     x_ptr, out_ptr, width, stride,
     BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (t, b): block b of token t's activation(gate) * up [width], from x [T, 2 · width]."""
     if PDL:
         follow()
     token, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
@@ -250,6 +251,7 @@ def quantize_rows(x: Tensor, kind: type[RoundedRows] = Fp8Rows) -> RoundedRows:
 def quantize_kernel(
     x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
+    """Program t: the codes of token t's row [size], and their scale."""
     if PDL:
         follow()
     token = tl.program_id(0).to(tl.int64)
@@ -283,6 +285,7 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
 def embedding_kernel(
     ids_ptr, weight_ptr, out_ptr, size, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
+    """Program (t, b): block b of the vector [size] of token t."""
     if PDL:
         follow()
     token = tl.program_id(0).to(tl.int64)

@@ -103,6 +103,7 @@ def move(target: Tensor, source: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["count"])
 def move_kernel(target_ptr, source_ptr, count, BLOCK: tl.constexpr):
+    """Program b: copies block b of `count` numbers."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target_ptr + i, tl.load(source_ptr + i, mask=i < count), mask=i < count)
 
