@@ -148,7 +148,7 @@ def write_checkpoint(name: str, folder: Path) -> transformers.PreTrainedModel:
     config = getattr(transformers, f"{family}Config")(**(SMALL | changes))
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    mean = -0.5 if family == "Gemma2" else 0.5  # its norms add one
+    mean = -0.5 if family.startswith("Gemma") else 0.5  # its norms add one
     for parameter in model.parameters():  # biases and norms that do something
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)

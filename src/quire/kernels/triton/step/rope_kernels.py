@@ -177,7 +177,7 @@ def _rope_heads(
 
 @triton.jit
 def stored_as(x, dtype: tl.constexpr):
-    """x in the cache's dtype; FP8 saturates at ±448."""
+    """x in the KV cache's dtype; codes of an FP8 KV cache saturate at ±448."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
