@@ -168,6 +168,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_cache_hits: int = 0
     prefix_cache_misses: dict[str, int] = {}  # reason → tokens
     num_corrupted_requests: int = 0  # the model computed non-finite numbers for them
+    weight_fault: str = ""  # which weight is not finite, if requests failed by one
     step_tokens: HistogramData = HistogramData()
     step_seconds: HistogramData = HistogramData()
     num_bad_frames: int = 0  # invalid frames in either direction, which were dropped

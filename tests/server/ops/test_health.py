@@ -9,6 +9,7 @@ from asgi_client import call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.core.messages import EngineStats
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -55,6 +56,16 @@ def test_a_server_that_drains_is_healthy_but_not_ready(app: Starlette) -> None:
     reply = call(app, "/ready")
     assert reply.json()["reason"] == "draining"
     assert reply.headers["retry-after"] == "5"
+
+
+def test_a_weight_that_is_not_finite_is_named_by_a_server_that_works_on(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    engine.stats = EngineStats(weight_fault="the weight w has numbers that are not finite")
+    reply = call(app, "/health")
+    assert (reply.status, reply.json()["status"]) == (200, "ok")
+    assert "the weight w" in reply.json()["reason"]
+    assert call(app, "/ready").status == 200
 
 
 def test_no_key_is_asked_for(engine: FakeEngine) -> None:

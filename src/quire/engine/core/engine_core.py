@@ -32,21 +32,23 @@ from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.core.plan_window import PlanWindow
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
+from quire.engine.core.weight_search import WeightSearch
 from quire.errors import InvalidRequestError
 from quire.scheduler.request_outputs import QUEUE_TIMEOUT
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# How long an otherwise idle step waits for a grammar to compile; new messages wait that long too.
-GRAMMAR_WAIT_SECONDS = 0.005
+# How long an otherwise idle step waits for a grammar to compile, or for the search of weights; new
+# messages wait that long too.
+THREAD_WAIT_SECONDS = 0.005
 
 
 class EngineCore:
     """Scheduler, executor, and the queue of steps in flight between them.
 
     make_scheduler: makes one without requests. on_start: called with the ids of requests that enter
-    the batch, before their first step runs.
+    the batch, before their first step runs. find_unsound: see `WeightSearch`.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class EngineCore:
         executor: Executor,
         limits: RequestLimits,
         grammars: GrammarMatchers | None = None,
+        find_unsound: Callable[[], str] | None = None,
     ) -> None:
         self.limits = limits
+        self._weights = WeightSearch(find_unsound)
         self._grammars = GrammarMatchers(None) if grammars is None else grammars
         self.on_start: Callable[[list[str]], None] | None = None
         self._make_scheduler = make_scheduler
@@ -70,6 +74,7 @@ class EngineCore:
         """
         self._executor.reset()
         self._grammars.clear()
+        self._weights.clear()
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -86,7 +91,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether another call of `step` has anything to run or to report."""
-        return self._can_step or self._grammars.num_pending > 0
+        return self._can_step or self._grammars.num_pending > 0 or self._weights.holds_any
 
     @property
     def _can_step(self) -> bool:
@@ -107,6 +112,7 @@ class EngineCore:
         """The engine's current gauges and counters."""
         stats = self._log.add_step_stats(self._scheduler.stats())
         stats.num_waiting += self._grammars.num_pending
+        stats.weight_fault = self._weights.fault
         return stats
 
     def handle(self, message: EngineMessage) -> None:
@@ -130,6 +136,8 @@ class EngineCore:
         If the step starts prompts whose progress is reported, the reports are sent before any wait.
         """
         self._expire_and_admit()
+        if self._weights.holds_any:
+            self._deltas += self._weights.take(0.0 if self._can_step else THREAD_WAIT_SECONDS)
         most = self._executor.max_in_flight
         started = len(self._in_flight) < most and self._start_next()
         if started and self._starts_report():
@@ -205,7 +213,7 @@ class EngineCore:
         else:
             seconds = self._log.end()
             self._scheduler.observe(plan, seconds)
-            deltas = self._scheduler.update(plan, output)
+            deltas = self._weights.filter(self._scheduler.update(plan, output))
         num_sampled = self._scheduler.num_generation_tokens - before
         summary = self._log.record_step(plan, seconds, deltas, num_sampled)
         self._window.record_step(summary)
@@ -230,7 +238,7 @@ class EngineCore:
 
     def _admit_compiled(self) -> None:
         """Hand requests whose grammar is compiled to the scheduler; waits briefly if idle."""
-        timeout = 0.0 if self._can_step else GRAMMAR_WAIT_SECONDS
+        timeout = 0.0 if self._can_step else THREAD_WAIT_SECONDS
         for request, failure in self._grammars.take_compiled(timeout):
             try:
                 if failure is not None:

@@ -22,7 +22,7 @@ from quire.engine.startup.compiled_start import load_prepared
 from quire.engine.startup.kv_cache_size import choose_max_model_len, choose_num_blocks
 from quire.engine.startup.null_engine import start_null_engine
 from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
-from quire.engine.startup.resolved_config import request_limits
+from quire.engine.startup.resolved_config import ResolvedConfig, request_limits
 from quire.engine.startup.startup_phases import Phases
 from quire.engine.startup.torch_import import import_torch
 from quire.grammar.grammar_compiler import GrammarCompiler
@@ -69,8 +69,9 @@ def start_engine(
         executor.warm_up()
     backend.has_started()
     core = EngineCore(
-        partial(_make_scheduler, backend, limits, executor), executor, limits, grammars
-    )
+        partial(_make_scheduler, backend, limits, executor), executor, limits, grammars,
+        partial(_find_unsound, resolved) if config.model.load_format != "dummy" else None,
+    )  # fmt: skip
     return core, EngineInfo(
         model_name=config.model.public_name,
         limits=limits,
@@ -123,6 +124,12 @@ def _make_scheduler(backend: Backend, limits: RequestLimits, executor: Executor)
         measured=table.observations if table is not None else (),
         step_sizes=executor.step_sizes,
     )
+
+
+def _find_unsound(resolved: ResolvedConfig) -> str:
+    from quire.models.checkpoints.unsound_weights import describe_unsound  # most engines need none
+
+    return describe_unsound(resolved.folder)
 
 
 def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> GrammarCompiler:

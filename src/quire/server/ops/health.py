@@ -25,7 +25,10 @@ SECOND_LOOK = 0.3  # seconds; an engine that works gives a sign of life within 0
 
 
 class HealthReply(msgspec.Struct, omit_defaults=True):
-    """The reply of a health check. status: ok or unavailable. reason: why it is unavailable."""
+    """The reply of a health check. status: ok or unavailable.
+
+    reason: why it is unavailable, or which weight makes requests fail although it is ok.
+    """
 
     status: str
     reason: str | None = None
@@ -54,7 +57,7 @@ class Health:
 
     async def health(self, _request: Request) -> Response:
         """200 while the engine works or is being restarted, else 503."""
-        return _answer(await self._failure())
+        return _answer(await self._failure(), self._weight_fault())
 
     async def ready(self, _request: Request) -> Response:
         """200 while requests are accepted, else 503."""
@@ -83,12 +86,16 @@ class Health:
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None
 
+    def _weight_fault(self) -> str | None:
+        """The weight that is not finite: a restart would not help, and other requests may work."""
+        return next((fault for e in self._engines() if (fault := e.stats.weight_fault)), None)
+
     def _engines(self) -> list[AsyncEngine]:
         return [model.engine for model in self._models.loaded()]
 
 
-def _answer(reason: str | None) -> Response:
-    body = HealthReply("ok") if reason is None else HealthReply("unavailable", reason)
+def _answer(reason: str | None, warning: str | None = None) -> Response:
+    body = HealthReply("ok", warning) if reason is None else HealthReply("unavailable", reason)
     status, headers = (200, {}) if reason is None else (503, {"retry-after": RETRY_AFTER})
     headers["cache-control"] = "no-store"
     return JsonResponse(body, status, headers)

@@ -1,0 +1,72 @@
+"""The search for a weight that is not finite, in a thread, once a request has failed by one.
+
+Owns the requests' last deltas until the search has ended, so that their errors name the weight. The
+requests have ended by then and hold nothing, so that others are not delayed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from quire.core.messages import RequestDelta
+from quire.scheduler.request_outputs import NON_FINITE
+
+logger = logging.getLogger(__name__)
+
+SEARCH_SECONDS = 20.0  # after which requests end without its outcome
+
+
+class WeightSearch:
+    """Runs `find` at the first failure, and never again.
+
+    find: describes a weight that is not finite, with what to do; "" if there is none.
+    """
+
+    def __init__(self, find: Callable[[], str] | None = None) -> None:
+        self._find = find
+        self._thread: threading.Thread | None = None
+        self._due = 0.0  # monotonic seconds
+        self._held: list[RequestDelta] = []
+        self.fault = ""  # what was found
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether deltas wait for the outcome."""
+        return bool(self._held)
+
+    def clear(self) -> None:
+        """Drop the deltas."""
+        self._held.clear()
+
+    def filter(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
+        """Hold back the deltas of requests with numbers that are not finite; returns the others."""
+        if all(delta.error != NON_FINITE for delta in deltas):
+            return deltas
+        self._start()
+        self._held += [delta for delta in deltas if delta.error == NON_FINITE]
+        return [delta for delta in deltas if delta.error != NON_FINITE]
+
+    def take(self, timeout: float) -> list[RequestDelta]:
+        """The deltas that were held back, once the search has ended; waits for it so long."""
+        assert self._thread is not None
+        self._thread.join(timeout)
+        if self._thread.is_alive() and time.monotonic() < self._due:
+            return []
+        deltas, self._held = self._held, []
+        for delta in deltas:
+            delta.error = self.fault or delta.error
+        return deltas
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._due = time.monotonic() + SEARCH_SECONDS
+            self._thread = threading.Thread(target=self._run, name="quire-weights", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        if self._find is not None and (found := self._find()):
+            self.fault = f"the model computes non-finite numbers, because {found}"
+            logger.error("%s", self.fault)

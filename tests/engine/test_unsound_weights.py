@@ -1,0 +1,49 @@
+"""Weights with NaN or infinity: a failed request's error names the tensor."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.errors import EngineError
+from quire.hub import BUNDLED_FOLDER
+from quire.models.checkpoints.unsound_weights import describe_unsound
+
+NAME = "model.layers.0.mlp.down_proj.weight"
+
+
+def copied_model(folder: Path) -> Path:
+    shutil.copytree(BUNDLED_FOLDER / "quire-tiny", folder)
+    return folder
+
+
+def damage(folder: Path, value: float, dtype: torch.dtype) -> None:
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    tensors[NAME][-1, -1] = value
+    save_file(tensors, file)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_tensor_is_found(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    folder = copied_model(tmp_path / "model")
+    assert describe_unsound(folder) == ""
+    damage(folder, value, dtype)
+    assert f"the weight {NAME} in model.safetensors" in describe_unsound(folder)
+    (folder / "model.safetensors").unlink()
+    assert describe_unsound(folder) == ""
+
+
+def test_the_first_failed_request_names_the_weight(tmp_path: Path) -> None:
+    folder = copied_model(tmp_path / "model")
+    damage(folder, float("nan"), torch.float32)
+    with LLM(model=folder, device="cpu", dtype="float32") as llm:
+        for _ in range(2):
+            with pytest.raises(EngineError, match=f"because the weight {NAME} .*download"):
+                llm.generate("Hello", SamplingParams(max_tokens=2))
