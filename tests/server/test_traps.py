@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
-from quire.server.http.http_errors import OLLAMA_PATHS
+from quire.server.http.http_errors import LLAMA_CPP_PATHS, OLLAMA_PATHS
 from quire.server.ops.openapi import entries_of
 from quire.server.settings import ServerSettings
 
@@ -98,8 +98,9 @@ def test_numbers_are_taken_in_every_spelling(app: Starlette) -> None:
 
 @pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
 def test_other_bodies_than_plain_json_are_415(app: Starlette, operation: Any) -> None:
-    # Ollama's paths read a program's body of no type, but not a browser's
-    page = {"origin": "http://x"} if operation.path.startswith(OLLAMA_PATHS) else {}
+    # Ollama's and llama.cpp's paths read a program's body of no type, but not a browser's
+    is_untyped = operation.path.startswith((*OLLAMA_PATHS, *LLAMA_CPP_PATHS))
+    page = {"origin": "http://x"} if is_untyped else {}
     for headers in (
         page,
         page | {"content-type": ""},

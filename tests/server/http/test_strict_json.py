@@ -153,14 +153,20 @@ URLENCODED = {"content-type": "application/x-www-form-urlencoded"}
         ("/api/generate", {"content-type": "text/plain"}, 415),
         ("/api/generate", {"content-type": "multipart/form-data; boundary=x"}, 415),
         ("/api/generate", URLENCODED | {"content-encoding": "gzip"}, 415),
+        ("/completion", URLENCODED, 200),
+        ("/completions", {}, 200),
+        ("/apply-template", URLENCODED, 200),
+        ("/completion", URLENCODED | {"origin": "http://evil.example"}, 415),
+        ("/completion", {"content-type": "text/plain"}, 415),
         ("/v1/completions", URLENCODED, 415),
     ],
 )
-def test_ollamas_paths_read_programs_bodies_of_other_types(
+def test_paths_of_ollama_and_llama_cpp_read_programs_bodies_of_other_types(
     app: Starlette, path: str, headers: dict[str, str], status: int
 ) -> None:
     body = json.dumps({"model": "fake", "prompt": "a", "stream": False}).encode()
     body = b'{"model": "fake"}' if "show" in path else body
+    body = b'{"messages": [{"role": "user", "content": "a"}]}' if "apply" in path else body
     assert call(app, path, body, headers=headers).status == status
 
 

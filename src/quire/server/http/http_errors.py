@@ -38,6 +38,8 @@ ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
 _OLLAMA = "chat generate embed tags show ps version pull push copy create delete blobs"
 OLLAMA_PATHS = tuple([f"/api/{name}" for name in _OLLAMA.split()])  # `{"error": "..."}` there
+# llama.cpp's own; /tokenize and /detokenize are vLLM's as well
+LLAMA_CPP_PATHS = ("/completion", "/apply-template", "/tokenize", "/detokenize")
 _SHARED_PATHS = "/v1/models"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",

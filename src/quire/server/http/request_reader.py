@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from quire.server.http.http_errors import OLLAMA_PATHS, HttpError
+from quire.server.http.http_errors import LLAMA_CPP_PATHS, OLLAMA_PATHS, HttpError
 
 _BY_NAME = "quire.headers"  # in a scope
 STATE_KEY = "body"  # in a scope's state: the body, if our protocol received it in one piece
@@ -16,11 +16,12 @@ STATE_KEY = "body"  # in a scope's state: the body, if our protocol received it 
 _USUAL_TYPE = b"application/json"
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
 
-# Ollama reads a body as JSON whatever its type, and its documents send it by `curl -d`, which says
-# that it is a form's; Python's clients may send none. Programs may do so here on its paths. Pages
+# Ollama and llama.cpp read a body as JSON whatever its type, and are asked by `curl -d`, which says
+# that it is a form's; Python's clients may send none. Programs may do so here on their paths. Pages
 # may not: with these types a browser asks no server before it sends what another site's page has
 # written. It says so in headers that the page cannot remove.
 _UNTYPED = frozenset({"", "application/x-www-form-urlencoded"})
+_UNTYPED_PATHS = (*OLLAMA_PATHS, *LLAMA_CPP_PATHS)
 _BROWSER_HEADERS = (b"origin", b"sec-fetch-site", b"sec-fetch-mode")
 
 
@@ -88,7 +89,7 @@ def _check_media_type(headers: Mapping[bytes, bytes], path: str) -> None:
 def _may_be_untyped(media_type: str, headers: Mapping[bytes, bytes], path: str) -> bool:
     """Whether a body is read as JSON though its header does not say so; see _UNTYPED."""
     is_program = not any(name in headers for name in _BROWSER_HEADERS)
-    return media_type in _UNTYPED and path.startswith(OLLAMA_PATHS) and is_program
+    return media_type in _UNTYPED and path.startswith(_UNTYPED_PATHS) and is_program
 
 
 def _too_large(limit: int) -> HttpError:
