@@ -1,0 +1,49 @@
+"""Members of JSON options by dots: one rule for all of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quire.cli.dotted_options import with_joined_members
+from quire.cli.options import CommandParser
+from quire.errors import ConfigError
+
+FLAG = "--override-generation-config"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([f"{FLAG}.temperature", "0.2"], {"temperature": 0.2}),
+        ([f"{FLAG}.top_k=3", f"{FLAG}.temperature", "0"], {"top_k": 3, "temperature": 0}),
+        (["--override_generation_config.a.b", "x y"], {"a": {"b": "x y"}}),
+        ([FLAG, '{"top_k": 2, "top_p": 1}', f"{FLAG}.top_k", "3"], {"top_k": 3, "top_p": 1}),
+        ([f"{FLAG}.top_k", "3", f'{FLAG}={{"top_p": 1}}'], {"top_k": 3, "top_p": 1}),
+    ],
+)
+def test_members_are_joined(words: list[str], expected: dict[str, object]) -> None:
+    parser = CommandParser("serve", "", [])
+    parser.add_argument(FLAG)
+    args = parser.parse(words)
+    assert json.loads(args.override_generation_config) == expected
+
+
+def test_other_words_stay() -> None:
+    words = ["a.b", "--stop", "x", "--model=a.b", "--", f"{FLAG}.a", "1"]
+    assert with_joined_members(words) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([f"{FLAG}.a"], "its value is missing"),
+        ([f"{FLAG}.a", "1", f"{FLAG}.a.b", "2"], "a has a value already"),
+        ([FLAG, "3", f"{FLAG}.a", "1"], "must be a JSON object"),
+        (["--no-such-option.a", "1"], "unknown option --no-such-option"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        CommandParser("serve", "", []).parse(words)
