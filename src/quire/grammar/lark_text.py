@@ -13,6 +13,11 @@ _ESCAPES = {"/": r"\/", "\n": r"\n"}
 ANY_TEXT = r"TEXT: /(?s:.*)/"  # the definition of a terminal
 
 
+def text_not_after(mark: str) -> str:
+    """The same of text that does not begin with a mark."""
+    return f"{ANY_TEXT} & ~{regex_rule(f'(?s:{re.escape(mark)}.*)')}"
+
+
 def quoted(text: str) -> str:
     """Exactly this text."""
     return json.dumps(text, ensure_ascii=False)

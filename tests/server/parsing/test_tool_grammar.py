@@ -264,3 +264,39 @@ def test_a_structural_tag_that_cannot_be_read_is_refused_beside_tools(tree: dict
     wrong = StructuredOutputs(structural_tag={"format": tree})
     with pytest.raises(NoGrammarError):
         grammar(reading("hermes"), {}, must_call=False, text_format=wrong)
+
+
+SCHEMA_TAGS = StructuredOutputs(
+    structural_tag={
+        "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
+)
+
+
+@pytest.mark.parametrize("in_reasoning", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "is_allowed"),
+    [
+        ("maybe <f or <f>abc</f></think>Well <f>12</f> it is", True),
+        ("no tag</think>Well", True),
+        ("maybe <f>1</f></think>Well <f>abc</f>", False),
+        ("<f>abc</f>, and no end", False),
+    ],
+)
+def test_structural_tags_begin_after_the_thought(
+    in_reasoning: bool, answer: str, is_allowed: bool
+) -> None:
+    how = reading(FORMATS[0], reasoning="think", in_reasoning=in_reasoning)
+    how = msgspec.structs.replace(how, tool_parser=None)
+    begin = "" if in_reasoning else "<think>"
+    options = {"text_format": SCHEMA_TAGS, "must_call": False}
+    assert allows(how, begin + answer, **options) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_allowed"), [("1 <f>12</f> 2", True), ("<f>x</f>", False), ("<thin", True)]
+)
+def test_structural_tags_stand_in_answers_without_a_thought(answer: str, is_allowed: bool) -> None:
+    how = msgspec.structs.replace(reading(FORMATS[0], reasoning="think"), tool_parser=None)
+    assert allows(how, answer, text_format=SCHEMA_TAGS, must_call=False) is is_allowed

@@ -14,7 +14,7 @@ from typing import Any
 from quire.core.sampling_params import StructuredOutputs
 from quire.grammar.gbnf import embedded
 from quire.grammar.json_style import json_style
-from quire.grammar.lark_text import ANY_TEXT, json_rule, quoted, regex_rule
+from quire.grammar.lark_text import ANY_TEXT, json_rule, quoted, regex_rule, text_not_after
 from quire.grammar.schema_bounds import OverBoundsError
 from quire.grammar.structural_tag import structural_tag_lark
 from quire.server.parsing.output_parser import ParserConfig
@@ -81,7 +81,7 @@ class _Writer:
                 f"({self._calls(tools)} | form)" if text_format else self._text_and_calls(tools)
             )
         if text_format is not None and not must_call:
-            self._rules.append(f"form: {_text_rule(text_format)}")
+            self._rules.append(f"form: {_text_rule(text_format, self._grammar_text())}")
         return "\n".join([f"start: {reasoning} {answer}", *self._rules, ""])
 
     def _reasoning(self, reasoning: ReasoningParser | None) -> str:
@@ -92,6 +92,16 @@ class _Writer:
             return f"{end} SPACE"
         self._rules.append(f"thought: {self._literal(reasoning.begin)} {end} SPACE")
         return "thought?"
+
+    def _grammar_text(self) -> str:
+        """The definition of a grammar's text, which must not be read where a thought begins.
+
+        A control token is no text.
+        """
+        reasoning = self._config.reasoning
+        if reasoning is None or self._config.in_reasoning or reasoning.begin in self._ids:
+            return ANY_TEXT
+        return text_not_after(reasoning.begin)
 
     def _calls(self, tools: ToolParser) -> str:
         frame = tools.frame
@@ -168,8 +178,8 @@ class _Writer:
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else quoted(p) for p in parts)
 
 
-def _text_rule(outputs: StructuredOutputs) -> str:
-    """The grammar of an answer's structured output."""
+def _text_rule(outputs: StructuredOutputs, any_text: str) -> str:
+    """The grammar of an answer's structured output. any_text: see `structural_tag_lark`."""
     match outputs.kind:
         case "json":
             try:
@@ -187,7 +197,7 @@ def _text_rule(outputs: StructuredOutputs) -> str:
             return regex_rule(outputs.text)
         case "structural_tag":
             try:
-                return embedded(structural_tag_lark(outputs.text))
+                return embedded(structural_tag_lark(outputs.text, any_text))
             except OverBoundsError as error:
                 raise NoGrammarError(str(error)) from None
     return embedded(outputs.text)
