@@ -165,7 +165,34 @@ def test_a_question_that_no_model_can_be_given_is_named(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"messages": [5], "expected": "a"})
-    with pytest.raises(ConfigError, match=r"tasks: .*a\.jsonl, object 1: messages\[0\]"):
+    with pytest.raises(ConfigError, match=r"tasks: .*a\.jsonl, line 1: messages\[0\]"):
+        read_tasks(tokenizer, file)
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ({"prompt": "a", "expected": "b"}, r'%s 2: must be an object with a list of "messages"'),
+        ({"messages": "a", "expected": "b"}, "%s 2: must be an object with a list"),
+        (["a"], "%s 2: must be an object with a list"),
+        ({"messages": [{"role": "user", "content": "a"}], "expected": 5}, "%s 2: .*a string"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["line", "object"])
+def test_a_task_that_is_none_is_named(
+    tokenizer: Tokenizer, tmp_path: Path, second: object, problem: str, kind: str
+) -> None:
+    first = {"messages": [{"role": "user", "content": "a"}], "expected": "b"}
+    lines = [json.dumps(first), json.dumps(second)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(lines) if kind == "line" else f"[{','.join(lines)}]")
+    with pytest.raises(ConfigError, match=problem % kind):
+        read_tasks(tokenizer, file)
+
+
+def test_tasks_without_any_answer_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "a"}]})
+    with pytest.raises(ConfigError, match='has no "expected"; name a file'):
         read_tasks(tokenizer, file)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUNDLED_TASKS = BUNDLED_FOLDER / "examples.json"
+_OBJECTS = 'objects of "messages" and "expected"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +33,30 @@ class Task:
 def read_tasks(tokenizer: Tokenizer, path: Path) -> list[Task]:
     """The questions of a file with JSON objects, in a list or in lines.
 
-    Each has "messages" and "expected"; those without an answer are passed over. Raises ConfigError.
+    Each has "messages" and "expected"; those whose answer is null or missing are passed over.
+    Raises ConfigError, which names the line or object, also where no answer is left.
     """
     found = []
-    for number, values in enumerate(_objects(path), 1):
-        messages, expected = values.get("messages"), values.get("expected")
-        if isinstance(messages, list) and isinstance(expected, str):
-            try:
-                found.append(_task(tokenizer, messages, expected))
-            except InvalidRequestError as error:
-                raise ConfigError(f"tasks: {path}, object {number}: {error}") from error
+    for where, values in _values(path):
+        try:
+            if (task := _task(tokenizer, values)) is not None:
+                found.append(task)
+        except InvalidRequestError as error:
+            raise ConfigError(f"tasks: {path}, {where}: {error}") from error
+    if not found:
+        raise ConfigError(f'tasks: {path} has no "expected"; name a file with {_OBJECTS}')
     return found
 
 
-def _task(tokenizer: Tokenizer, messages: list[Any], expected: str) -> Task:
+def _task(tokenizer: Tokenizer, values: Any) -> Task | None:
+    """A question; None if it has no answer. Raises InvalidRequestError."""
+    if not isinstance(values, dict) or not isinstance(values.get("messages"), list):
+        raise InvalidRequestError('must be an object with a list of "messages"; correct it')
+    messages, expected = values["messages"], values.get("expected")
+    if expected is None:
+        return None
+    if not isinstance(expected, str):
+        raise InvalidRequestError('"expected" must be a string; correct it')
     prompt, answer = tokenizer.encode_chat(messages), tokenizer.encode_inside(expected)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return Task(prompt + answer + end, len(prompt))
@@ -59,18 +70,20 @@ def count_right(tasks: list[Task], best: list[Tensor]) -> int:
     )
 
 
-def _objects(path: Path) -> list[dict[str, Any]]:
+def _values(path: Path) -> list[tuple[str, Any]]:
+    """The values of a file, each with where it stands."""
     try:
         check_regular(path)  # a pipe or device might never end
         text = path.read_text(encoding="utf-8")
-        values = parse_json(text.encode()) if text.lstrip().startswith("[") else _lines(text)
+        if not text.lstrip().startswith("["):
+            return _lines(text)
+        return [(f"object {i}", value) for i, value in enumerate(parse_json(text.encode()), 1)]
     except (OSError, ValueError, CheckpointError) as error:
         raise ConfigError(
-            f"tasks: {path} cannot be read as JSON ({error}); name a file with objects of "
-            '"messages" and "expected"'
+            f"tasks: {path} cannot be read as JSON ({error}); name a file with {_OBJECTS}"
         ) from error
-    return [each for each in values if isinstance(each, dict)]
 
 
-def _lines(text: str) -> list[Any]:
-    return [parse_json(line.encode()) for line in text.split("\n") if line.strip()]
+def _lines(text: str) -> list[tuple[str, Any]]:
+    lines = [(f"line {i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [(where, parse_json(line.encode())) for where, line in lines]
