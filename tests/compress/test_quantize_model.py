@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_models import FAMILIES, SAMPLES, quantize, write_model
 
+from quire.compress import shard_files
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts, linears_of, weight_of
@@ -129,12 +135,39 @@ def test_a_run_taken_up_makes_equal_bytes(base: Path, tmp_path: Path, method: st
     first = next((tmp_path / "stopped").glob("*.safetensors")).stat().st_mtime_ns
     for folder in ("stopped", "whole"):
         quantize(base, tmp_path / folder, recipe)
-    stopped, whole = (
-        {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
-        for folder in ("stopped", "whole")
-    )
-    assert stopped == whole
+    assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
     assert first in [p.stat().st_mtime_ns for p in (tmp_path / "stopped").glob("*.safetensors")]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def quantize_until_killed(base: Path, out: Path, recipe: Recipe) -> None:
+    """In a process of its own: end by SIGKILL when half of the second layer's file is written."""
+
+    def save_half(tensors: dict[str, torch.Tensor], path: Path, metadata: dict) -> None:
+        save_file(tensors, path, metadata)
+        if "00002" in path.name:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with mock.patch.object(shard_files, "save_file", save_half):
+        quantize(base, out, recipe)
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "int8", "fp8", "fp8+gptq", "nf4"])
+def test_a_run_that_was_killed_is_taken_up(base: Path, tmp_path: Path, method: str) -> None:
+    recipe = Recipe(method=method, group_size=32)
+    given = base, tmp_path / "killed", recipe
+    child = multiprocessing.get_context("fork").Process(target=quantize_until_killed, args=given)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert any(path.suffix == ".tmp" for path in (tmp_path / "killed").iterdir())
+    for folder in ("killed", "whole"):
+        quantize(base, tmp_path / folder, recipe)
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
 
 def test_a_run_with_other_settings_is_refused(base: Path, tmp_path: Path) -> None:
