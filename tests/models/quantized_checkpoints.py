@@ -244,6 +244,7 @@ METHODS = {
         "INT4",
         (DOWN,),
     ),
+    "auto_round_zeros": Method(ROUND | {"sym": False}, gptq(4, 32, False, False), "INT4_ZEROS"),
     "auto_round_v2": Method(
         ROUND | {"sym": False, "packing_format": "auto_round:gptqmodel"},
         gptq(4, 32, False, False, 2),
