@@ -36,7 +36,7 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import LinearWeight
-from quire.kernels.torch_dtypes import torch_dtype
+from quire.kernels.torch_dtypes import dtype_name, torch_dtype
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
@@ -82,6 +82,7 @@ def main() -> None:
             ("w8a16", own), ("int4", own),
         )
     )  # fmt: skip
+    bfloat16 = load(folder, model_config, "none", own, torch.bfloat16)
     fp8_queries, int8_queries = (
         load(folder, model_config, "none", replace(own, attention=partial(attend, rounded)))
         for rounded in (queries_fp8, queries_int8)
@@ -93,6 +94,7 @@ def main() -> None:
     exact = [score(plain, model_config, ids, "auto") for ids in samples]
     rows = []
     for name, model, cache in (
+        ("bfloat16", bfloat16, "auto"),
         ("INT8 weights and activations", int8, "auto"),
         ("INT8 weights, activations in 16 bits", w8a16, "auto"),
         ("INT4 weights, INT8 activations and head", int4, "auto"),
@@ -137,10 +139,14 @@ def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]
 
 
 def load(
-    folder: Path, model_config: ModelConfig, quantization: Any, kernels: Kernels
+    folder: Path,
+    model_config: ModelConfig,
+    quantization: Any,
+    kernels: Kernels,
+    dtype: torch.dtype = torch.float32,
 ) -> LlamaForCausalLM:
     config = ModelSettings(model=str(folder), quantization=quantization)
-    return load_model(config, model_config, folder, torch.device("cpu"), torch.float32, kernels)
+    return load_model(config, model_config, folder, torch.device("cpu"), dtype, kernels)
 
 
 def rounded_fp8(
@@ -188,7 +194,7 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """(hidden states [T, H], log-probabilities [T, V]), computed chunk by chunk over a KV cache."""
     num_blocks = -(-len(ids) // BLOCK_SIZE)
-    stored = torch_dtype(kv_name(cache, "float32"))
+    stored = torch_dtype(kv_name(cache, dtype_name(next(model.parameters()).dtype)))
     kv = allocate_kv(model_config.spec.kv_layers, num_blocks, BLOCK_SIZE, stored, "cpu")
     table = np.arange(num_blocks, dtype=np.int32)[None]
     parts = []
@@ -199,7 +205,7 @@ def score(
         context = ForwardContext(layout, kv)
         parts.append(model.forward(torch.tensor(ids[start:end]), positions, context))
     hidden = torch.cat(parts)
-    return hidden, model.compute_logits(hidden).log_softmax(-1)
+    return hidden.float(), model.compute_logits(hidden).float().log_softmax(-1)
 
 
 def compare(

@@ -60,18 +60,21 @@ def measure(root: str) -> dict[str, Any]:
     from quire.server.app import build_app
     from quire.server.settings import ServerSettings
 
+    app, params = build_app(FakeEngine(), ServerSettings()), SamplingParams(max_tokens=4)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options: Any = {"quantization": "int8", "prepared_weights": folder}
         found = {"weight": hops(lambda: LLM(**options), of_weights=True)}
-        llm = LLM(**options)
-    app, params = build_app(FakeEngine(), ServerSettings()), SamplingParams(max_tokens=4)
-    paths: dict[str, Callable[[], object]] = {
-        "request_server": lambda: call(app, "/v1/chat/completions", {"messages": CHAT}),
-        "request_engine": lambda: llm.chat(CHAT, params, use_tqdm=False),
-    }
-    for name, path in paths.items():
-        path()
-        found[name] = hops(path)
+        with LLM(**options) as llm:
+            paths: dict[str, Callable[[], object]] = {
+                "request_server": lambda: call(app, "/v1/chat/completions", {"messages": CHAT}),
+                "request_engine": lambda: llm.chat(CHAT, params, use_tqdm=False),
+            }
+            for name, path in paths.items():
+                path()
+                found[name] = hops(path)
+        for thread in threading.enumerate():
+            if thread.name == "quire-prepared":  # writes into the folder
+                thread.join()
     return found
 
 

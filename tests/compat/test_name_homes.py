@@ -120,6 +120,7 @@ def test_modules_of_vllm_have_the_names_of_quire(module: str, name: str) -> None
         ("quire.lora.request", "LoRARequest", "merge the adapter"),
         ("quire.v1.metrics.reader", "Counter", "use llm.stats"),
         ("quire.config", "CompilationConfig", "settings are arguments of LLM, by their names"),
+        ("quire.envs", "VLLM_USE_V1", "settings are arguments of LLM, by their names"),
         ("quire.utils", "random_uuid", r"quire has no 'random_uuid'; dir\(quire\)"),
     ],
 )

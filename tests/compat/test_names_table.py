@@ -232,7 +232,7 @@ def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
 
 
-@pytest.mark.parametrize("word", ["run", "pull", "ls", "bench"])
+@pytest.mark.parametrize("word", ["run", "pull", "ls", "bench", "collect-env"])
 def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert (

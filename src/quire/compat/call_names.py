@@ -79,4 +79,5 @@ COMMANDS: Mapping[str, str] = {
     "push": "use hf upload",
     "create": "use the folder of a model; options are in a file for --config",
     "bench": "use `quire profile MODEL`",
+    "collect-env": "use `python -m torch.utils.collect_env`, and `quire --version`",
 }

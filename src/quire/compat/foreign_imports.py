@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 # modules of vLLM that scripts import names from
 MODULES = (
     "assets", "attention", "beam_search", "config", "distributed", "engine.arg_utils",
-    "engine.async_llm_engine",
-    "engine.llm_engine", "entrypoints", "inputs", "logger", "lora", "model_executor", "multimodal",
+    "engine.async_llm_engine", "engine.llm_engine", "entrypoints", "envs", "inputs", "logger",
+    "lora", "model_executor", "multimodal",
     "outputs", "pooling_params", "platforms", "reasoning", "sampling_params", "tokenizers",
     "transformers_utils", "usage", "utils", "v1", "worker",
 )  # fmt: skip
@@ -72,6 +72,8 @@ def what_to_use(name: str) -> str:
 
 
 def _none_such(name: str) -> str:
+    if name.startswith("VLLM_"):
+        return f"quire has no {name}; {_SETTINGS}"
     return what_to_use(name) if name in NAMES else _UNKNOWN.format(name)
 
 

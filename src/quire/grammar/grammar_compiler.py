@@ -30,7 +30,8 @@ GRAMMAR_BYTES_PER_BYTE = 64
 
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
 
-# Unknown keywords are errors, and a schema cannot change what JSON is.
+# Keywords of JSON Schema that llguidance cannot enforce are errors; words that are no keywords are
+# ignored, as JSON Schema says; and a schema cannot change what JSON is.
 _JSON_OPTIONS: JsonCompileOptions = {"coerce_one_of": False, "lenient": False}
 
 
