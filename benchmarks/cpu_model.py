@@ -15,6 +15,7 @@ import argparse
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,15 +91,20 @@ class Transformers:
         torch.manual_seed(0)
         self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         self._model.eval()
+        self._make_cache = partial(transformers.DynamicCache, config=config)
 
     @torch.inference_mode()
     def run(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, float, int]:
         begin = time.perf_counter()
-        output = self._model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+        cache = self._make_cache()
+        # by position, as versions name it differently
+        output = self._model(
+            torch.tensor(prompts), None, None, cache, use_cache=True, logits_to_keep=1
+        )
         token = output.logits[:, -1:].argmax(-1)
         first = time.perf_counter()
         for _ in range(num_tokens - 1):
-            output = self._model(token, past_key_values=output.past_key_values, use_cache=True)
+            output = self._model(token, None, None, cache, use_cache=True)
             token = output.logits[:, -1:].argmax(-1)
         decode = time.perf_counter() - first
         return first - begin, decode, len(prompts) * (num_tokens - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,17 @@ class Transformers:
             load.model, dtype=getattr(torch, load.options["dtype"])
         )
         self._model.eval()
+        self._make_cache = partial(transformers.DynamicCache, config=self._model.config)
         settings = load.options | {"attention": self._model.config._attn_implementation}
         return {"version": transformers.__version__, "settings": settings}
 
     @torch.inference_mode()
     def prefill(self, prompt: Prompt) -> int:
-        output = self._model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
-        self._cache, self._token = output.past_key_values, output.logits[:, -1:].argmax(-1)
+        self._cache = self._make_cache()
+        prompts = torch.tensor([prompt])
+        # the cache by position, as versions name it differently
+        output = self._model(prompts, None, None, self._cache, use_cache=True, logits_to_keep=1)
+        self._token = output.logits[:, -1:].argmax(-1)
         return int(self._token)
 
     @torch.inference_mode()
@@ -38,7 +43,7 @@ class Transformers:
         for step in range(WARM_UP + steps):
             if step == WARM_UP:
                 begin = time.perf_counter()
-            output = self._model(token, past_key_values=cache, use_cache=True)
+            output = self._model(token, None, None, cache, use_cache=True)
             token = output.logits[:, -1:].argmax(-1)
         return time.perf_counter() - begin, steps * streams
 

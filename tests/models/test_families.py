@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from checkpoints import CASES
 from harness import PagedModel, PagedRequest, load_folder
 from torch import Tensor
@@ -105,11 +106,11 @@ class TestDynamicRopeBeyondTheTrainedLength:
         model = PagedModel(*load_folder(folder))
         prompt = tokens(70)
         ours = torch.cat([model.prefill(prompt[:64]), *_decode(model, prompt, 64)])
-        parts, cache = [], None
+        parts, cache = [], transformers.DynamicCache(config=theirs.config)
         with torch.inference_mode():
             for piece in (prompt[:64], *([token] for token in prompt[64:])):
-                step = theirs(torch.tensor([piece]), past_key_values=cache, use_cache=True)
-                cache = step.past_key_values
+                # by position, as versions of transformers name it differently
+                step = theirs(torch.tensor([piece]), None, None, cache, use_cache=True)
                 parts.append(step.logits[0])
         assert_close(ours, torch.cat(parts))
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from quire.cli.dotted_options import with_joined_members
 from quire.cli.foreign_options import own_argv
 from quire.cli.served_names import with_joined_names
 from quire.compat.foreign_name import DEFAULT
@@ -55,7 +54,11 @@ class CommandParser(argparse.ArgumentParser):
         """Parse all of argv; other engines' options are translated. Raises ConfigError."""
         takes_model = any(a.dest == "model" and not a.option_strings for a in self._actions)
         flags = self._option_string_actions
-        own, notices = own_argv(with_joined_members(argv), flags, takes_model=takes_model)
+        if any("." in word for word in argv):  # most command lines have none
+            from quire.cli.dotted_options import with_joined_members
+
+            argv = with_joined_members(argv)
+        own, notices = own_argv(argv, flags, takes_model=takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
         args, unknown = self.parse_known_args(with_joined_names(own, flags))
