@@ -245,10 +245,8 @@ def test_a_model_may_have_several_names(flag: str) -> None:
     for line in (
         f"x {flag} a b --port 1",
         f"x {flag} a --port 1 {flag} b",
-        f"{flag} a,b x",
-        f"{flag} a b x",
-        f"{flag} a b x --port 1",
-        f"--enforce-eager {flag} a b x",
+        f"{flag}=a,b x",
+        f"--enforce-eager x {flag} a b",
         f"--port 1 {flag} a b --host h x",
         f"{flag} a b --model x",
         f"-m x {flag} a b",
@@ -257,6 +255,12 @@ def test_a_model_may_have_several_names(flag: str) -> None:
         (plan,) = serve.model_plans(args, serve.server_settings(args))
         assert (plan.name, plan.config.model.aliases) == ("a", ["b"])
         assert plan.config.model.model == "x"
+
+
+@pytest.mark.parametrize("line", ["a b", "a ./folder", "a b x --port 1", "a,b x --threads 2"])
+def test_names_without_a_model_are_refused(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"is a name or the model; write the model first: MODEL"):
+        serve.make_parser().parse(["--served-model-name", *line.split()])
 
 
 def test_one_model_is_the_model() -> None:

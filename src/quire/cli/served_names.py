@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
+from quire.errors import ConfigError
+
 FLAG = "--served-model-name"
 _NAME_MODELS = ("--model", "--config")  # options that may name the model
 
@@ -12,14 +14,18 @@ _NAME_MODELS = ("--model", "--config")  # options that may name the model
 def with_joined_names(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> list[str]:
     """A command line with all names of the option as one word, with commas between.
 
-    flags: the command's own. Where nothing else names the model, the last of several names is the
-    model: `--served-model-name a b MODEL`.
+    flags: the command's own. Raises ConfigError for several words where nothing else names the
+    model: vLLM reads the last one as a name, and a person may mean it as the model.
     """
     before, names, after = _split(words, flags)
     if len(names) < 2:
         return list(words)
-    model = [] if _has_model([*before, *after], flags) else [names.pop()]
-    return [*before, FLAG, ",".join(names), *after, *model]
+    if not _has_model([*before, *after], flags):
+        raise ConfigError(
+            f"{FLAG} {' '.join(names)} leaves open whether {names[-1]!r} is a name or the model; "
+            f"write the model first: MODEL {FLAG} {names[0]}"
+        )
+    return [*before, FLAG, ",".join(names), *after]
 
 
 def _split(
