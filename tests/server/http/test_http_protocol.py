@@ -273,6 +273,22 @@ def test_requests_in_one_piece_are_answered_in_order(server: Running) -> None:
     assert statuses == [b"200", b"400", b"404"]
 
 
+@pytest.mark.parametrize(("padding", "cut"), [(0, 40), (0, -5), (6000, 40)])
+def test_segments_that_end_within_the_next_request_start_its_time_and_size_anew(
+    server: Running, padding: int, cut: int
+) -> None:
+    """cut: where segments end: within a head, within a body, within a head after a large body."""
+    body = b'{"prompt": "a"' + b" " * padding + b"}"
+    request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    segments = [request[:cut], *[request[cut:] + request[:cut]] * 5, request[cut:]]
+    with server.connect() as sock:
+        for segment in segments:
+            sock.sendall(segment)
+            time.sleep(0.2)  # half of what a head or a body may take
+        reply = read_all(sock)
+    assert [part[:3] for part in reply.split(b"HTTP/1.1 ")[1:]] == [b"200"] * 6
+
+
 def test_a_client_that_does_not_read_is_cut_off(server: Running, engine: FakeEngine) -> None:
     with server.connect(receive_buffer=4096) as sock:
         sock.sendall(raw_post(LONG | {"n": 4}))

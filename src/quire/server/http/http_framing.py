@@ -54,6 +54,7 @@ class FramedProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._limits = limits
         self._phase = Phase.NONE
+        self._num_phases = 0  # that have begun; one piece may end in the next request's same phase
         self._num_hosts = 0
         self._num_bytes = 0  # of this phase; of a body, only those of its framing
         self._max_bytes = limits.header_bytes  # the framing of a body's chunks grows with them
@@ -63,12 +64,12 @@ class FramedProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Parse received bytes. Raises HttpError for what breaks HTTP or a limit."""
-        before = self._phase
+        before = self._num_phases
         try:
             self._feed(data)
         except httptools.HttpParserError:
             raise self._refusal or _malformed() from None
-        if self._phase is before is not Phase.NONE:
+        if self._num_phases == before and self._phase is not Phase.NONE:
             self._num_bytes += len(data)
             if self._num_bytes > self._max_bytes:
                 raise _headers_too_large()
@@ -95,10 +96,14 @@ class FramedProtocol(HttpToolsProtocol):
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
+    def _begin(self, phase: Phase) -> None:
+        self._phase = phase
+        self._num_phases += 1
+
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
         super().on_message_begin()
-        self._phase = Phase.HEADERS
+        self._begin(Phase.HEADERS)
         self._num_hosts = self._num_bytes = self._num_body_bytes = 0
         self._max_bytes = self._limits.header_bytes
 
@@ -134,7 +139,8 @@ class FramedProtocol(HttpToolsProtocol):
         self._check_hosts()
         self._use_host_of_target()
         super().on_headers_complete()
-        self._phase, self._num_bytes = Phase.BODY, 0
+        self._begin(Phase.BODY)
+        self._num_bytes = 0
 
     def _check_hosts(self) -> None:
         """Refuse a request whose host is not given, or given twice; clients of HTTP/1.0 may."""
@@ -162,7 +168,7 @@ class FramedProtocol(HttpToolsProtocol):
         if self._ignores_upgrade:
             return
         super().on_message_complete()
-        self._phase = Phase.NONE
+        self._begin(Phase.NONE)
         if not self.flow.read_paused:  # else the application has to ask for more
             self.scope["state"][BODY] = bytes(self.cycle.body)
 

@@ -50,7 +50,7 @@ class BoundedProtocol(FramedProtocol):
         self._watches: deque[DisconnectWatch] = deque()  # of the unanswered requests
         self._late_refusal: HttpError | None = None  # to be sent after earlier requests' responses
         self._receive_timer: TimerHandle | None = None
-        self._timed_phase = Phase.NONE
+        self._timed_phase = (Phase.NONE, 0)  # and its number
         self._phase_begin = 0.0
         self._probe_timer: TimerHandle | None = None
         self._reader = ReaderWatch(self.loop, limits.stall_seconds)
@@ -178,10 +178,11 @@ class BoundedProtocol(FramedProtocol):
         super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
 
     def _watch_receiving(self, phase: Phase) -> None:
-        """Start the timer of a phase, if the phase has changed."""
-        if phase is self._timed_phase:
+        """Start the timer of a phase, if another one has begun."""
+        numbered = (phase, self._num_phases)
+        if numbered == self._timed_phase:
             return
-        self._timed_phase = phase
+        self._timed_phase = numbered
         if self._receive_timer is not None:
             self._receive_timer.cancel()
             self._receive_timer = None
@@ -191,10 +192,10 @@ class BoundedProtocol(FramedProtocol):
 
     def _check_receiving(self) -> None:
         limits = self._limits
-        if self.pipeline:  # we do not read until an earlier request is answered
+        if self.flow.read_paused or self.pipeline:  # we do not read until requests are served
             self._phase_begin = self.loop.time()
         allowed = limits.header_seconds
-        if self._timed_phase is Phase.BODY:
+        if self._timed_phase[0] is Phase.BODY:
             allowed = limits.body_seconds + self._num_body_bytes / limits.body_bytes_per_second
         left = self._phase_begin + allowed - self.loop.time()
         if left < -STOPPED_SECONDS:  # what the client sent meanwhile is not read yet
