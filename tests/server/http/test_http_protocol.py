@@ -114,22 +114,6 @@ def test_slow_loris_is_closed_in_time(server: Running, engine: FakeEngine, begin
     assert len(engine.calls) == 1
 
 
-def test_each_request_has_its_own_time(server: Running) -> None:
-    """Also where segments always end within the headers of the next request."""
-    body = json.dumps({"prompt": "a"}).encode()
-    request = HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body
-    with server.connect() as sock:
-        sock.sendall(request[:20])
-        for _ in range(9):  # more than twice the time that headers have
-            time.sleep(0.1)
-            sock.sendall(request[20:] + request[:20])
-        last = b"connection: close\r\n"
-        sock.sendall(request[20:].replace(b"content-type", last + b"content-type"))
-        answers = read_all(sock)
-    assert answers.count(b"HTTP/1.1 200 ") == 10
-    assert b"HTTP/1.1 408 " not in answers
-
-
 @pytest.mark.parametrize(
     ("rest", "status", "kind"),
     [

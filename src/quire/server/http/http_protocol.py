@@ -158,11 +158,6 @@ class BoundedProtocol(FramedProtocol):
         elif self._idle_since == math.inf:  # else only blank lines have come
             self._await_request()
 
-    def on_message_begin(self) -> None:
-        """The first byte of a request has come; the time of the one before it counts no longer."""
-        super().on_message_begin()
-        self._watch_receiving(Phase.NONE)
-
     def on_headers_complete(self) -> None:
         """All headers have come: the request can be served."""
         super().on_headers_complete()
