@@ -397,3 +397,10 @@ def test_tokens_that_the_model_does_not_have_are_not_offered(tokenizer: Tokenize
     compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, size, [eos]))
     for pattern in (".*", "yes|no", "yes", '"  12'):
         assert max(allowed_ids(compiler.matcher(StructuredOutputs(regex=pattern)))) < size
+
+
+def test_words_that_are_no_keywords_constrain_nothing(compiler: GrammarCompiler) -> None:
+    for word in ("not_a_keyword", "x-order", "discriminator"):
+        outputs = StructuredOutputs(json={"type": "boolean", word: 1})
+        plain = StructuredOutputs(json={"type": "boolean"})
+        assert allowed_ids(compiler.matcher(outputs)) == allowed_ids(compiler.matcher(plain))
