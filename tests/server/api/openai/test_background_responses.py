@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from quire.server.http.disconnect import DisconnectWatch
 from quire.server.settings import ServerSettings
 
 PATH = "/v1/responses"
+POLL_SECONDS = 0.01
 
 
 async def begin(app: Starlette, **fields: Any) -> tuple[str, asyncio.Task[Reply]]:
@@ -175,7 +177,7 @@ def test_the_store_is_looked_at_once_for_all(
         looks.append(running_ids(store, process))
         return looks[-1]
 
-    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("quire.server.api.openai.background_watch.POLL_SECONDS", POLL_SECONDS)
     monkeypatch.setattr(ResponseStore, "running_ids", counted)
 
     async def main() -> None:
@@ -185,11 +187,13 @@ def test_the_store_is_looked_at_once_for_all(
         while ids not in looks:
             await asyncio.sleep(0.001)
         first = started[0][0]
-        await read(app, first, "/cancel", "POST")
         looks.clear()
+        begin_of_looks = time.monotonic()
+        await read(app, first, "/cancel", "POST")
         await started[0][1]
         assert len(engine.aborted) == 1
-        assert len(looks) <= 2
+        polls = (time.monotonic() - begin_of_looks) / POLL_SECONDS  # on a busy machine many
+        assert len(looks) <= 2 + polls  # not one for each of the eight
         assert looks[-1] == ids - {first}
         engine.go.set()
         await asyncio.gather(*(task for _, task in started))
