@@ -10,8 +10,8 @@ from workloads.plan import Workload, make_level
 PROMPT, ANSWER = 1950, 100
 
 
-def run(num_requests: int, policy: str = "fcfs") -> LevelRun:
-    workload = Workload("burst", "", PROMPT, ANSWER, (num_requests,))
+def run(num_requests: int, policy: str = "fcfs", *, prompt: int = PROMPT) -> LevelRun:
+    workload = Workload("burst", "", prompt, ANSWER, (num_requests,))
     level = make_level(workload, num_requests, "m", 32_000, seed=1, seconds=15.0)
     return LevelRun(level, *make_scheduler(policy)).run()
 
@@ -39,6 +39,21 @@ def test_by_priority_nobody_waits() -> None:
 
 
 def test_no_answer_waits_for_long() -> None:
-    held = run(30)
-    assert seconds_of_prompts(30) > 1.3
+    held = run(16, prompt=2 * PROMPT)
+    assert seconds_of_prompts(32) > 1.3
     assert 0.9 < max(gaps(held)) < 1.1
+
+
+def test_after_a_large_burst_requests_do_not_go_on_in_waves() -> None:
+    level = run(64)
+    later = [ttft for name, ttft in level.ttfts.items() if int(name[1:]) >= 64]
+    assert np.quantile(later, 0.9) < 0.25  # the prompts of 64 take 2.9 s
+    assert np.quantile(gaps(level), 0.99) < 0.06  # none paused: a full step beside them is 0.05
+
+
+def test_answers_pause_for_prompts_that_follow_ended_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused = np.quantile(list(run(128).ttfts.values()), 0.5)
+    monkeypatch.setattr("quire.scheduler.chunk_policy.PAUSED_STEPS", 0)
+    assert paused < 0.3 * np.quantile(list(run(128).ttfts.values()), 0.5)

@@ -22,7 +22,7 @@ LONG = 8.0  # a long prompt may take this many times its time alone
 BACKLOG_STEPS, PAUSED_STEPS = 2, 2
 # With at most this many requests, decodes that have just started wait for the prompts that arrived
 # with them, until LONGEST_WAIT seconds after the first of them arrived.
-FEW_REQUESTS, LONGEST_WAIT = 32, 1.0
+FEW_REQUESTS, LONGEST_WAIT = 16, 1.0
 
 
 class ChunkPolicy:

@@ -25,8 +25,7 @@ from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting_queue import QueuePosition
 
 # How many prompt tokens, in token budgets, one step may put aside to wait for a prefix: hashing
-# them
-# delays the running requests.
+# them delays the running requests.
 MAX_PREFIX_WAIT_BUDGETS = 32
 
 
@@ -79,7 +78,8 @@ class Planner:
         )
         if is_last or not decodes or self._config.scheduling_policy != "fcfs":
             return False
-        if self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps):
+        pauses = self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps)
+        if pauses and not self._batch.is_first_wave:
             return True
         waited = now - min(request.queued for request in decodes)
         if not self._policy.holds_first_tokens(len(self._batch.requests), waited):
