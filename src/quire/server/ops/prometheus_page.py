@@ -99,7 +99,16 @@ def expose(
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ScrapeCollector(total, gpu_hour_cost, conditions))
-    return encode(registry), media_type
+    return _as_llama_cpp(encode(registry)), media_type
+
+
+def _as_llama_cpp(page: bytes) -> bytes:
+    """The page with llama.cpp's type of its high-water mark: a counter without _total.
+
+    The library renames counters; OpenMetrics has none without _total.
+    """
+    name = b"# TYPE llamacpp:n_tokens_max "
+    return page if page.endswith(b"# EOF\n") else page.replace(name + b"gauge", name + b"counter")
 
 
 class _ScrapeCollector(Collector):
