@@ -196,7 +196,9 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
     restarts = [((model,), e.latest.num_restarts) for model, e in engines]
     yield _counter("quire:engine_restarts", "Restarts of the engine process.", restarts)
     tokens = [((model,), e.step_tokens) for model, e in engines]
-    yield _histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", tokens)
+    yield _histogram(
+        "vllm:iteration_tokens_total", "Output tokens of a step and prompts that end in it.", tokens
+    )
     seconds = [((model,), e.step_seconds) for model, e in engines]
     yield _histogram("quire:step_seconds", "Seconds of an engine step.", seconds)
 
