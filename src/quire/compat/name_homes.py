@@ -1,6 +1,6 @@
-"""The class that a misplaced name belongs to: sampling params, or the server's options.
+"""The homes of misplaced names: sampling params, the server's options, or a call.
 
-The names are listed, as both classes are above this room; a test compares them.
+The names are listed, as their classes are above this room; a test compares them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _SERVER_SETTINGS = """
     share_prefix_cache shutdown_timeout slow_reader_timeout tool_call_parser uds
 """
 SERVER_SETTINGS = frozenset(_SERVER_SETTINGS.split())
+
+# arguments of LLM.generate beside the prompts and their sampling params
+CALL_OPTIONS = frozenset(
+    ("add_special_tokens", "tokenization_kwargs", "truncate_prompt_tokens", "truncation_side")
+)
 
 # sampling params that have a default of the model, by their key in generation_config.json
 DEFAULTS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
