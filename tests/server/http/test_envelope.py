@@ -33,6 +33,8 @@ def test_every_answer_but_a_probes_has_an_id(app: Starlette) -> None:
     assert len(ids) == 3
     for probe in ("/health", "/ping", "/ready"):
         assert "x-request-id" not in call(app, probe).headers
+        named = build_app(FakeEngine(), ServerSettings(enable_request_id_headers=True))
+        assert len(call(named, probe).headers["x-request-id"]) == 32
 
 
 @pytest.mark.parametrize(

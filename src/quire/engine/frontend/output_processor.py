@@ -114,7 +114,7 @@ class OutputProcessor:
         if sampling.prompt_logprobs is not None:
             request.prompt_logprobs = [None]  # the first token has no score
         if prepared.messages[0].report_progress:
-            request.progress = ProgressReports(len(prepared.prompt_token_ids))
+            request.progress = ProgressReports(len(prepared.prompt_token_ids), arrival)
         self._requests[prepared.request_id] = request
         stop_when = prepared.stop_when
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
