@@ -83,5 +83,11 @@ COMMANDS: Mapping[str, str] = {
     "push": "use hf upload",
     "create": "use the folder of a model; options are in a file for --config",
     "bench": "use `quire profile MODEL`",
+    "perplexity": "use `quire verify`, or prompt_logprobs",
+    "imatrix": "use `quire quantize`, which reads its own calibration texts",
+    "gguf-split": "use llama-gguf-split",
+    "signin": "use hf auth login",
+    "signout": "use hf auth logout",
+    "version": "use `quire --version`",
     "collect-env": "use `python -m torch.utils.collect_env`, and `quire --version`",
 }

@@ -34,9 +34,9 @@ class Envelope:
 
     The response has the header `x-request-id` (on Anthropic's paths `request-id` too): the
     client's own if it consists of plain characters, else a new one; but probes of OPEN_PATHS have
-    one only where the client sent one, or with probes_have_id. `x-quire-no-effect` says which fields of the body had none.
-    Access is decided on the path
-    that the router uses, never on one rebuilt from headers.
+    one only where the client sent one, or with probes_have_id. `x-quire-no-effect` says which
+    fields of the body had none. Access is decided on the path that the router uses, never on one
+    rebuilt from headers.
 
     open_paths: need no API key; all others do, whether they exist or not. hosts: the names that the
     server is known by, on any path; None: any. on_end: called with the
