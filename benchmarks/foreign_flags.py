@@ -2,9 +2,10 @@
 
     python foreign_flags.py --vllm vllm-0.33.0 --llama-cpp llama.cpp
 
-Writes tests/compat/flags_of_vllm.txt and tests/compat/flags_of_llama_server.txt: one option a line,
-its flags with "=" where a value follows (tests/compat/test_foreign_flags.py). Run it for a newer
-version; the test then names what the table lacks.
+Writes tests/compat/flags_of_*.txt, of `vllm serve`, of llama-server, and of llama-cli with
+llama-completion: one option a line, its flags with "=" where a value follows
+(tests/compat/test_foreign_flags.py). Run it for a newer version; the test then names what the table
+lacks.
 """
 
 from __future__ import annotations
@@ -67,13 +68,14 @@ def _is_switch(call: ast.Call, kind: str) -> bool:
     )
 
 
-def llama_options(source: Path) -> Iterator[Option]:
-    """The options of llama-server, as its page lists them."""
-    page = (source / "tools/server/README.md").read_text()
-    for text in re.findall(r"^\| `(-[^`]*)`", page, flags=re.MULTILINE):
-        *most, last = re.split(r", (?=-)", text)
-        last_flag, _, value = last.partition(" ")
-        yield [*most, last_flag], bool(value)
+def llama_options(source: Path, *tools: str) -> Iterator[Option]:
+    """The options of tools of llama.cpp, as their pages list them."""
+    for tool in tools:
+        page = (source / "tools" / tool / "README.md").read_text()
+        for text in re.findall(r"^\| `(-[^`]*)`", page, flags=re.MULTILINE):
+            *most, last = re.split(r", (?=-)", text)
+            last_flag, _, value = last.partition(" ")
+            yield [*most, last_flag], bool(value)
 
 
 def write(name: str, options: Iterator[Option]) -> None:
@@ -83,13 +85,14 @@ def write(name: str, options: Iterator[Option]) -> None:
 
 
 def main() -> None:
-    """Write both lists."""
+    """Write the lists."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--vllm", type=Path, required=True, help="vLLM's source tree")
     parser.add_argument("--llama-cpp", type=Path, required=True, help="llama.cpp's source tree")
     args = parser.parse_args()
     write("vllm", vllm_options(args.vllm))
-    write("llama_server", llama_options(args.llama_cpp))
+    write("llama_server", llama_options(args.llama_cpp, "server"))
+    write("llama_cli", llama_options(args.llama_cpp, "cli", "completion"))
 
 
 if __name__ == "__main__":

@@ -67,9 +67,7 @@ REASONS = (
     Reason("test_empty_prompt", "prompt_embeds: \\[\\] is not sup", "choice", "prompts are text"),
     Reason("test_padding", "padding: 'max_length' is not", "choice", "prompts are never padded"),
     Reason("test_online_long_text.py", _TOO_LONG, "choice", "a text beyond the context is refused"),
-    Reason(
-        "token_embed/", "--pooler-config.task 'token_embed'", "choice", "a vector for each text"
-    ),
+    Reason("token_embed/", "--pooler-config .*token_embed", "choice", "a vector for each text"),
     Reason("test_v2_endpoint_accepts", "404 == <HTTPStatus.OK", "choice", "Cohere's /v2/embed"),
     Reason("test_per_request_metrics_", r"isinstance\(None, dict\)", "choice", "option left out"),
     Reason("test_bigger_truncation_size", _TYPE, "standard", "the error's type is OpenAI's"),
@@ -89,12 +87,6 @@ REASONS = (
         "the allowed values, as OpenAI's error says",
     ),
     Reason("test_negative_token_ids", "must be an integer >= 0", "differs", "words of the error"),
-    Reason(
-        "test_no_request_id_header",
-        "'X-Request-Id' not in",
-        "standard",
-        "each response has its x-request-id, as OpenAI's",
-    ),
     Reason("test_detokenize", "content", "differs", "the text is named content, too"),
     Reason("logprob_token_ids", _VOCABULARY, "model", "token ids beyond the bundled vocabulary"),
     Reason("::test_single_c", r"assert \d+ == 5|CompletionUsa", "model", "tokens of its tokenizer"),
@@ -116,20 +108,24 @@ REASONS = (
     ),
     Reason("responses/", r"assert '(312|30)' in ", "model", "it cannot multiply"),
     Reason("responses/", r"assert '(Mark|John)' in ", "model", "it recalls no name"),
+    Reason(
+        "test_stateful.py::test_background_cancel",
+        "'completed' == 'cancelled'",
+        "model",
+        "it ends before the test asks",
+    ),
     Reason("responses/", r"== 'reasoning'|reasoning_tokens > 0", "model", "no thoughts"),
     Reason(
         "responses/test_simple.py::test_max_tokens", "== 'incomplete'", "model", "a short answer"
     ),
     Reason("responses/test_structured_output", "Unterminated|EOF while", "model", "does not end"),
+    Reason("test_structured_output_with_parse", "science fair", "model", "it misses the event"),
     Reason(
         "pooling/embed/test_online.py::test_basic", r"\[623, ", "model", "tokens of its tokenizer"
     ),
     Reason("pooling/", r"assert 256 == (384|768)", "model", "its vectors have another size"),
     Reason("test_online.py::test_chat_request", "Cosine similarity", "model", "another template"),
     Reason("test_return_token_ids.py", r"<\|im_start\|>", "model", "another chat template"),
-    Reason(
-        "test_metrics.py::test_metrics_counts", "iteration_tokens_total", "model", "cached blocks"
-    ),
 )
 
 

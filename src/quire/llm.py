@@ -65,6 +65,11 @@ class LLM:
         self._engine = OfflineEngine(config, self.tokenizer)
         self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)
 
+    @classmethod
+    def from_engine_args(cls, engine_args: object) -> Self:
+        """An `LLM` with the settings of EngineArgs."""
+        return cls(**vars(engine_args))
+
     @property
     def info(self) -> EngineInfo:
         """The fixed facts of the engine."""

@@ -50,7 +50,8 @@ SERVE = """
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
     --response-store-bytes
-    --engine-hang-timeout --shutdown-timeout --log-level --log-format --otlp-traces-endpoint
+    --engine-hang-timeout --shutdown-timeout --log-level --log-format --access-log --no-access-log
+    --enable-request-id-headers --no-enable-request-id-headers --otlp-traces-endpoint
     --gpu-hour-cost --dry-run --gpu-memory-gib --json
 """
 
@@ -62,7 +63,7 @@ VERIFY = """
 SURFACE = {
     "serve": SERVE + ENGINE,
     "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
-    "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
+    "generate": "--prompt --file --chat --system --json" + SAMPLING + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """

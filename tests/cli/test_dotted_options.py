@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire.cli.dotted_options import with_joined_members
-from quire.cli.options import CommandParser
+from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
 
 FLAG = "--override-generation-config"
@@ -21,6 +21,14 @@ FLAG = "--override-generation-config"
         (["--override_generation_config.a.b", "x y"], {"a": {"b": "x y"}}),
         ([FLAG, '{"top_k": 2, "top_p": 1}', f"{FLAG}.top_k", "3"], {"top_k": 3, "top_p": 1}),
         ([f"{FLAG}.top_k", "3", f'{FLAG}={{"top_p": 1}}'], {"top_k": 3, "top_p": 1}),
+        ([f"{FLAG}.list+", "a", f"{FLAG}.list+=b,c"], {"list": ["a", "b", "c"]}),
+        ([f"{FLAG}.a.list", "[1]", f"{FLAG}.a.list+", "2"], {"a": {"list": [1, "2"]}}),
+        (
+            [FLAG, '{"l": ["a"], "o": {"p": 1}}', f"{FLAG}.l+", "b"],
+            {"l": ["a", "b"], "o": {"p": 1}},
+        ),
+        ([f"{FLAG}.a.b", "1", f"{FLAG}.a", '{"c": 2}'], {"a": {"b": 1, "c": 2}}),
+        ([f"{FLAG}.size", "1k", f"{FLAG}.bytes", "80G"], {"size": 1000, "bytes": 80 << 30}),
     ],
 )
 def test_members_are_joined(words: list[str], expected: dict[str, object]) -> None:
@@ -32,13 +40,14 @@ def test_members_are_joined(words: list[str], expected: dict[str, object]) -> No
 
 def test_other_words_stay() -> None:
     words = ["a.b", "--stop", "x", "--model=a.b", "--", f"{FLAG}.a", "1"]
-    assert with_joined_members(words) == words
+    assert with_joined_members(words, human_int) == words
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         ([f"{FLAG}.a"], "its value is missing"),
+        ([f"{FLAG}.a+"], "its value is missing"),
         ([f"{FLAG}.a", "1", f"{FLAG}.a.b", "2"], "a has a value already"),
         ([FLAG, "3", f"{FLAG}.a", "1"], "must be a JSON object"),
         (["--no-such-option.a", "1"], "unknown option --no-such-option"),

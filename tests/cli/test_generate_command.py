@@ -86,6 +86,18 @@ def test_generate_from_a_file(
     assert llm[1][1].max_tokens == 1024
 
 
+def test_a_system_message_asks_for_the_chat_template(llm: list[Any]) -> None:
+    assert main(["generate", "-p", "hi", "-sys", "be brief"]) == 0
+    system, user = {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}
+    assert llm[1][0] == [[system, user]]
+
+
+def test_ollamas_format_is_a_schema(llm: list[Any]) -> None:
+    assert main(["generate", "-p", "hi", "--format", "json", "--nowordwrap"]) == 0
+    outputs = llm[1][1].structured_outputs
+    assert (outputs.kind, outputs.text) == ("json", '{"type": "object"}')
+
+
 def test_generate_json_through_the_chat_template(
     llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

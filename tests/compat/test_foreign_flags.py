@@ -1,19 +1,27 @@
-"""Each option of `vllm serve` and of llama-server is taken, translated, or refused by its name.
+"""Each option of `vllm serve`, llama-server and llama-cli is taken, translated, or refused by name.
 
 The lists are those of their sources (benchmarks/foreign_flags.py writes them).
 """
 
 from __future__ import annotations
 
+from argparse import Action
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from quire.cli import foreign_options, serve
+from quire.cli import chat, foreign_options, generate, serve
 from quire.compat import name_homes
 
-LISTS = {"vllm": 300, "llama_server": 250}  # how many options each has at least
+# how many options each list has at least, and the commands that its options are given to
+LISTS = {
+    "vllm": (300, (serve,)),
+    "llama_server": (250, (serve,)),
+    "llama_cli": (150, (generate, chat)),
+}
+OLLAMA_RUN = ["--format=", "--insecure", "--keepalive=", "--nowordwrap", "--hidethinking"]
+VLLM_CHAT = ["--url=", "--model-name=", "--system-prompt=", "--quick=", "--stats"]
 
 
 def options(name: str) -> list[tuple[list[str], bool]]:
@@ -22,8 +30,7 @@ def options(name: str) -> list[tuple[list[str], bool]]:
     return [([word.rstrip("=") for word in line.split()], "=" in line) for line in lines]
 
 
-def faults(flag: str, has_value: bool) -> Iterator[str]:
-    actions = serve.make_parser()._option_string_actions
+def faults(flag: str, has_value: bool, actions: dict[str, Action]) -> Iterator[str]:
     own = foreign_options.OWN_FLAGS.get(flag, flag)
     row = foreign_options._row_of(own)
     if own in actions:
@@ -39,7 +46,16 @@ def faults(flag: str, has_value: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_every_option_is_known_as_it_is_written_there(name: str) -> None:
-    listed = options(name)
-    assert len(listed) >= LISTS[name]
-    found = [f for flags, has_value in listed for flag in flags for f in faults(flag, has_value)]
-    assert not found, "\n".join(found)
+    listed, (least, commands) = options(name), LISTS[name]
+    assert len(listed) >= least
+    for command in commands:
+        actions = command.make_parser()._option_string_actions
+        found = [f for flags, has in listed for flag in flags for f in faults(flag, has, actions)]
+        assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("flag", [*OLLAMA_RUN, *VLLM_CHAT])
+def test_options_of_commands_that_talk_are_known(flag: str) -> None:
+    for command in (generate, chat):
+        actions = command.make_parser()._option_string_actions
+        assert not list(faults(flag.rstrip("="), "=" in flag, actions))

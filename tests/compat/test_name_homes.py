@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 from unittest import mock
 
@@ -12,12 +13,12 @@ import pytest
 import quire
 from quire.cli import generate, quantize, serve
 from quire.compat.environment import VARIABLES, unread_variables
-from quire.compat.foreign_imports import NAMES
-from quire.compat.name_homes import DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
+from quire.compat.foreign_imports import MODULES, NAMES
+from quire.compat.name_homes import CALL_OPTIONS, DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
 from quire.config import EngineConfig, iter_options
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_inputs import read_prompts
-from quire.engine.frontend.prompt_options import read_encoding, refuse_misplaced
+from quire.engine.frontend.prompt_options import EncodingOptions, read_encoding, refuse_misplaced
 from quire.errors import ConfigError, InvalidRequestError
 from quire.options import nearest_name, options_of
 from quire.server.settings import ServerSettings
@@ -26,6 +27,7 @@ from quire.server.settings import ServerSettings
 def test_the_lists_are_those_of_the_classes() -> None:
     assert set(SamplingParams.__struct_fields__) == SAMPLING_PARAMS
     assert {option.name for option in options_of(ServerSettings)} == SERVER_SETTINGS
+    assert set(EncodingOptions.__annotations__) == CALL_OPTIONS
     assert set(DEFAULTS) <= SAMPLING_PARAMS
     own = SERVER_SETTINGS | {option.name for _, option in iter_options()} | {"hub_folder"}
     assert set(VARIABLES) <= own
@@ -83,6 +85,26 @@ def test_names_of_two_meanings_are_not_suggested() -> None:
     assert nearest_name("--max-num-seq", ["--max-num-seqs", "--model"]) == "--max-num-seqs"
 
 
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "add_special_tokens"])
+def test_an_option_of_a_call_is_no_sampling_param(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} is an option of the call: generate\(\.\.\., "):
+        SamplingParams(**{name: 3})  # type: ignore[arg-type]
+
+
+def test_params_have_names() -> None:
+    text = r"^SamplingParams takes its parameters by name: SamplingParams\(n=\.\.\.\)$"
+    with pytest.raises(TypeError, match=text):
+        SamplingParams(0.5)  # type: ignore[arg-type, call-arg]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_unknown_name_of_a_module_says_what_to_use(module: str) -> None:
+    text = f"^quire has no no_such_name; {re.escape(MODULES[module])}$"
+    for path in (module, f"{module}.inner"):
+        with pytest.raises(ImportError, match=text):
+            exec(f"from quire.{path} import no_such_name")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_import_says_what_to_use(name: str) -> None:
     text = f"^quire has no {name}; "
@@ -121,7 +143,8 @@ def test_modules_of_vllm_have_the_names_of_quire(module: str, name: str) -> None
         ("quire.v1.metrics.reader", "Counter", "use llm.stats"),
         ("quire.config", "CompilationConfig", "settings are arguments of LLM, by their names"),
         ("quire.envs", "VLLM_USE_V1", "settings are arguments of LLM, by their names"),
-        ("quire.utils", "random_uuid", r"quire has no 'random_uuid'; dir\(quire\)"),
+        ("quire.utils", "random_uuid", r"quire has no random_uuid; use Python's own modules"),
+        ("quire.logger", "init_logger", "use Python's logging"),
     ],
 )
 def test_other_names_of_such_modules_say_what_to_use(module: str, name: str, text: str) -> None:
@@ -131,7 +154,7 @@ def test_other_names_of_such_modules_say_what_to_use(module: str, name: str, tex
 
 def test_names_of_such_modules_may_be_tried() -> None:
     module = importlib.import_module("quire.sampling_params")
-    text = r"^quire has no 'Nope'; dir\(quire\)"
+    text = r"^quire has no Nope; dir\(quire\)"
     assert not hasattr(module, "Nope")
     assert getattr(module, "LoRARequest", None) is None
     with pytest.raises(AttributeError, match=text):

@@ -12,6 +12,7 @@ import pytest
 
 from quire.cli import generate, main, serve
 from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
+from quire.cli.sampling import CONSTRAINTS
 from quire.compat import call_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
@@ -29,7 +30,7 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": set(), "call": set(), "pooling": POOLING,
+    "cli": set(CONSTRAINTS), "call": set(), "pooling": POOLING,
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from quire import LLM, BeamSearchParams, PoolingParams, RequestOutput, SamplingParams
+from quire import LLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutput, SamplingParams
 from quire.compat.call_names import METHODS
 from quire.config import EngineConfig
 from quire.core.reasoning_marks import ReasoningMarks
@@ -291,6 +291,11 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
         llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
     with pytest.warns(NoEffectWarning, match="content_format has no effect"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+
+
+def test_engine_args_make_an_llm() -> None:
+    with LLM.from_engine_args(EngineArgs(model="quire-tiny", max_model_len=64)) as llm:
+        assert llm.info.limits.max_model_len == 64
 
 
 def test_one_beam_is_the_greedy_answer(llm: LLM) -> None:

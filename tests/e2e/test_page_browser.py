@@ -557,3 +557,22 @@ def test_the_api_is_shown_at_docs(browser: Chromium, url: str) -> None:
     assert browser.run("document.querySelector(':target h2').innerText") == "POST /v1/embeddings"
     assert browser.run(FAINT_TEXTS) == []
     assert browser.problems == []
+
+
+def test_settings_are_above_the_conversation_where_there_is_no_room_beside_it(
+    page: Chromium,
+) -> None:
+    fold = "document.querySelector('#settings-fold').open"
+    assert page.run(fold)
+    page.resize(390, 844, phone=True)
+    page.wait(f"!{fold}")
+    page.resize(1280, 900)
+    page.wait(fold)
+
+
+def test_the_bar_of_a_phone_is_one_line_whatever_runs(page: Chromium) -> None:
+    page.resize(390, 844, phone=True)
+    height = "document.querySelector('.bar').offsetHeight"
+    idle = page.run(height)
+    page.run("document.querySelector('#pulse-text').textContent = '28 running'")
+    assert page.run(height) == idle

@@ -198,3 +198,14 @@ def test_what_is_finished_is_left_alone(page: Chromium) -> None:
         return nodes.every((found) => found.every((node, i) => node === nodes[0][i]));
     }})()""")
     assert unchanged is True
+
+
+def test_a_table_scrolls_before_its_words_break(page: Chromium) -> None:
+    page.run("""(() => {
+      const shown = render('|alphabet|beta|\\n|-|-|\\n|gamma|delta|');
+      shown.style.width = '70px';
+      document.body.append(shown);
+    })()""")
+    box = "document.querySelector('body > .markdown .scroll')"
+    assert page.run(f"{box}.scrollWidth > {box}.clientWidth")
+    assert page.run(f"{box}.querySelector('th').offsetHeight < 40")  # one line

@@ -1,10 +1,10 @@
-"""The kind of an error decides which exception its caller gets."""
+"""Deltas of an engine become errors of their kind, and tokens with the times of the engine."""
 
 from __future__ import annotations
 
 import pytest
 
-from quire.core.messages import AddRequest, ErrorKind, RequestDelta
+from quire.core.messages import AddRequest, ErrorKind, RequestDelta, RequestTiming
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import PreparedRequest
@@ -23,6 +23,15 @@ class Wordless:
         return Pieces(lambda _: b"")
 
 
+def with_request() -> OutputProcessor:
+    """An output processor with the request `a`."""
+    outputs = OutputProcessor(Wordless(), RequestMetrics())  # type: ignore[arg-type]
+    sampling = SamplingParams(detokenize=False)
+    message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
+    outputs.add(PreparedRequest("a", None, [], sampling, [message], LIMITS), arrival=0.0)
+    return outputs
+
+
 @pytest.mark.parametrize(
     ("kind", "failure"),
     [
@@ -32,12 +41,21 @@ class Wordless:
     ],
 )
 def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> None:
-    outputs = OutputProcessor(Wordless(), RequestMetrics())  # type: ignore[arg-type]
-    sampling = SamplingParams()
-    message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
-    outputs.add(PreparedRequest("a", None, [], sampling, [message], LIMITS), arrival=0.0)
+    outputs = with_request()
     delta = RequestDelta(request_id="a/0", finish_reason="error", error="why", error_kind=kind)
     error = outputs.process([delta]).failures["a"]
     assert type(error) is failure
     assert str(error) == "why"
     assert outputs.num_unfinished == 0
+
+
+def test_tokens_that_come_together_have_the_time_of_the_first() -> None:
+    outputs = with_request()
+    timing = RequestTiming(1.0, 2.0, 3.0, 5.0)
+    delta = RequestDelta(
+        request_id="a/0", token_ids=[1, 2, 3], finish_reason="length", timing=timing
+    )
+    times = outputs.process([delta]).outputs["a"].times
+    assert times.first_token == 3.0
+    assert times.last_token is not None
+    assert times.last_token > 3.0

@@ -92,11 +92,13 @@ def _open_standard_streams() -> None:
 
 def _run(argv: list[str]) -> int:
     word = argv[0] if argv else "--help"
+    if word == "help" and argv[1:2] and argv[1] in COMMANDS:
+        word, argv = argv[1], [argv[1], "--help"]
     if word in ("-h", "--help", "help"):
         commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
         print(HELP.format(commands=commands), end="")
         return 0
-    if word == "--version":
+    if word in ("--version", "-v", "-V"):
         from quire.version import __version__
 
         print(f"quire {__version__}")

@@ -1,31 +1,39 @@
-"""`--override-generation-config.temperature 0.2`: members of an object as options, as in vLLM."""
+"""Members of an object as options, as in vLLM.
+
+`--override-generation-config.temperature 0.2` sets a member, `--x.names+ a,b` appends texts to a
+list.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from quire.errors import ConfigError
 
-_DOTTED = re.compile(r"--([\w-]+)\.([\w.-]+)", re.ASCII)
+_DOTTED = re.compile(r"--([\w-]+)\.([\w.-]+)(\+?)", re.ASCII)
 
 
-def with_joined_members(words: Sequence[str]) -> list[str]:
+def with_joined_members(words: Sequence[str], to_int: Callable[[str], int]) -> list[str]:
     """A command line in which all dotted options of one name are one option, with a JSON object.
 
-    Values are JSON, or else text. An object that the option is given besides has the other members.
-    Raises ConfigError for a member without a value, or within one that is no object.
+    Values are JSON, numbers such as 32K as `to_int` reads them, or else text; lists and objects of
+    one member are joined. An object that the option is given besides has the other members. Raises
+    ConfigError for a member without a value, or within one that is no object.
     """
     end = words.index("--") if "--" in words else len(words)  # behind it are no options
-    joined, objects = _joined(words[:end])
+    joined, objects = _joined(words[:end], to_int)
     for name, members in objects.items():
         joined += [f"--{name}", json.dumps(members)]
     return joined + list(words[end:])
 
 
-def _joined(words: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+def _joined(
+    words: Sequence[str], to_int: Callable[[str], int]
+) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """The other words, and each dotted option's object."""
     others: list[str] = []
     objects: dict[str, dict[str, Any]] = {_name(m): {} for m in map(_DOTTED.match, words) if m}
@@ -35,12 +43,16 @@ def _joined(words: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]
         name = flag.removeprefix("--").replace("_", "-")
         if (match := _DOTTED.fullmatch(flag)) is not None:
             value = text if sign else _following(rest, flag)
-            _set(objects[_name(match)], match[2].split("."), _plain(value), flag)
+            member: Any = value.split(",") if match[3] else _plain(value, to_int)
+            for key in reversed(match[2].split(".")):
+                member = {key: member}
+            _merge(objects[_name(match)], member, flag)
         elif flag.startswith("--") and name in objects:
-            given = _plain(text if sign else _following(rest, flag))
+            given = _plain(text if sign else _following(rest, flag), to_int)
             if not isinstance(given, dict):
                 raise ConfigError(f"{flag} must be a JSON object, as {flag}.NAME is given, too")
-            objects[name] = given | objects[name]
+            members, objects[name] = objects[name], given
+            _merge(given, members, flag)
         else:
             others.append(word)
     return others, objects
@@ -57,17 +69,26 @@ def _following(rest: Iterator[str], flag: str) -> str:
     return value
 
 
-def _set(members: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
-    """Set a member within objects; those on the way are made."""
-    for key in path[:-1]:
-        members = members.setdefault(key, {})
-        if not isinstance(members, dict):
+def _merge(members: dict[str, Any], added: dict[str, Any], flag: str) -> None:
+    """Add members to those of an object; lists are appended, and objects merged."""
+    for key, value in added.items():
+        known = members.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            _merge(known, value, flag)
+        elif isinstance(known, list) and isinstance(value, list):
+            known += value
+        elif known is not None and isinstance(value, dict):
             raise ConfigError(f"{flag}: {key} has a value already; set one of them")
-    members[path[-1]] = value
+        else:
+            members[key] = value
 
 
-def _plain(text: str) -> Any:
+def _plain(text: str, to_int: Callable[[str], int]) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
+        pass
+    try:
+        return to_int(text)
+    except (ValueError, argparse.ArgumentTypeError):
         return text

@@ -54,6 +54,7 @@ def make_parser() -> CommandParser:
         default=False,
         help="send each prompt as a user's message through the model's chat template",
     )
+    parser.add_argument("--system", metavar="TEXT", help="system message; asks for --chat")
     parser.add_argument(
         "--json", action="store_true", default=False, help="print one JSON object per prompt"
     )
@@ -82,10 +83,11 @@ def run(argv: Sequence[str]) -> int:
         llm = LLM(**engine_options(args))
     take_defaults(sampling, args, llm.info.sampling_defaults)
     texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
-    if args.chat:
+    if args.chat or "system" in args:
         if not llm.tokenizer.has_chat_template:
             raise ConfigError("this model has no chat template; leave --chat out")
-        conversations = [[{"role": "user", "content": text}] for text in texts]
+        system = [{"role": "system", "content": args.system}] if "system" in args else []
+        conversations = [[*system, {"role": "user", "content": text}] for text in texts]
         results = llm.chat(conversations, sampling, use_tqdm=show, raise_errors=False)
     else:
         results = llm.generate(texts, sampling, use_tqdm=show, raise_errors=False)

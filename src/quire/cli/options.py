@@ -57,7 +57,7 @@ class CommandParser(argparse.ArgumentParser):
         if any("." in word for word in argv):  # most command lines have none
             from quire.cli.dotted_options import with_joined_members
 
-            argv = with_joined_members(argv)
+            argv = with_joined_members(argv, human_int)
         own, notices = own_argv(argv, flags, takes_model=takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)

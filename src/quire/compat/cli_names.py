@@ -1,15 +1,20 @@
-"""Options of llama.cpp's command line that ask how a prompt is given, for `generate` and `chat`."""
+"""Options of other engines' command lines, for `generate` and `chat`."""
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ForeignName, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
 _L = "llama.cpp"
+_O = "Ollama"
+_V = "vLLM"
 _MODES = "a command has one mode: `quire chat` or `quire generate`"
 _PLAIN = "answers are plain text on standard output"
+_SERVER = "the model is loaded by the command itself"
+_TEXT_ONLY = "models read text alone"
+_ROLES = "the chat template writes what is around a message"
 
 CLI_NAMES: tuple[ForeignName, ...] = (
-    no_effect("conversation", _L, _MODES, "-cnv", arity="switch"),
+    no_effect("conversation", _L, _MODES, "-cnv", "-no-cnv", arity="switch"),
     no_effect("interactive", _L, _MODES, "-i", arity="switch"),
     no_effect("interactive_first", _L, _MODES, "-if", arity="switch"),
     no_effect("single_turn", _L, _MODES, "-st", arity="switch"),
@@ -26,5 +31,39 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     only("prompt_cache", _L, (), "KV blocks are not written to disk", "leave it out"),
     only("json_schema_file", _L, (), "the schema is text", "use --json-schema \"$(cat FILE)\"",
          "-jf"),
+    no_effect("show_timings", _L, _PLAIN, arity="switch"),
+    no_effect("stats", _V, _PLAIN, arity="switch"),
+    no_effect("nowordwrap", _O, _PLAIN, arity="switch"),
+    only("prompt", _L, (), "the prompts of `quire chat` are typed",
+         "use `quire generate MODEL TEXT --chat`"),
+    no_effect("print_token_count", _L, _PLAIN, "-ptc"),
+    no_effect("multiline_input", _L, "a text may have several lines", "-mli", arity="switch"),
+    no_effect("keepalive", _O, "the model is loaded for the command"),
+    no_effect("insecure", _O, "the hub is asked over TLS", arity="switch"),
+    alias("format", "json_schema", _O, values={"json": '{"type": "object"}'}),
+    only("think", _O, (), "reasoning is switched by the chat template",
+         "use `quire serve` with --default-chat-template-kwargs", arity="optional"),
+    only("hidethinking", _O, (False,), "reasoning is a part of the answer",
+         "use `quire serve`, which tells them apart", arity="switch"),
+    only("url", _V, (), _SERVER, "ask a running server over HTTP"),
+    only("server_base", _L, (), _SERVER, "ask a running server over HTTP"),
+    only("model_name", _V, (), _SERVER, "name its folder, or its name on the hub, as MODEL"),
+    only("quick", _V, (), "a prompt and its answer are `quire generate`",
+         "use `quire generate MODEL TEXT --chat`"),
+    only("output_file", _L, (), "answers go to standard output", "redirect them: > FILE",
+         "-o", "--output"),
+    only("binary_file", _L, (), "prompts are text", "use --prompt \"$(cat FILE)\"", "-bf"),
+    only("image", _L, (), _TEXT_ONLY, "leave it out"),
+    only("audio", _L, (), _TEXT_ONLY, "leave it out"),
+    only("video", _L, (), _TEXT_ONLY, "leave it out"),
+    only("in_prefix", _L, ("",), _ROLES, "use another --chat-template"),
+    only("in_suffix", _L, ("",), _ROLES, "use another --chat-template"),
+    only("in_prefix_bos", _L, (False,), _ROLES, "use another --chat-template", arity="switch"),
+    only("grp_attn_n", _L, (1,), "positions are those of the model", "leave it out", "-gan"),
+    only("grp_attn_w", _L, (), "positions are those of the model", "leave it out", "-gaw"),
+    only("prompt_cache_all", _L, (False,), "KV blocks are not written to disk", "leave it out",
+         arity="switch"),
+    only("prompt_cache_ro", _L, (False,), "KV blocks are not written to disk", "leave it out",
+         arity="switch"),
     only("grammar_file", _L, (), "the grammar is text", "use --grammar \"$(cat FILE)\""),
 )  # fmt: skip

@@ -12,20 +12,76 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-# modules of vLLM that scripts import names from
-MODULES = (
-    "assets", "attention", "beam_search", "config", "distributed", "engine.arg_utils",
-    "engine.async_llm_engine", "engine.llm_engine", "entrypoints", "envs", "inputs", "logger",
-    "lora", "model_executor", "multimodal",
-    "outputs", "pooling_params", "platforms", "reasoning", "sampling_params", "tokenizers",
-    "transformers_utils", "usage", "utils", "v1", "worker",
-)  # fmt: skip
-
 _NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
 _SETTINGS = "leave it out: settings are arguments of LLM, by their names"
 _TEXT_ONLY = "leave it out: models read text alone"
 _STATS = "use llm.stats, and output.metrics of each request"
 _CLOSE = "use LLM.close, or `with LLM() as llm:`"
+_ENGINES = "use LLM, LLMEngine or AsyncEngine"
+_ONE_PROCESS = "leave it out: a model runs on one device, in one process"
+_ONE_SERVER = "leave it out: each server has its own KV cache"
+_INSIDE = "quire's own code is another: see ARCHITECTURE.md"
+_SAMPLING = "use logit_bias, bad_words or structured_outputs in SamplingParams"
+_PARSING = "run `quire serve`: --tool-call-parser and --reasoning-parser name the parser"
+_PYTHON = "use Python's own modules"
+_THEIR_OWN = "dir(quire) lists what it has"
+
+# modules of vLLM that scripts import names from, and what to use for those that are not here
+MODULES = {
+    "assets": _TEXT_ONLY,
+    "attention": _INSIDE,
+    "beam_search": "use LLM.beam_search",
+    "benchmarks": "measure a server with any client of OpenAI's API, or run `quire demo`",
+    "compilation": _INSIDE,
+    "config": _SETTINGS,
+    "connections": _PYTHON,
+    "device_allocator": _INSIDE,
+    "distributed": _ONE_PROCESS,
+    "distributed.kv_events": _ONE_SERVER,
+    "distributed.kv_transfer": _ONE_SERVER,
+    "engine.arg_utils": _SETTINGS,
+    "engine.async_llm_engine": _ENGINES,
+    "engine.llm_engine": _ENGINES,
+    "engine.metrics": _STATS,
+    "engine.protocol": _ENGINES,
+    "entrypoints": "run `quire serve`",
+    "entrypoints.chat_utils": "use get_tokenizer().apply_chat_template, or LLM.chat",
+    "envs": _SETTINGS,
+    "exceptions": "use the errors of quire.errors",
+    "forward_context": _INSIDE,
+    "inputs": "a prompt is text, token ids, TextPrompt or TokensPrompt",
+    "ir": _INSIDE,
+    "logger": "use Python's logging",
+    "logits_process": _SAMPLING,
+    "logprobs": _THEIR_OWN,
+    "lora": _NO_ADAPTER,
+    "model_executor": _INSIDE,
+    "multimodal": _TEXT_ONLY,
+    "outputs": _THEIR_OWN,
+    "parser": _PARSING,
+    "platforms": "use the setting device",
+    "plugins": "leave it out: there are no plug-ins",
+    "pooling_params": _THEIR_OWN,
+    "profiler": "run `quire profile MODEL` instead",
+    "ray": _ONE_PROCESS,
+    "reasoning": _PARSING,
+    "sampling_params": _THEIR_OWN,
+    "scalar_type": _INSIDE,
+    "sequence": _ENGINES,
+    "tasks": _SETTINGS,
+    "third_party": _PYTHON,
+    "tokenizers": "use llm.get_tokenizer()",
+    "tool_parsers": _PARSING,
+    "tracing": "use the server's option --otlp-traces-endpoint",
+    "transformers_utils": "use llm.get_tokenizer(), or transformers itself",
+    "triton_utils": _INSIDE,
+    "usage": "leave it out: nothing is reported to anybody",
+    "utils": _PYTHON,
+    "v1": _ENGINES,
+    "v1.metrics": _STATS,
+    "v1.sample": _SAMPLING,
+    "worker": _INSIDE,
+}
 
 # names that scripts import from vLLM or llama-cpp-python, and what to use instead
 NAMES = {
@@ -60,10 +116,8 @@ NAMES = {
     "set_random_seed": "use the setting seed, or seed in SamplingParams",
     "current_platform": "use the setting device",
     "ModelRegistry": "families are added in models/families, see ARCHITECTURE.md",
-    "LogitsProcessor": "use logit_bias, bad_words or structured_outputs in SamplingParams",
+    "LogitsProcessor": _SAMPLING,
 }
-
-_UNKNOWN = "quire has no {!r}; dir(quire) lists what it has"
 
 
 def what_to_use(name: str) -> str:
@@ -71,10 +125,15 @@ def what_to_use(name: str) -> str:
     return f"quire has no {name}; {NAMES[name]}"
 
 
-def _none_such(name: str) -> str:
+def _none_such(module: str, name: str) -> str:
+    """The message for a name that is not in a module. module: of vLLM, without the package."""
     if name.startswith("VLLM_"):
         return f"quire has no {name}; {_SETTINGS}"
-    return what_to_use(name) if name in NAMES else _UNKNOWN.format(name)
+    if name in NAMES:
+        return what_to_use(name)
+    while module not in MODULES:
+        module = module.rpartition(".")[0]
+    return f"quire has no {name}; {MODULES[module]}"
 
 
 class ForeignModule(ModuleType):
@@ -86,7 +145,8 @@ class ForeignModule(ModuleType):
         try:
             return getattr(sys.modules["quire"], name)
         except AttributeError:  # `from module import` swallows it, and asks ForeignModules next
-            raise AttributeError(_none_such(name)) from None
+            module = self.__name__.partition(".")[2]
+            raise AttributeError(_none_such(module, name)) from None
 
 
 class ForeignModules:
@@ -109,9 +169,9 @@ class ForeignModules:
         if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
             raise ImportError(what_to_use(module), name=name)
         if any(f"{module}.".startswith(f"{each}.") for each in MODULES):
-            last = name.rpartition(".")[2]
+            parent, _, last = module.rpartition(".")
             if module not in MODULES and (not last.islower() or _is_from_import()):
-                raise ImportError(_none_such(last), name=name)
+                raise ImportError(_none_such(parent, last), name=name)
             from importlib.machinery import ModuleSpec  # usually not needed
 
             return ModuleSpec(name, _Maker(), is_package=True)  # type: ignore[arg-type]

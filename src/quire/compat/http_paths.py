@@ -7,6 +7,8 @@ from collections.abc import Mapping
 _ADMIN = "use the admin endpoints, on a port of their own (--admin-port)"
 _SHOWN = "running requests are in /metrics and on the page at /"
 _TEXT_ONLY = "models read and write text alone"
+_WEIGHTS = "weights are not changed while they are served; load another model"
+_GOES_ON = "an answer that its client has left is not kept; use /v1/responses with background"
 _CHAT = "use /v1/chat/completions, or /v1/responses"
 
 # a path, which stands for those below it, too: whose it is, and why and what to use
@@ -29,6 +31,24 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/flush_cache": ("SGLang", _ADMIN),
     "/models/load": ("llama.cpp", _ADMIN),
     "/models/unload": ("llama.cpp", _ADMIN),
+    "/pause": ("vLLM", _ADMIN),
+    "/resume": ("vLLM", _ADMIN),
+    "/is_paused": ("vLLM", _ADMIN),
+    "/release_kv_cache_memory": ("vLLM", _ADMIN),
+    **{f"/{name}": ("vLLM", _WEIGHTS) for name in (
+        "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
+        "start_draft_weight_update", "update_weights", "update_weight_version",
+        "finish_weight_update", "weight_checker", "weight_info")},
+    "/reset_mm_cache": ("vLLM", _TEXT_ONLY),
+    "/reset_encoder_cache": ("vLLM", _TEXT_ONLY),
+    "/get_world_size": ("vLLM", "a model runs on one device"),
+    "/is_scaling_elastic_ep": ("vLLM", "a model runs on one device"),
+    "/fault_tolerance/status": ("vLLM", "use /health"),
+    "/kv_event_sources": ("vLLM", "each server has its own KV cache"),
+    "/abort_requests": ("vLLM", "an answer ends where its client leaves"),
+    "/v1/chat/completions/render": ("vLLM", "use /apply-template, or /tokenize"),
+    "/v1/completions/render": ("vLLM", "use /tokenize"),
+    "/readyz": ("vLLM", "use /ready"),
     "/start_profile": ("vLLM", "run `quire profile MODEL`"),
     "/stop_profile": ("vLLM", "run `quire profile MODEL`"),
     "/collective_rpc": ("vLLM", "there are no workers to call"),
@@ -41,7 +61,11 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/infill": ("llama.cpp", "write the model's own infill tokens into a prompt of "
                 "/v1/completions"),
     "/embedding": ("llama.cpp", "use /v1/embeddings"),
-    "/reranking": ("llama.cpp", "use /v1/rerank"),
+    "/embeddings": ("llama.cpp", "use /v1/embeddings"),
+    "/v1/stream": ("llama.cpp", _GOES_ON),
+    "/v1/streams": ("llama.cpp", _GOES_ON),
+    "/v1/chat/completions/control": ("llama.cpp", "an answer ends where its client leaves"),
+    "/models/sse": ("llama.cpp", "use /v1/models"),
     "/tools": ("llama.cpp", "clients run the tools"),
     "/cors-proxy": ("llama.cpp", "the server opens no connections"),
     **{f"/api/{name}": ("Ollama", "model files are managed by hf cache and hf download")

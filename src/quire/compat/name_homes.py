@@ -1,6 +1,6 @@
-"""The class that a misplaced name belongs to: sampling params, or the server's options.
+"""The homes of misplaced names: sampling params, the server's options, or a call.
 
-The names are listed, as both classes are above this room; a test compares them.
+The names are listed, as their classes are above this room; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ _SAMPLING_PARAMS = """
 SAMPLING_PARAMS = frozenset(_SAMPLING_PARAMS.split())
 
 _SERVER_SETTINGS = """
-    admin_api_key admin_port admin_uds allowed_hosts allowed_origins api_key api_key_file
-    api_server_count default_chat_template_kwargs enable_force_include_usage engine_hang_timeout
-    gpu_hour_cost host idle_unload_seconds log_format
+    access_log admin_api_key admin_port admin_uds allowed_hosts allowed_origins api_key api_key_file
+    api_server_count default_chat_template_kwargs enable_force_include_usage
+    enable_request_id_headers engine_hang_timeout gpu_hour_cost host idle_unload_seconds log_format
     log_level max_body_bytes max_held_body_bytes max_queued_requests max_queued_tokens
     model_load model_load_timeout model_memory_bytes otlp_traces_endpoint port queue_timeout
     reasoning_parser request_timeout response_store_bytes return_tokens_as_token_ids root_path
     share_prefix_cache shutdown_timeout slow_reader_timeout tool_call_parser uds
 """
 SERVER_SETTINGS = frozenset(_SERVER_SETTINGS.split())
+
+# arguments of LLM.generate beside the prompts and their sampling params
+CALL_OPTIONS = frozenset(
+    ("add_special_tokens", "tokenization_kwargs", "truncate_prompt_tokens", "truncation_side")
+)
 
 # sampling params that have a default of the model, by their key in generation_config.json
 DEFAULTS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}

@@ -24,8 +24,11 @@ class ParamNames(msgspec.StructMeta):
     Decoding and copying know the struct's names alone.
     """
 
-    def __call__(cls, **params: Any) -> Any:  # noqa: N805 - a class of classes
+    def __call__(cls, *values: Any, **params: Any) -> Any:  # noqa: N805 - a class of classes
         """A new struct."""
+        if values:
+            example = f"{cls.__name__}({cls.__struct_fields__[0]}=...)"
+            raise TypeError(f"{cls.__name__} takes its parameters by name: {example}")
         try:
             return super().__call__(**params)
         except TypeError:
@@ -39,9 +42,13 @@ class ParamNames(msgspec.StructMeta):
 
 def _refuse_unknown(params: Mapping[str, Any], cls: msgspec.StructMeta) -> None:
     """Raises TypeError as Python does, with the nearest name that there is."""
+    from quire.compat.name_homes import CALL_OPTIONS  # usually not needed
+
     known = cls.__struct_fields__
     for name in params:
         if name not in known:
+            if name in CALL_OPTIONS:
+                raise TypeError(f"{name} is an option of the call: generate(..., {name}=...)")
             near = nearest_name(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(known)}"
             text = f"{cls.__name__} has no parameter {name!r}{hint}"

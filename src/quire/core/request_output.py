@@ -105,8 +105,8 @@ class RequestTimes(msgspec.Struct):
 class PromptProgress(msgspec.Struct, frozen=True):
     """Progress of a prompt's computation.
 
-    num_cached: tokens that the prefix cache had; num_computed: those included. seconds: since its
-    first step was scheduled.
+    num_cached: tokens that the prefix cache had; num_computed: those included. seconds: since the
+    request's arrival; 0 in the first report.
     """
 
     num_cached: int

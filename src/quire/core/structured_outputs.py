@@ -45,7 +45,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     for any JSON object. structural_tag: text in which tags with constrained contents stand, as an
     object of vLLM's two forms or as its text, and stored as text. field: the caller's name of it,
     for error messages; fields_of_lines: likewise, by line, for a grammar that is made of several
-    fields.
+    fields. thought_mark: the plain text that begins a thought; where the answer begins with it, the
+    grammar's rule `thought` comes first.
 
     JSON is on one line, with at most one space after each comma and colon, unless
     disable_any_whitespace leaves out that space, too, or whitespace_pattern, a regular expression
@@ -64,6 +65,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     whitespace_pattern: str | None = None
     field: str | None = None
     fields_of_lines: dict[int, str] | None = None
+    thought_mark: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -94,8 +96,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """A cache key made of the kind, the text and the white space options."""
-        return self.kind, self.text, "" if self.disable_any_whitespace else self.whitespace_pattern
+        """A cache key made of the kind, the text and its option, of JSON or of a grammar."""
+        option = "" if self.disable_any_whitespace else self.whitespace_pattern
+        return self.kind, self.text, self.thought_mark or option
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
 from quire.grammar.gbnf import MAX_REASON_CHARS, to_lark
-from quire.grammar.grammar_matcher import Matcher
+from quire.grammar.grammar_matcher import AnyMatcher, Matcher, ThoughtMatcher
 from quire.grammar.json_style import json_style
 from quire.grammar.schema_bounds import OverBoundsError, check_grammar, check_regex, check_schema
 
@@ -45,7 +45,7 @@ class VocabularyProtocol(Protocol):
 class Compiler(Protocol):
     """Compiles structured outputs to matchers."""
 
-    def matcher(self, structured_outputs: StructuredOutputs) -> Matcher:
+    def matcher(self, structured_outputs: StructuredOutputs) -> AnyMatcher:
         """A matcher at the beginning of an answer. Raises InvalidRequestError."""
 
 
@@ -73,11 +73,11 @@ class GrammarCompiler:
         self._load = vocabulary
         self._loaded: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._matchers: ByteBoundedCache[tuple[str, str, str | None], Matcher] = ByteBoundedCache(
-            cache_bytes
+        self._matchers: ByteBoundedCache[tuple[str, str, str | None], AnyMatcher] = (
+            ByteBoundedCache(cache_bytes)
         )
 
-    def matcher(self, structured_outputs: StructuredOutputs) -> Matcher:
+    def matcher(self, structured_outputs: StructuredOutputs) -> AnyMatcher:
         """A matcher at the beginning of an answer.
 
         Raises InvalidRequestError, which names the field and what is wrong with it.
@@ -87,6 +87,7 @@ class GrammarCompiler:
         if matcher is None:
             matcher = _compile(structured_outputs, self._tokenizer())
             size = GRAMMAR_BYTES + GRAMMAR_BYTES_PER_BYTE * len(structured_outputs.text)
+            size *= 1 if structured_outputs.thought_mark is None else 2
             self._matchers.put(key, matcher, size)
         return matcher.copy()
 
@@ -97,13 +98,34 @@ class GrammarCompiler:
             return self._loaded
 
 
-def _compile(structured_outputs: StructuredOutputs, tokenizer: LLTokenizer) -> Matcher:
+def _compile(structured_outputs: StructuredOutputs, tokenizer: LLTokenizer) -> AnyMatcher:
+    def compiled(make: Callable[[], str]) -> Matcher:
+        return _compiled(structured_outputs, make, tokenizer)
+
+    answer = compiled(lambda: _to_llguidance(structured_outputs))
+    if (mark := structured_outputs.thought_mark) is None:
+        return answer
+    # here, so that a start does not import what few requests need
+    from quire.grammar.lark_text import mark_prefix_lark, marked_lark, with_thought
+
+    thought = compiled(lambda: _checked_lark(to_lark(with_thought(structured_outputs.text))))
+    marked, prefix = marked_lark(mark), mark_prefix_lark(mark)
+    return ThoughtMatcher(
+        answer,
+        thought,
+        marked=compiled(lambda: _checked_lark(marked)),
+        prefix=compiled(lambda: _checked_lark(prefix)),
+    )
+
+
+def _compiled(
+    structured_outputs: StructuredOutputs, make: Callable[[], str], tokenizer: LLTokenizer
+) -> Matcher:
+    """A matcher of the grammar that `make` returns in llguidance's form."""
     from llguidance import LLMatcher
 
     try:
-        state = LLMatcher(
-            tokenizer, _to_llguidance(structured_outputs), log_level=0, limits=_limits()
-        )
+        state = LLMatcher(tokenizer, make(), log_level=0, limits=_limits())
     except (OverBoundsError, ValueError) as error:
         raise structured_outputs.invalid(str(error)) from None
     matcher = Matcher(state)
@@ -147,9 +169,15 @@ def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
             return LLMatcher.grammar_from_regex(
                 "|".join(map(_literally, structured_outputs.choice or ()))
             )
-    lark = _lark(structured_outputs)
-    check_grammar(lark)
-    return LLMatcher.grammar_from_lark(lark)
+    return _checked_lark(_lark(structured_outputs))
+
+
+def _checked_lark(grammar: str) -> str:
+    """A grammar in Lark in llguidance's form. Raises OverBoundsError."""
+    from llguidance import LLMatcher
+
+    check_grammar(grammar)
+    return LLMatcher.grammar_from_lark(grammar)
 
 
 def _lark(structured_outputs: StructuredOutputs) -> str:

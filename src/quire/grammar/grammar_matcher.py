@@ -58,3 +58,77 @@ class Matcher:
     def problem(self) -> str | None:
         """The reason why no token is allowed any more; None if the grammar goes on."""
         return self._state.get_error() if self._state.is_error() else None
+
+
+class ThoughtMatcher:
+    """One answer's position in its grammar, before which a thought may stand, marked by plain text.
+
+    A grammar that begins with any text could read a thought as text. So two grammars are followed,
+    `answer` without the thought and `thought` with it, until it is certain whether the answer
+    begins with the mark; where it does, `answer` does not count. marked: of any text that begins
+    with the mark; prefix: of texts that may become it.
+    """
+
+    def __init__(
+        self, answer: Matcher, thought: Matcher, *, marked: Matcher, prefix: Matcher
+    ) -> None:
+        self._both = answer, thought, marked, prefix
+        self._certain: Matcher | None = None
+
+    def copy(self) -> ThoughtMatcher:
+        """A matcher in the same state."""
+        answer, thought, marked, prefix = (matcher.copy() for matcher in self._both)
+        copied = ThoughtMatcher(answer, thought, marked=marked, prefix=prefix)
+        copied._decide()
+        return copied
+
+    def advance_to(self, output_token_ids: Sequence[int]) -> None:
+        """Accept those of the output tokens [N] that it has not accepted yet."""
+        if self._certain is not None:
+            self._certain.advance_to(output_token_ids)
+            return
+        for matcher in self._both:
+            matcher.advance_to(output_token_ids)
+        self._decide()
+
+    def token_bitmask(self) -> bytes:
+        """The tokens that may come next: see `Matcher.token_bitmask`."""
+        if self._certain is not None:
+            return self._certain.token_bitmask()
+        masks = [matcher.token_bitmask() for matcher in self._both]
+        answer, thought, marked, prefix = (int.from_bytes(mask, "little") for mask in masks)
+        allowed = answer & ~(marked & ~prefix) | thought
+        return allowed.to_bytes(len(masks[0]), "little")
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer is complete if it ends here."""
+        return any(matcher.is_accepting for matcher in self._open)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the answer is complete and no token can follow."""
+        return all(matcher.is_terminated for matcher in self._open)
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why no token is allowed any more; None if the grammar goes on."""
+        problems = [matcher.problem for matcher in self._open]
+        return None if None in problems else problems[0]
+
+    @property
+    def _open(self) -> list[Matcher]:
+        """The matchers that decide what may come next: those that can go on, if one can."""
+        both = list(self._both[:2]) if self._certain is None else [self._certain]
+        return [matcher for matcher in both if matcher.problem is None] or both
+
+    def _decide(self) -> None:
+        """Find out whether it is certain that the answer begins with a thought, or that not."""
+        answer, thought, marked, prefix = self._both
+        if marked.is_accepting:
+            self._certain = thought
+        elif prefix.problem is not None:
+            self._certain = answer
+
+
+AnyMatcher = Matcher | ThoughtMatcher

@@ -11,11 +11,9 @@ _SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression
 _ESCAPES = {"/": r"\/", "\n": r"\n"}
 
 ANY_TEXT = r"TEXT: /(?s:.*)/"  # the definition of a terminal
-
-
-def text_not_after(mark: str) -> str:
-    """The same of text that does not begin with a mark."""
-    return f"{ANY_TEXT} & ~{regex_rule(f'(?s:{re.escape(mark)}.*)')}"
+THOUGHT = "thought"  # the name of a thought's rule in an answer's grammar
+_START = "start: "
+_SPACE = r"[ \t\r\n]{0,64}"  # what the parser of answers passes over before the mark of a thought
 
 
 def quoted(text: str) -> str:
@@ -31,3 +29,21 @@ def json_rule(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
 def regex_rule(pattern: str) -> str:
     """Text that matches a regular expression."""
     return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], pattern)}/"
+
+
+def with_thought(grammar: str) -> str:
+    """The Lark grammar with its rule `thought` before the answer; its first line is `start`."""
+    return grammar.replace(_START, f"{_START}{THOUGHT} ", 1)
+
+
+def marked_lark(mark: str) -> str:
+    """The Lark grammar of any text that begins with a mark."""
+    return f"start: SPACE {quoted(mark)} TEXT\nSPACE: /{_SPACE}/\n{ANY_TEXT}\n"
+
+
+def mark_prefix_lark(mark: str) -> str:
+    """The Lark grammar of texts that may become a mark: its beginnings, without the whole."""
+    start = ""
+    for letter in reversed(mark[:-1]):
+        start = f"({re.escape(letter)}{start})?"
+    return f"start: {regex_rule(_SPACE + start)}\n"

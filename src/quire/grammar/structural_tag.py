@@ -22,24 +22,23 @@ Ends = Sequence[str] | None  # what follows a format at once: (): the answer's e
 Object = dict[str, Any]
 
 
-def structural_tag_lark(text: str, any_text: str = ANY_TEXT) -> str:
+def structural_tag_lark(text: str) -> str:
     """The Lark grammar of a structural tag, which is given as JSON.
 
-    any_text: the definition of TEXT, which stands where the tag allows any.
     Raises OverBoundsError, which names what is wrong in it.
     """
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise OverBoundsError(f"must be a structural tag as JSON ({error})") from None
-    return _Writer(any_text).write(given)
+    return _Writer().write(given)
 
 
 class _Writer:
     """Writes one grammar. Each format becomes an expression, with what has to follow it."""
 
-    def __init__(self, any_text: str) -> None:
-        self._rules = [any_text]
+    def __init__(self) -> None:
+        self._rules = [ANY_TEXT]
         self._writers: dict[str, Callable[[Object, str, Ends], str]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,

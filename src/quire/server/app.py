@@ -131,6 +131,7 @@ def build_server(
             hosts=settings.hosts,
             open_paths=OPEN_PATHS | page.paths | {api_page.PATH},
             on_end=observer.note_end,
+            probes_have_id=settings.enable_request_id_headers,
         )
         served = with_cors(enveloped, settings.origins) if settings.origins else enveloped
         return served if settings.root_path is None else RootPath(served, settings.root_path)

@@ -169,6 +169,10 @@ class ServerSettings:
         "info", "lowest level that is logged"
     )
     log_format: Literal["text", "json"] = setting("text", "format of the log's lines")
+    access_log: bool = setting(True, "log a line for each request, at the level info")
+    enable_request_id_headers: bool = setting(
+        False, "send x-request-id in answers to probes (/health, /ping, /ready) too"
+    )
     otlp_traces_endpoint: str | None = setting(
         None, "URL that OpenTelemetry traces are sent to; needs the extra `trace`"
     )

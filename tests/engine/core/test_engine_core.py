@@ -297,7 +297,11 @@ def test_each_last_delta_has_the_times_of_the_request(executor_type: type) -> No
     assert timing.queued <= timing.started <= timing.first_token <= timing.last_token
     stats = core.stats
     assert sum(stats.step_tokens.counts) == sum(stats.step_seconds.counts) == stats.num_steps
-    assert stats.step_tokens.sum == 5 + 2
+    assert stats.step_tokens.sum == 5 + 3
+    add(core, "b", max_tokens=3)
+    while core.has_work:
+        core.step()
+    assert core.stats.step_tokens.sum == 2 * (5 + 3)  # cached or not
 
 
 def test_a_request_that_never_ran_has_only_been_queued() -> None:

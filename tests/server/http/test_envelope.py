@@ -24,13 +24,17 @@ def test_other_labels_are_replaced(app: Starlette, label: str) -> None:
     assert len(found) == 32
 
 
-def test_every_answer_has_an_id(app: Starlette) -> None:
+def test_every_answer_but_a_probes_has_an_id(app: Starlette) -> None:
     ids = {
         call(app, "/v1/completions", {"prompt": "a", "stream": True}).headers["x-request-id"],
         call(app, "/v1/completions", b"{").headers["x-request-id"],
         call(app, "/nowhere").headers["x-request-id"],
     }
     assert len(ids) == 3
+    for probe in ("/health", "/ping", "/ready"):
+        assert "x-request-id" not in call(app, probe).headers
+        named = build_app(FakeEngine(), ServerSettings(enable_request_id_headers=True))
+        assert len(call(named, probe).headers["x-request-id"]) == 32
 
 
 @pytest.mark.parametrize(

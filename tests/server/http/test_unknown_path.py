@@ -61,6 +61,33 @@ def test_a_path_of_another_api_says_what_to_use(app: Starlette, path: str) -> No
         assert said == f"{path} is {engines}'s, which is not here: {text}"
 
 
+# of vLLM 0.33's servers and of llama-server
+ROUTES_THERE = """
+    /abort_requests /classify /collective_rpc /docs /fault_tolerance/status /finish_weight_update
+    /get_world_size /health /init_weight_transfer_engine /invocations /is_paused
+    /is_scaling_elastic_ep /is_sleeping /kv_event_sources /load /pause /ping /pooling /ready /readyz
+    /release_kv_cache_memory /rerank /reset_encoder_cache /reset_mm_cache /reset_prefix_cache
+    /resume /score /server_info /shutdown_weight_transfer_engine /sleep /start_draft_weight_update
+    /start_profile /start_weight_update /stop_profile /tokenizer_info /update_weight_version
+    /update_weights /v1/audio/transcriptions /v1/audio/translations /v1/chat/completions
+    /v1/chat/completions/render /v1/completions /v1/completions/render /v1/embeddings
+    /v1/load_lora_adapter /v1/messages /v1/messages/count_tokens /v1/models /v1/realtime /v1/rerank
+    /v1/responses /v1/score /v1/unload_lora_adapter /v2/embed /v2/rerank /version /wake_up
+    /weight_checker /weight_info /tokenize /detokenize
+    /apply-template /chat/completions /chat/completions/input_tokens /completion /completions
+    /cors-proxy /embedding /embeddings /infill /lora-adapters /metrics /models /models/load
+    /models/sse /models/unload /props /reranking /responses /responses/input_tokens /slots
+    /slots/0 /tools /v1/chat/completions/control /v1/chat/completions/input_tokens /v1/reranking
+    /v1/responses/input_tokens /v1/stream/x /v1/streams/lookup
+"""
+
+
+@pytest.mark.parametrize("path", ROUTES_THERE.split())
+def test_a_route_of_another_server_is_there_or_says_what_to_use(app: Starlette, path: str) -> None:
+    reply = call(app, path, method="GET")
+    assert reply.status != 404 or "which is not here: " in reply.error["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1", "/api", "/api/other", "/x", "//", "/v1/" + "a" * 60_000])
 def test_other_paths_name_the_api(app: Starlette, path: str) -> None:
     reply = call(app, path)

@@ -66,6 +66,12 @@ def test_probes_are_for_those_who_debug(
     assert len(caplog.records) == 1
 
 
+def test_a_server_may_log_no_requests(engine: FakeEngine, lines: Lines) -> None:
+    app = build_app(engine, ServerSettings(access_log=False))
+    assert call(app, "/v1/completions", {"prompt": "a"}).status == 200
+    assert lines() == []
+
+
 def test_no_words_and_no_keys(engine: FakeEngine, lines: Lines) -> None:
     app = build_app(engine, ServerSettings(api_key="sesame"))
     engine.script = "canary"

@@ -16,7 +16,7 @@ from quire.server.ops.openapi import document
 from quire.server.ops.web_page import CONTENT_SECURITY_POLICY
 from quire.server.settings import ServerSettings
 
-VOID = {"meta", "link", "img"}
+VOID = {"meta", "link", "img", "wbr"}
 
 
 class Reader(HTMLParser):

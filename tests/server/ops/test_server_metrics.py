@@ -56,13 +56,18 @@ OF_DASHBOARDS = [
     *("vllm:prompt_tokens_total", "vllm:request_success_total"),
 ]
 
-# those of llama.cpp's server, all without labels
+# those of llama.cpp's server, all without labels; the parser adds _total to counters without it
 OF_LLAMA_CPP = [
     f"llamacpp:{name}"
     for name in (
         *("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total"),
         *("tokens_predicted_total", "tokens_predicted_seconds_total", "n_decode_total"),
-        "n_tokens_max",
+        *(
+            "n_tokens_max_total",
+            "spec_decode_num_drafts_total",
+            "spec_decode_num_draft_tokens_total",
+        ),
+        "spec_decode_num_accepted_tokens_total",
         *("prompt_tokens_seconds", "predicted_tokens_seconds", "requests_processing"),
         *("requests_deferred", "n_busy_slots_per_decode"),
     )
@@ -109,6 +114,7 @@ def test_the_names_that_dashboards_ask_for_are_there(app: Starlette) -> None:
     names = {name for name, _ in series(reply.body.decode())}
     assert [name for name in OF_DASHBOARDS if name not in names] == []
     assert {name for name in names if name.startswith("llamacpp:")} == set(OF_LLAMA_CPP)
+    assert b"# TYPE llamacpp:n_tokens_max counter\n" in reply.body
     assert int(reply.headers["process-start-time-unix"]) > 1_700_000_000
     assert (
         value(reply.body.decode(), "vllm:num_requests_running", model_name="fake", engine="0") == 0
@@ -119,6 +125,9 @@ def test_openmetrics_is_spoken_to_those_who_ask(app: Starlette) -> None:
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     reply = call(app, "/metrics", headers=headers)
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
+    assert (
+        b"# TYPE llamacpp:n_tokens_max gauge\n" in reply.body
+    )  # a counter's name ends with _total
     assert reply.body.endswith(b"# EOF\n")
 
 
@@ -144,7 +153,7 @@ def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:
     assert value(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 6
     assert value(text, "llamacpp:prompt_tokens_total") == 9 * 5
     assert value(text, "llamacpp:tokens_predicted_total") == 18
-    assert value(text, "llamacpp:n_tokens_max") == 5 + 3
+    assert value(text, "llamacpp:n_tokens_max_total") == 5 + 3
 
 
 def test_busy_slots_are_counted_while_requests_run() -> None:

@@ -9,14 +9,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from quire.core.sampling_params import StructuredOutputs
-from quire.grammar.gbnf import to_lark
+from quire.grammar.grammar_compiler import GrammarCompiler
+from quire.grammar.grammar_matcher import AnyMatcher
 from quire.server.parsing.output_events import join
 from quire.server.parsing.output_parser import OutputParser, ParserConfig
 from quire.server.parsing.reasoning_parser import REASONING_PARSERS
-from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar
+from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, thought_mark
 from quire.server.parsing.tool_parser import KEY_FIELD, NAME_FIELD
 from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
@@ -29,7 +30,6 @@ CITY = {
 }
 TYPED = CITY | {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-BYTES = LLTokenizer("byte")
 FORMATS = sorted(TOOL_PARSERS)
 
 
@@ -45,16 +45,41 @@ def grammar(how: ParserConfig, ids: dict[str, int], **options: Any) -> str:
     return answer_grammar(how, control_token_id=ids.get, **({"text_format": None} | options))
 
 
-def matcher(how: ParserConfig, **options: Any) -> LLMatcher:
-    text = to_lark(grammar(how, {}, **options))
-    made = LLMatcher(BYTES, LLMatcher.grammar_from_lark(text), log_level=0)
-    assert not made.is_error(), made.get_error()
-    return made
+class Bytes:
+    """A vocabulary of bytes alone."""
+
+    def build(self) -> LLTokenizer:
+        """llguidance's own."""
+        return LLTokenizer("byte")
+
+
+COMPILER = GrammarCompiler(Bytes)
+
+
+def matcher(how: ParserConfig, **options: Any) -> AnyMatcher:
+    text, mark = grammar(how, {}, **options), thought_mark(how, lambda _: None)
+    return COMPILER.matcher(StructuredOutputs(grammar=text, thought_mark=mark))
+
+
+def allowed(made: AnyMatcher) -> list[int]:
+    """The bytes that may come next."""
+    mask = made.token_bitmask()
+    return [i for i in range(256) if mask[i // 8] >> i % 8 & 1]
 
 
 def allows(how: ParserConfig, text: str, **options: Any) -> bool:
-    made, tokens = matcher(how, **options), BYTES.tokenize_str(text)
-    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
+    """Whether an answer may be this text: in one piece, and byte by byte with masks."""
+    made, tokens = matcher(how, **options), list(text.encode())
+    in_one = made.copy()
+    in_one.advance_to(tokens)
+    for count, token in enumerate(tokens):
+        if token not in allowed(made):
+            assert in_one.problem is not None
+            return False
+        made.advance_to(tokens[: count + 1])
+    assert in_one.token_bitmask() == made.token_bitmask()
+    assert in_one.is_accepting == made.is_accepting
+    return made.is_accepting
 
 
 def written(format_name: str, *calls: tuple[str, dict[str, Any]]) -> str:
@@ -204,19 +229,17 @@ def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: li
     how = reading(format_name, most_calls=1)
     made, text = matcher(how), bytearray()
     for number in numbers * 20:
-        if made.is_accepting() or made.is_stopped():
+        if made.is_accepting or made.is_terminated:
             break
-        mask = made.compute_bitmask()
-        everything = [i for i in range(256) if mask[i // 8] >> i % 8 & 1]
-        allowed = [i for i in everything if i < 128] or everything
-        letters = [i for i in allowed if chr(i) in '"}\n<>/:'] or allowed
-        byte = letters[number % len(letters)]
-        made.consume_token(byte)
-        text.append(byte)
+        everything = allowed(made)
+        ascii_ = [i for i in everything if i < 128] or everything
+        letters = [i for i in ascii_ if chr(i) in '"}\n<>/:'] or ascii_
+        text.append(letters[number % len(letters)])
+        made.advance_to(text)
     parser = OutputParser(how)
     answer = join(parser.push(text.decode()) + parser.finish())
     assert len(answer.calls) <= 1
-    if made.is_accepting():
+    if made.is_accepting:
         assert parser.called_tools, text
 
 
@@ -300,3 +323,59 @@ def test_structural_tags_begin_after_the_thought(
 def test_structural_tags_stand_in_answers_without_a_thought(answer: str, is_allowed: bool) -> None:
     how = msgspec.structs.replace(reading(FORMATS[0], reasoning="think"), tool_parser=None)
     assert allows(how, answer, text_format=SCHEMA_TAGS, must_call=False) is is_allowed
+
+
+ANY_THEN_DIGITS = [
+    StructuredOutputs(regex=r"(?s:[^x]*)\d{3}"),
+    StructuredOutputs(grammar="start: ANY\nANY: /(?s:[^x]*)/ /[0-9]{3}/"),
+    StructuredOutputs(grammar='start: lead NUM\nlead[lazy]: /(?s:[^x]*)/ ">"\nNUM: /[0-9]{3}/'),
+    StructuredOutputs(grammar="root ::= [^x]* [0-9] [0-9] [0-9]"),
+]
+
+
+@pytest.mark.parametrize("text_format", ANY_THEN_DIGITS)
+@pytest.mark.parametrize("mark_space", ["", "\n"])
+def test_constraints_of_any_text_begin_after_the_thought(
+    text_format: StructuredOutputs, mark_space: str
+) -> None:
+    how = ParserConfig(REASONING_PARSERS["think"])
+    options: dict[str, Any] = {"text_format": text_format, "must_call": False}
+    assert allows(how, "b->123", **options)
+    assert allows(how, "<thin>123", **options)
+    assert not allows(how, "x->123", **options)
+    # without a mark after white space, since a thought may only begin at once
+    may_think = not mark_space
+    assert allows(how, f"{mark_space}<think>x</think>b->123", **options) is may_think
+    for answer in ("<think>123", "<think>b</think>x->123", "<think>b</think>12", "<think>>123"):
+        assert not allows(how, mark_space + answer, **options)
+
+
+def test_what_begins_as_a_mark_does_may_be_an_answer() -> None:
+    angle = StructuredOutputs(grammar='start: "<" NAME ">"\nNAME: /[a-z]+/')
+    how = ParserConfig(REASONING_PARSERS["think"])
+    options: dict[str, Any] = {"text_format": angle, "must_call": False}
+    for name in ("t", "table", "thin", "thinks"):
+        assert allows(how, f"<{name}>", **options)
+        assert allows(how, f"<think>a</think><{name}>", **options)
+    assert not allows(how, "<think>", **options)
+    one = StructuredOutputs(choice=["<", "yes"])
+    assert allows(how, "<", must_call=False, text_format=one)
+
+
+def test_a_trigger_within_a_thought_constrains_nothing() -> None:
+    how, call = reading("hermes", "think"), written("hermes", NOW)
+    wrong = "<tool_call>{}</tool_call>"
+    for must_call in (True, False):
+        assert allows(how, f"<think>so {wrong}</think>{call}", must_call=must_call)
+        assert not allows(how, f"<think>so {call}</think>{wrong}", must_call=must_call)
+    assert not allows(how, f"<think>{wrong}", must_call=False)
+
+
+def test_a_control_token_begins_a_thought_within_the_grammar() -> None:
+    how, ids = ParserConfig(REASONING_PARSERS["think"]), {"<think>": 7, "</think>": 8}
+    assert grammar(how, ids, must_call=False, text_format=ANY_THEN_DIGITS[0]).startswith(
+        "start: thought? form\n"
+    )
+    assert thought_mark(how, ids.get) is None
+    opened = ParserConfig(REASONING_PARSERS["think"], in_reasoning=True)
+    assert thought_mark(opened, lambda _: None) is None

@@ -267,7 +267,7 @@ class EngineCore:
             else:
                 self._grammars.start_compiling(request, request.sampling.structured_outputs)
             self._deadlines.add(message.request_id, message.queue_timeout)
-            self._log.record_arrival(message.request_id)
+            self._log.record_arrival(message.request_id, request.num_prompt_tokens)
         except InvalidRequestError as refusal:
             self._refuse(message.request_id, str(refusal), ErrorKind.REQUEST)
         except Exception:  # a message that no check foresaw fails alone

@@ -14,14 +14,14 @@ from quire.core.request import Request
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.grammar_compiler import Compiler
-from quire.grammar.grammar_matcher import Matcher
+from quire.grammar.grammar_matcher import AnyMatcher
 
 logger = logging.getLogger(__name__)
 
 _COMPILE_THREADS = 2
 
 
-class GrammarMatchers(Mapping[str, Matcher]):
+class GrammarMatchers(Mapping[str, AnyMatcher]):
     """The compiled matchers by request id.
 
     compiler: None refuses every request with structured outputs.
@@ -30,10 +30,10 @@ class GrammarMatchers(Mapping[str, Matcher]):
     def __init__(self, compiler: Compiler | None) -> None:
         self._compiler = compiler
         self._pool: ThreadPoolExecutor | None = None
-        self._pending: dict[str, tuple[Request, Future[Matcher]]] = {}
-        self._ready: dict[str, Matcher] = {}
+        self._pending: dict[str, tuple[Request, Future[AnyMatcher]]] = {}
+        self._ready: dict[str, AnyMatcher] = {}
 
-    def __getitem__(self, request_id: str) -> Matcher:
+    def __getitem__(self, request_id: str) -> AnyMatcher:
         return self._ready[request_id]
 
     def __iter__(self) -> Iterator[str]:
@@ -108,14 +108,14 @@ class GrammarMatchers(Mapping[str, Matcher]):
 
 def _new_matcher(
     compiler: Compiler, structured_outputs: StructuredOutputs, output_token_ids: list[int]
-) -> Matcher:
+) -> AnyMatcher:
     """A matcher that has accepted the output tokens so far, which another engine may have drawn."""
     matcher = compiler.matcher(structured_outputs)
     matcher.advance_to(output_token_ids)
     return matcher
 
 
-def _failure(future: Future[Matcher]) -> Exception | None:
+def _failure(future: Future[AnyMatcher]) -> Exception | None:
     failure = future.exception()
     if failure is None or isinstance(failure, InvalidRequestError):
         return failure

@@ -36,7 +36,8 @@ class StepLog:
 
     def __init__(self) -> None:
         self._times: dict[str, _Times] = {}
-        self._without_token = set[str]()  # requests that have no output token yet
+        # prompt tokens of the requests that have no output token yet
+        self._without_token: dict[str, int] = {}
         self._recent: deque[StepSummary] = deque(maxlen=NUM_RECENT_STEPS)
         self._starts: deque[float] = deque()  # when each step in flight was scheduled
         self._last_end = 0.0
@@ -48,10 +49,10 @@ class StepLog:
         """Statistics of the latest steps, oldest first."""
         return list(self._recent)
 
-    def record_arrival(self, request_id: str) -> None:
+    def record_arrival(self, request_id: str, num_prompt_tokens: int) -> None:
         """Record that a request has reached the engine."""
         self._times[request_id] = _Times(time.monotonic())
-        self._without_token.add(request_id)
+        self._without_token[request_id] = num_prompt_tokens
 
     def record_start(self, plan: SchedulerOutput, begin: float) -> None:
         """Record that a step starts. begin: when scheduling it began, in monotonic seconds."""
@@ -79,25 +80,33 @@ class StepLog:
     def record_step(
         self, plan: SchedulerOutput, seconds: float, deltas: list[RequestDelta], num_sampled: int
     ) -> StepSummary:
-        """Record what the step that has just ended computed. num_sampled: output tokens."""
+        """Record what the step that has just ended computed. num_sampled: output tokens.
+
+        Its histogram is vLLM's: output tokens, and a whole prompt, also of cached tokens, where its
+        first output token comes.
+        """
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_tokens, num_decodes = sum(lengths), lengths.count(1)
+        num_prompts = 0
         if self._without_token:
-            self._record_first_tokens(deltas, self._last_end)
-        self._tokens.observe(num_tokens)
+            num_prompts = self._record_first_tokens(deltas, self._last_end)
+        self._tokens.observe(num_prompts + num_sampled)
         num_prefill = num_tokens - num_decodes
         counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
         summary = StepSummary(plan.step_id, self._last_end, seconds, *counts)
         self._recent.append(summary)
         return summary
 
-    def _record_first_tokens(self, deltas: list[RequestDelta], now: float) -> None:
+    def _record_first_tokens(self, deltas: list[RequestDelta], now: float) -> int:
+        """Record which requests have their first token; returns the length of their prompts."""
+        num_prompts = 0
         for delta in deltas:
             if delta.token_ids and delta.request_id in self._without_token:
-                self._without_token.remove(delta.request_id)
+                num_prompts += self._without_token.pop(delta.request_id)
                 times = self._times[delta.request_id]
                 times.first_token = now
                 delta.timing = times.timing(now)
+        return num_prompts
 
     def add_timings(self, deltas: list[RequestDelta]) -> bool:
         """Set `timing` in the last delta of each request that ends; returns whether one does."""
@@ -107,7 +116,7 @@ class StepLog:
             if delta.finish_reason is not None:
                 has_ended = True
                 times = self._times.pop(delta.request_id, None)
-                self._without_token.discard(delta.request_id)
+                self._without_token.pop(delta.request_id, None)
             if times is None:
                 continue
             last = None if times.first_token is None else time.monotonic()

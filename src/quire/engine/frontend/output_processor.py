@@ -114,7 +114,7 @@ class OutputProcessor:
         if sampling.prompt_logprobs is not None:
             request.prompt_logprobs = [None]  # the first token has no score
         if prepared.messages[0].report_progress:
-            request.progress = ProgressReports(len(prepared.prompt_token_ids))
+            request.progress = ProgressReports(len(prepared.prompt_token_ids), arrival)
         self._requests[prepared.request_id] = request
         stop_when = prepared.stop_when
         times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
@@ -204,7 +204,9 @@ class OutputProcessor:
         if count := len(delta.token_ids):
             answer.token_ids += delta.token_ids
             of_request = request.times
-            of_request.first_token = of_request.first_token or now
+            if of_request.first_token is None:  # tokens may come together, later than the first
+                came = None if count == 1 or timing is None else timing.first_token
+                of_request.first_token = now if came is None else came
             of_request.last_token = now
             if count > 1 and delta.finish_reason is not None and timing is not None:
                 self._metrics.tokens_at_end(times, count, timing, now)

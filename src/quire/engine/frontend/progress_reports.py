@@ -9,15 +9,17 @@ from quire.core.request_output import PromptProgress
 class ProgressReports:
     """The progress of one prompt, which never goes back: not after a preemption or a restart.
 
-    num_prompt_tokens: of the prompt, all of which are computed when its first token comes.
+    num_prompt_tokens: of the prompt, all of which are computed when its first token comes. arrival:
+    of the request, in monotonic seconds. Reports may come together, so only the first one, of what
+    was cached, has no seconds.
     """
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, arrival: float) -> None:
         self._num_prompt_tokens = num_prompt_tokens
+        self._arrival = arrival
         self._unread: list[PromptProgress] = []
         self._num_computed = -1
         self._num_cached = 0
-        self._start = 0.0
 
     def add(self, delta: RequestDelta, now: float) -> None:
         """Add what a delta reports. now: monotonic seconds."""
@@ -29,10 +31,11 @@ class ProgressReports:
     def _reach(self, num_computed: int, now: float) -> None:
         if num_computed <= self._num_computed:
             return
+        seconds = now - self._arrival
         if self._num_computed < 0:
-            self._num_cached, self._start = num_computed, now
+            self._num_cached, seconds = num_computed, 0.0
         self._num_computed = num_computed
-        self._unread.append(PromptProgress(self._num_cached, num_computed, now - self._start))
+        self._unread.append(PromptProgress(self._num_cached, num_computed, seconds))
 
     def take(self) -> tuple[PromptProgress, ...]:
         """The reports since the last call, oldest first."""

@@ -33,9 +33,10 @@ class Envelope:
     """ASGI middleware, the outermost one except for CORS.
 
     The response has the header `x-request-id` (on Anthropic's paths `request-id` too): the
-    client's own if it consists of plain characters, else a new one. `x-quire-no-effect` says which
-    fields of the body had none. Access is decided on the path
-    that the router uses, never on one rebuilt from headers.
+    client's own if it consists of plain characters, else a new one; but probes of OPEN_PATHS have
+    one only where the client sent one, or with probes_have_id. `x-quire-no-effect` says which
+    fields of the body had none. Access is decided on the path that the router uses, never on one
+    rebuilt from headers.
 
     open_paths: need no API key; all others do, whether they exist or not. hosts: the names that the
     server is known by, on any path; None: any. on_end: called with the
@@ -49,7 +50,10 @@ class Envelope:
         open_paths: frozenset[str] = frozenset(),
         on_end: Callable[[RequestRecord], None] = lambda _: None,
         hosts: AllowedHosts | None = None,
+        *,
+        probes_have_id: bool = False,
     ) -> None:
+        self._without_id = frozenset[str]() if probes_have_id else OPEN_PATHS
         self._app = app
         self._open_paths = open_paths
         self._on_end = on_end
@@ -63,6 +67,7 @@ class Envelope:
             return
         headers = first_headers(scope)
         request_id, traceparent = _request_id(headers), headers.get(b"traceparent")
+        has_id = scope["path"] not in self._without_id or b"x-request-id" in headers
         state = scope.setdefault("state", {})
         record = RequestRecord(
             scope["method"],
@@ -75,7 +80,7 @@ class Envelope:
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                own = id_headers(record.path, request_id)
+                own = id_headers(record.path, request_id) if has_id else []
                 if record.no_effect:
                     own = [*own, (NO_EFFECT_HEADER, _header_value(record.no_effect))]
                 message["headers"] = [*message.get("headers", ()), *own]

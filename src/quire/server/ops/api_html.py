@@ -84,7 +84,8 @@ def api_html(document: Mapping[str, Any], assets: str) -> str:
 
 
 def _entry(name: str, operation: Schema) -> str:
-    return f'<a href="#{operation["operationId"]}">{escape(name)}</a>'
+    text = escape(name).replace("/", "<wbr>/")  # where a long path may break
+    return f'<a href="#{operation["operationId"]}">{text}</a>'
 
 
 def _operation(name: str, operation: Schema, responses: Schema) -> str:

@@ -33,6 +33,8 @@ def _counters(engines: list[EngineTotal]) -> _Series:
     yield "tokens_predicted", "Generated tokens of ended requests.", generated
     yield "tokens_predicted_seconds", "Seconds from their first token to the last.", seconds
     yield "n_decode", "Engine steps.", sum(engine.counted.num_steps for engine in engines)
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        yield f"spec_decode_{name}", "Always 0: tokens are drawn without drafts.", 0
 
 
 def _gauges(engines: list[EngineTotal]) -> _Series:

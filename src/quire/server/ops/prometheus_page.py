@@ -99,7 +99,16 @@ def expose(
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ScrapeCollector(total, gpu_hour_cost, conditions))
-    return encode(registry), media_type
+    return _as_llama_cpp(encode(registry)), media_type
+
+
+def _as_llama_cpp(page: bytes) -> bytes:
+    """The page with llama.cpp's type of its high-water mark: a counter without _total.
+
+    The library renames counters; OpenMetrics has none without _total.
+    """
+    name = b"# TYPE llamacpp:n_tokens_max "
+    return page if page.endswith(b"# EOF\n") else page.replace(name + b"gauge", name + b"counter")
 
 
 class _ScrapeCollector(Collector):
@@ -187,7 +196,9 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
     restarts = [((model,), e.latest.num_restarts) for model, e in engines]
     yield _counter("quire:engine_restarts", "Restarts of the engine process.", restarts)
     tokens = [((model,), e.step_tokens) for model, e in engines]
-    yield _histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", tokens)
+    yield _histogram(
+        "vllm:iteration_tokens_total", "Output tokens of a step and prompts that end in it.", tokens
+    )
     seconds = [((model,), e.step_seconds) for model, e in engines]
     yield _histogram("quire:step_seconds", "Seconds of an engine step.", seconds)
 

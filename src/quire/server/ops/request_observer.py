@@ -27,6 +27,7 @@ class RequestObserver:
         self.metrics = Metrics(metrics_folder)
         endpoint = settings.otlp_traces_endpoint
         self._tracer = None if endpoint is None else Tracer.sending_to(endpoint)
+        self._logs_access = settings.access_log
         self._ended: list[RequestRecord] = []
 
     def set_routes(self, routes: Iterable[BaseRoute]) -> None:
@@ -50,7 +51,9 @@ class RequestObserver:
         ended, self._ended = self._ended, []
         for record in ended:
             self.metrics.count(record)
-            log_access(record, is_probe=record.path in PROBES or record.path.startswith("/page/"))
+            if self._logs_access:
+                is_probe = record.path in PROBES or record.path.startswith("/page/")
+                log_access(record, is_probe=is_probe)
             if self._tracer is not None:
                 self._tracer.trace(record)
 

@@ -113,7 +113,10 @@ export function showSettings() {
   form.addEventListener("reset", reset);
   form.addEventListener("submit", (event) => event.preventDefault());
   changed();
-  byId("settings-fold").open = matchMedia("(min-width: 901px)").matches;
+  const wide = matchMedia("(min-width: 901px)"); // beside the conversation; else above it
+  const unfold = () => (byId("settings-fold").open = wide.matches);
+  wide.addEventListener("change", unfold);
+  unfold();
 }
 
 /** List the server's models for selection. */

@@ -14,7 +14,7 @@ from typing import Any
 from quire.core.sampling_params import StructuredOutputs
 from quire.grammar.gbnf import embedded
 from quire.grammar.json_style import json_style
-from quire.grammar.lark_text import ANY_TEXT, json_rule, quoted, regex_rule, text_not_after
+from quire.grammar.lark_text import ANY_TEXT, THOUGHT, json_rule, quoted, regex_rule
 from quire.grammar.schema_bounds import OverBoundsError
 from quire.grammar.structural_tag import structural_tag_lark
 from quire.server.parsing.output_parser import ParserConfig
@@ -48,9 +48,18 @@ def answer_grammar(
 
     Without config.must_call there may be text instead of calls. text_format: the structured output
     of the text; then the answer is either text or calls. control_token_id: the id of a control
-    token by its text. Raises NoGrammarError.
+    token by its text. A thought that may come first is a part of the grammar only where a control
+    token begins it, see `thought_mark`. Raises NoGrammarError.
     """
     return _Writer(config, control_token_id).write(text_format)
+
+
+def thought_mark(config: ParserConfig, control_token_id: Callable[[str], int | None]) -> str | None:
+    """The plain text that begins a thought before the answer (`StructuredOutputs.thought_mark`)."""
+    if config.reasoning is None or config.in_reasoning:
+        return None
+    mark = config.reasoning.begin
+    return mark if control_token_id(mark) is None else None
 
 
 def tools_of_lines(grammar: str) -> dict[int, int]:
@@ -81,8 +90,9 @@ class _Writer:
                 f"({self._calls(tools)} | form)" if text_format else self._text_and_calls(tools)
             )
         if text_format is not None and not must_call:
-            self._rules.append(f"form: {_text_rule(text_format, self._grammar_text())}")
-        return "\n".join([f"start: {reasoning} {answer}", *self._rules, ""])
+            self._rules.append(f"form: {_text_rule(text_format)}")
+        start = f"{reasoning} {answer}".lstrip()
+        return "\n".join([f"start: {start}", *self._rules, ""])
 
     def _reasoning(self, reasoning: ReasoningParser | None) -> str:
         if reasoning is None:
@@ -90,18 +100,8 @@ class _Writer:
         end = self._text_up_to(reasoning.end, "thought_end")
         if self._config.in_reasoning:
             return f"{end} SPACE"
-        self._rules.append(f"thought: {self._literal(reasoning.begin)} {end} SPACE")
-        return "thought?"
-
-    def _grammar_text(self) -> str:
-        """The definition of a grammar's text, which must not be read where a thought begins.
-
-        A control token is no text.
-        """
-        reasoning = self._config.reasoning
-        if reasoning is None or self._config.in_reasoning or reasoning.begin in self._ids:
-            return ANY_TEXT
-        return text_not_after(reasoning.begin)
+        self._rules.append(f"{THOUGHT}: {self._literal(reasoning.begin)} {end} SPACE")
+        return f"{THOUGHT}?" if reasoning.begin in self._ids else ""
 
     def _calls(self, tools: ToolParser) -> str:
         frame = tools.frame
@@ -178,8 +178,8 @@ class _Writer:
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else quoted(p) for p in parts)
 
 
-def _text_rule(outputs: StructuredOutputs, any_text: str) -> str:
-    """The grammar of an answer's structured output. any_text: see `structural_tag_lark`."""
+def _text_rule(outputs: StructuredOutputs) -> str:
+    """The grammar of an answer's structured output."""
     match outputs.kind:
         case "json":
             try:
@@ -197,7 +197,7 @@ def _text_rule(outputs: StructuredOutputs, any_text: str) -> str:
             return regex_rule(outputs.text)
         case "structural_tag":
             try:
-                return embedded(structural_tag_lark(outputs.text, any_text))
+                return embedded(structural_tag_lark(outputs.text))
             except OverBoundsError as error:
                 raise NoGrammarError(str(error)) from None
     return embedded(outputs.text)

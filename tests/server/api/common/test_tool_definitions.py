@@ -369,11 +369,12 @@ def test_a_response_format_applies_to_the_text_alone() -> None:
     assert constraint is not None
     assert constraint.name == "response_format.json_schema.schema"
     start = constraint.text.splitlines()[0]
-    assert start.startswith("start: thought?")
+    assert start.startswith("start: (")
     assert start.endswith("| form)")
+    assert constraint.thought_mark == "<think>"
     constraint = constraint_of(response_format=JSON_FORMAT, tools=[])
     assert constraint is not None
-    assert constraint.text.startswith("start: thought? form\n")
+    assert constraint.text.startswith("start: form\n")
     constraint = constraint_of(response_format=JSON_FORMAT, tool_choice="required")
     assert constraint is not None
     assert "form" not in constraint.text

@@ -71,8 +71,7 @@ def test_a_response_is_completed_without_its_client(app: Starlette, engine: Fake
         assert (done["status"], done["background"]) == ("completed", True)
         assert done["output"][0]["content"][0]["text"] == "Hello!"
         assert done["usage"]["output_tokens"] == 6
-        cancelled = await read(app, response_id, "/cancel", "POST")
-        assert cancelled["error"]["message"] == "Cannot cancel a synchronous response."
+        assert await read(app, response_id, "/cancel", "POST") == done
         assert (await request(app, PATH, asked)).json()["status"] == "completed"
 
     asyncio.run(main())
@@ -93,6 +92,7 @@ def test_a_response_that_is_cancelled_or_deleted_stops(
         if method == "POST":
             assert ended["status"] == "cancelled"
             assert await read(app, response_id) == ended
+            assert await read(app, response_id, tail, method) == ended  # as often as one likes
         else:
             assert (await read(app, response_id))["error"]["code"] == "not_found"
 

@@ -57,7 +57,9 @@ def test_scores(app: Starlette, path: str, names: tuple[str, str]) -> None:
     assert [item["score"] for item in pairs] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+@pytest.mark.parametrize(
+    "path", ["/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"]
+)
 def test_rerank(app: Starlette, path: str) -> None:
     documents = ["y" * 400, "ab", "b" * 30]
     reply = post(app, path, query="ab", documents=documents, top_n=2).json()

@@ -36,7 +36,12 @@ from quire.server.parsing.output_parser import (
     stop_after_calls,
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
-from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, tools_of_lines
+from quire.server.parsing.tool_grammar import (
+    NoGrammarError,
+    answer_grammar,
+    thought_mark,
+    tools_of_lines,
+)
 from quire.tokenizer.tokenizer import Tokenizer
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
@@ -261,7 +266,10 @@ def _with_grammar(
     indices = {tool.function.name: index for index, tool in enumerate(use.shown)}
     fields = [f"tools[{indices[tool.function.name]}].function.parameters" for tool in use.allowed]
     lines = {line: fields[tool] for line, tool in tools_of_lines(grammar).items()}
-    enforced = StructuredOutputs(grammar=grammar, field=field, fields_of_lines=lines)
+    mark = thought_mark(config, tokenizer.control_token_id)
+    enforced = StructuredOutputs(
+        grammar=grammar, field=field, fields_of_lines=lines, thought_mark=mark
+    )
     return msgspec.structs.replace(sampling, structured_outputs=enforced)
 
 

@@ -117,6 +117,12 @@ def cancelled(reply: bytes) -> bytes:
     return msgspec.json.encode({**fields, "status": "cancelled"})
 
 
+def is_background(reply: bytes) -> bool:
+    """Whether the JSON is that of a response that runs, or ran, in the background."""
+    fields: dict[str, Any] = msgspec.json.decode(reply)
+    return bool(fields.get("background"))
+
+
 def failed(reply: bytes) -> bytes:
     """The JSON of a response whose process has ended."""
     fields: dict[str, Any] = msgspec.json.decode(reply)

@@ -269,8 +269,8 @@ def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
     return GenerationRoute(entry, prepare_rerank, answer)
 
 
-# each under the paths that clients of vLLM, Jina and Cohere use
+# each under the paths that clients of vLLM, Jina, Cohere and llama.cpp use
 ROUTES = (
     *map(_score_route, ("/v1/score", "/score")),
-    *map(_rerank_route, ("/v1/rerank", "/rerank", "/v2/rerank")),
+    *map(_rerank_route, ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")),
 )

@@ -12,7 +12,7 @@ from starlette.responses import Response as HttpResponse
 
 from quire.errors import invalid_value
 from quire.server.api.common.request_gate import RequestGate, caller_of
-from quire.server.api.openai.background_responses import cancelled, failed
+from quire.server.api.openai.background_responses import cancelled, failed, is_background
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import HttpError
@@ -129,11 +129,14 @@ class StoredResponsesRoutes:
         return HttpResponse(body, media_type="application/json")
 
     def _cancelled(self, request: Request) -> bytes:
-        reply = cancelled(self._found(request).reply)
+        found = self._found(request).reply
+        reply = cancelled(found)
         key = (request.path_params["response_id"], request.state.tenant)
-        if not self._store.replace_running(*key, reply):
+        if self._store.replace_running(*key, reply):
+            return reply
+        if not is_background(found):
             raise HttpError(400, "Cannot cancel a synchronous response.", code="invalid_value")
-        return reply
+        return self._found(request).reply  # it has ended, perhaps just now
 
     def _deleted(self, request: Request) -> bytes:
         response_id = request.path_params["response_id"]
