@@ -191,7 +191,7 @@ def ring_int4(
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits.
 
-    codes: of eight bits, "int8" or "fp8"; group 0: they have scales of rows alone. halves: tiles
+    codes: of eight bits, "s8" or "e4m3"; group 0: they have scales of rows alone. halves: tiles
     of heads of 128 dimensions have parts of both their halves.
     """
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
@@ -305,7 +305,7 @@ def blocks(
 
 def rows_bytes(
     capability: int, block_m: int = 256, block_n: int = 128, group: int = 128, stages: int = 2,
-    split: int = 1, codes: str = "int8", *, zeros: bool = False,
+    split: int = 1, codes: str = "s8", *, zeros: bool = False,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in bfloat16 with weights of a byte each."""
     config = ByteRowsConfig(block_m, block_n, stages, split)
@@ -753,26 +753,26 @@ KERNELS = {
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
-    "ring_bytes": functools.partial(ring_int4, codes="int8"),
-    "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="int8", group=0),
+    "ring_bytes": functools.partial(ring_int4, codes="s8"),
+    "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="s8", group=0),
     "ring_bytes_zeros": functools.partial(
-        ring_int4, rows=16, parts=1, codes="int8", group=64, zeros=True
+        ring_int4, rows=16, parts=1, codes="s8", group=64, zeros=True
     ),
     "ring_bytes_few": functools.partial(
-        ring_int4, rows=4, parts=1, codes="int8", group=32, zeros=True
+        ring_int4, rows=4, parts=1, codes="s8", group=32, zeros=True
     ),
-    "ring_bytes_most": functools.partial(ring_int4, rows=64, parts=1, codes="int8"),
+    "ring_bytes_most": functools.partial(ring_int4, rows=64, parts=1, codes="s8"),
     "ring_bytes_many": functools.partial(
-        ring_int4, rows=128, block_n=128, parts=1, codes="int8", zeros=True
+        ring_int4, rows=128, block_n=128, parts=1, codes="s8", zeros=True
     ),
     "ring_bytes_heads": functools.partial(
-        ring_int4, rows=2, block_n=128, parts=1, codes="int8", heads=True
+        ring_int4, rows=2, block_n=128, parts=1, codes="s8", heads=True
     ),
-    "ring_blocks": functools.partial(ring_int4, codes="fp8"),
-    "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="fp8", silu=True),
-    "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="fp8"),
-    "ring_blocks_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1, codes="fp8"),
-    "ring_fp8_alone": functools.partial(ring_int4, codes="fp8", group=0),
+    "ring_blocks": functools.partial(ring_int4, codes="e4m3"),
+    "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="e4m3", silu=True),
+    "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="e4m3"),
+    "ring_blocks_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1, codes="e4m3"),
+    "ring_fp8_alone": functools.partial(ring_int4, codes="e4m3", group=0),
     "blocks": blocks,
     "blocks_split": functools.partial(blocks, split=4),
     "blocks_few": functools.partial(blocks, block_m=64, split=4),
@@ -781,11 +781,13 @@ KERNELS = {
     "blocks_int8_alone": functools.partial(blocks, block_n=128, kind="i8", alone=True),
     "rows_bytes": rows_bytes,
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
-    "rows_fp8_alone": functools.partial(rows_bytes, codes="fp8", group=0),
+    "rows_fp8_alone": functools.partial(rows_bytes, codes="e4m3", group=0),
     "rows_bytes_zeros": functools.partial(
         rows_bytes, block_m=128, group=32, stages=3, split=2, zeros=True
     ),
-    "rows_bytes_fp8": functools.partial(rows_bytes, block_m=128, block_n=64, codes="fp8", group=64),
+    "rows_bytes_fp8": functools.partial(
+        rows_bytes, block_m=128, block_n=64, codes="e4m3", group=64
+    ),
     "rows_int4": rows_int4,
     "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
     "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),

@@ -89,8 +89,8 @@ def hopper_gemm_kernel(
     the queries of [M, N] and the rest goes to the caches.
 
     GROUP: inputs that share a scale of weights in words, which w_desc has; 0 for others. CODEBOOK:
-    of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "int8" or
-    "fp8". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
+    of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "s8" or
+    "e4m3". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
     TILES are parts of k, see `hopper_int4_ring`, and programs of the same W lie side by side, each
     with BLOCK_M rows of x. SCALED: see `multiply_codes`. SCALES_FIRST: they are asked for before
     words, as all programs' words together would hold them up.
