@@ -154,3 +154,9 @@ def test_steps_are_short_for_few_short_prompts_alone() -> None:
     assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_STEP) == SHORT_STEP
     assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_STEP + 1) == 2048
     assert policy.step_limit(FEW_REQUESTS + 1, 4, 4 * SHORT_STEP) == 2048
+
+
+def test_a_bursts_answers_go_on_where_prompts_take_less_than_half_of_their_steps() -> None:
+    policy = ChunkPolicy(None, full_step=2000)
+    assert policy.spreads(10, num_prompt_tokens=10 * 2000, num_answer_tokens=10 * 21)
+    assert not policy.spreads(10, num_prompt_tokens=10 * 2000, num_answer_tokens=10 * 20)

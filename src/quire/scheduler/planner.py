@@ -81,8 +81,11 @@ class Planner:
         )
         if is_last or not decodes or self._config.scheduling_policy != "fcfs":
             return False
-        pauses = self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps)
-        if pauses and not self._batch.is_first_wave:
+        burst = self._batch.burst
+        goes_on = burst is not None and self._policy.spreads(
+            burst.num_requests, burst.num_prompt_tokens, burst.num_answer_tokens
+        )
+        if not goes_on and self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps):
             return True
         waited = now - min(request.queued for request in decodes)
         if not self._policy.holds_first_tokens(len(self._batch.requests), waited):

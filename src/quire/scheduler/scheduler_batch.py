@@ -25,6 +25,19 @@ def is_preemption_exempt(request: Request) -> bool:
     return request.num_preemptions >= MAX_PREEMPTIONS
 
 
+class Burst:
+    """Requests that have come since there was none, of which none has ended."""
+
+    def __init__(self) -> None:
+        self.num_requests = self.num_prompt_tokens = self.num_answer_tokens = 0
+
+    def add(self, request: Request) -> None:
+        """Count a request, with the most tokens that its answer may have."""
+        self.num_requests += 1
+        self.num_prompt_tokens += request.num_tokens
+        self.num_answer_tokens += request.max_total_tokens - request.num_tokens
+
+
 class Batch:
     """All unfinished requests: waiting, or running with blocks of their own."""
 
@@ -32,8 +45,7 @@ class Batch:
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(scheduling_policy)
         self.running: dict[str, Request] = {}
-        # No request has ended since there was none: answers of one burst should not run in step.
-        self.is_first_wave = True
+        self.burst: Burst | None = None  # until a request ends
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prompt_tokens = 0
@@ -52,7 +64,10 @@ class Batch:
                 "request_id",
                 f"{request.request_id!r} is running already; use a new id for each request",
             )
-        self.is_first_wave = self.is_first_wave or not self.requests
+        if not self.requests:
+            self.burst = Burst()
+        if self.burst is not None:
+            self.burst.add(request)
         self.requests[request.request_id] = request
         self.waiting.push(request)
 
@@ -133,7 +148,7 @@ class Batch:
         else:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
-        self.is_first_wave = False
+        self.burst = None
         del self.requests[request.request_id]
 
     def take_removed(self) -> list[str]:
