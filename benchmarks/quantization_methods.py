@@ -49,6 +49,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "INT8 + SmoothQuant + GPTQ": {"method": "smoothquant+gptq"},
     "FP8": {"method": "fp8"},
     "FP8 + GPTQ": {"method": "fp8+gptq"},
+    "FP8 W8A16": {"method": "fp8", "weight_only": True},
+    "FP8 + GPTQ W8A16": {"method": "fp8+gptq", "weight_only": True},
     "Rotated RTN": {"method": "rtn", "symmetric": False, "rotate": True},
     "Rotated GPTQ": {"method": "gptq", "symmetric": False, "rotate": True},
     "Rotated FP8": {"method": "fp8", "rotate": True},

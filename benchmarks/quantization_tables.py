@@ -14,7 +14,10 @@ _LEVELS = (1, 16, 64, 256)  # answers at a time, on a GPU
 _CHOICES = (
     ("16 bits", None, "bfloat16"),
     ("FP8", "FP8", "fp8"),
+    ("FP8 W8A16", "FP8 W8A16", "fp8_w8a16"),
+    ("FP8 W8A16, GPTQ", "FP8 + GPTQ W8A16", "fp8_w8a16"),
     ("INT8", "INT8", "int8"),
+    ("INT8 W8A16", None, "w8a16"),
     ("INT4, RTN", "RTN", "int4"),
     ("INT4, GPTQ", "GPTQ", "int4"),
     ("INT4, AWQ", "AWQ", "int4"),

@@ -62,14 +62,18 @@ def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """A result as JSON: each item of its lists on a line."""
+    """A result as JSON: each item of its lists on a line, numbers with eight digits."""
     parts = []
-    for name, value in result.items():
+    for name, value in json.loads(json.dumps(result), parse_float=_eight_digits).items():
         text = json.dumps(value)
         if isinstance(value, list) and value:
             text = "[\n" + ",\n".join(json.dumps(each) for each in value) + "\n]"
         parts.append(f"{json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _eight_digits(number: str) -> float:
+    return float(f"{float(number):.8g}")
 
 
 def _circumstances() -> dict[str, Any]:

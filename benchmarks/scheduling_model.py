@@ -52,6 +52,7 @@ SUSTAINED = 1.02
 HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
 LATENCY = 0.0011  # seconds between client and engine, in each direction
 MAX_LEN, ROWS, BUDGET = 16384, 256, 2048 + 256
+SHARED_TOKEN = 31_999  # of shared prefixes; others' tokens are their numbers
 GRID = [w.name for w in (*plan.VARIED, *plan.OPEN)] + ["voice-8b:2,8,16,32,64,128"]
 
 
@@ -180,7 +181,9 @@ class LevelRun(Machine):
                 _, number = self._in_transit.popleft()
                 input_len, output_len = workload.lengths(self._level.seeds[number])
                 sampling = SamplingParams(max_tokens=output_len, ignore_eos=True)
-                self.add(f"r{number}", [number] * input_len, sampling)
+                prefix = [SHARED_TOKEN] * workload.shared_prefix
+                prompt = prefix + [number] * (input_len - len(prefix))
+                self.add(f"r{number}", prompt, sampling)
             if not self.step(HOST) and self._in_transit:
                 self.now = max(self.now, self._in_transit[0][0])
         return self
@@ -216,7 +219,7 @@ def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
     config = SchedulerConfig(
         max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, scheduling_policy=policy
     )
-    kv = KVCacheManager(64_000, 16, enable_prefix_caching=False)
+    kv = KVCacheManager(64_000, 16)
     return Scheduler(config, kv, MAX_LEN, step_sizes=sizes), sizes
 
 

@@ -38,6 +38,7 @@ from gpu_tables import (
     gpu_rows,
     gpu_weights,
     gpu_weights_bytes,
+    gpu_weights_w8a16,
 )
 from quantization_tables import (
     quantization_choice,
@@ -294,6 +295,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_kv_dtype": gpu_kv_dtype,
     "gpu_weights": gpu_weights,
     "gpu_weights_bytes": gpu_weights_bytes,
+    "gpu_weights_w8a16": gpu_weights_w8a16,
     "gpu_invariance": gpu_invariance,
     "gpu_linear": gpu_linear,
     "gpu_rows": gpu_rows,

@@ -66,16 +66,15 @@ class ModelSettings:
         "data type of weights and KV cache, unless they have one of their own; auto takes the "
         "checkpoint's, or float32 for a small model on a CPU without 16-bit instructions",
     )
-    quantization: Literal["none", "fp8", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"] = (
-        setting(
-            "none",
-            "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
-            "bits, with a scale for each output, also of the head; w8a16: 8 bits, and activations "
-            "in 16; int4: 4 bits, with a scale for each 32 numbers, and the head in int8; nf4: "
-            "4-bit quantiles, with a scale for each 64; mxfp4: 4-bit floats, with an exponent for "
-            "each 32; "
-            "dequantized: the weights of a quantized checkpoint as numbers in dtype",
-        )
+    quantization: Literal[
+        "none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"
+    ] = setting(
+        "none",
+        "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
+        "bits, with a scale for each output, also of the head; fp8_w8a16 and w8a16: the same, and "
+        "activations in 16; int4: 4 bits, with a scale for each 32 numbers, and the head in int8; "
+        "nf4: 4-bit quantiles, with a scale for each 64; mxfp4: 4-bit floats, with an exponent for "
+        "each 32; dequantized: the weights of a quantized checkpoint as numbers in dtype",
     )
     quantization_overrides: str | None = setting(
         None,

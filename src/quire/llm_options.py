@@ -21,7 +21,8 @@ class LLMOptions(TypedDict, total=False):
     served_model_name: str | list[str] | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     quantization: (
-        Literal["none", "fp8", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"] | None
+        Literal["none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"]
+        | None
     )
     quantization_overrides: str | None
     quality_gate: str | None

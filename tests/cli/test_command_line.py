@@ -68,7 +68,8 @@ SURFACE = {
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
         --method --out --group-size --symmetric --no-symmetric --format --ignore --act-order
-        --rotate --no-rotate --double-quantization --no-double-quantization
+        --rotate --no-rotate --weight-only --no-weight-only
+        --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
     """
     + VERIFY,

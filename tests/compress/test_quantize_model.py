@@ -81,6 +81,7 @@ FORMATS = [
     ("rtn", {"group_size": -1}),
     ("int8", {}),
     ("fp8", {}),
+    ("fp8", {"weight_only": True}),
     ("nf4", {}),
     ("nf4", {"double_quantization": True}),
     ("mxfp4", {}),
@@ -214,6 +215,7 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
         {"method": "int8", "symmetric": False},
         {"method": "nf4", "format": "awq"},
         {"method": "rtn", "double_quantization": True},
+        {"method": "int8", "weight_only": True},
         {"method": "rtn", "group_size": 0},
         {"method": "nearest"},
     ],
@@ -242,6 +244,22 @@ def test_fewer_bits_lose_more(base: Path, tmp_path: Path) -> None:
         assert report["bytes"]["quantized"] < report["bytes"]["base"]
     assert found["rtn"] > found["fp8"] > 0
     assert found["rtn"] > found["int8"] > 0
+
+
+@pytest.mark.parametrize("method", ["fp8", "fp8+gptq"])
+def test_weights_alone_in_fp8_lose_less(base: Path, tmp_path: Path, method: str) -> None:
+    """The checkpoint says that activations are not rounded, and `verify` does not round them."""
+    found = {}
+    for weight_only in (False, True):
+        out = tmp_path / str(weight_only)
+        quantize(base, out, Recipe(method=method, weight_only=weight_only))
+        config = json.loads((out / "config.json").read_text())["quantization_config"]
+        group = config["config_groups"]["group_0"]
+        assert (group["input_activations"] is None) == weight_only
+        pair = ModelParts(base, CPU), ModelParts(out, CPU)
+        report = compare_models(*pair, SAMPLES.verification, [], lambda *_: None)
+        found[weight_only] = report["kl_divergence"]["mean"]
+    assert 0 < found[True] < 0.8 * found[False]
 
 
 def test_files_have_the_mode_that_the_umask_gives(base: Path, tmp_path: Path) -> None:

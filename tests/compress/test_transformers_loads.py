@@ -27,6 +27,7 @@ CASES = [
     (COMPRESSED, "int8", {}, torch.float32, 1e-3),
     (COMPRESSED, "fp8", {}, torch.float32, 1e-3),
     (COMPRESSED, "fp8+gptq", {}, torch.float32, 1e-3),
+    (COMPRESSED, "fp8+gptq", {"weight_only": True}, torch.float32, 1e-3),
     (COMPRESSED, "mxfp4", {}, torch.bfloat16, 0.6),
     (BNB, "nf4", {}, torch.float32, 0.6),  # computes in bfloat16
     (BNB, "nf4", {"double_quantization": True}, torch.float32, 0.6),

@@ -756,6 +756,7 @@ KERNELS = {
     "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="fp8", silu=True),
     "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="fp8"),
     "ring_blocks_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1, codes="fp8"),
+    "ring_fp8_alone": functools.partial(ring_int4, codes="fp8", group=0),
     "blocks": blocks,
     "blocks_split": functools.partial(blocks, split=4),
     "blocks_few": functools.partial(blocks, block_m=64, split=4),
@@ -764,6 +765,7 @@ KERNELS = {
     "blocks_int8_alone": functools.partial(blocks, block_n=128, kind="i8", alone=True),
     "rows_bytes": rows_bytes,
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
+    "rows_fp8_alone": functools.partial(rows_bytes, codes="fp8", group=0),
     "rows_bytes_zeros": functools.partial(
         rows_bytes, block_m=128, group=32, stages=3, split=2, zeros=True
     ),

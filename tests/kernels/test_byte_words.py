@@ -25,7 +25,7 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.formats.table import format_of
 from quire.kernels.formats.weight_format import WeightFormat
-from quire.kernels.operands import QuantSpec, ResidualState
+from quire.kernels.operands import Fp8Rows, Fp8Weight, QuantSpec, ResidualState, RoundedRows
 from quire.kernels.triton.gemm.block_config import block_config, block_configs
 from quire.kernels.triton.gemm.byte_config import byte_config, byte_configs, byte_memory
 from quire.kernels.triton.gemm.byte_rows_config import (
@@ -34,7 +34,7 @@ from quire.kernels.triton.gemm.byte_rows_config import (
     byte_rows_configs,
 )
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
-from quire.kernels.triton.ops import byte_linear
+from quire.kernels.triton.ops import byte_linear, byte_words
 from quire.kernels.triton.ops.byte_linear import BYTES, multiplies_blocks
 from quire.kernels.triton.ops.byte_words import dequantize_words
 from quire.kernels.triton.ops.linear_table import pack
@@ -45,7 +45,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm_silu,
 )
 from quire.kernels.triton.step.block_rounding import quantize_blocks, silu_and_mul_blocks
-from quire.kernels.triton.step.elementwise import rms_norm_residual_rounded
+from quire.kernels.triton.step.elementwise import quantize_rows, rms_norm_residual_rounded
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
@@ -60,6 +60,7 @@ SPECS = (
     QuantSpec("fp8_block", 128),
 )
 EACH = pytest.mark.parametrize("spec", SPECS, ids=str)
+ALONE, BLOCKS_ALONE = QuantSpec("fp8_a16"), QuantSpec("fp8_block_a16", 128)  # inputs are exact
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +79,7 @@ def rows_of(found: WeightFormat, n: int, k: int) -> ByteWeight:
     return replace(rows, **{name: moved(own) for name, own in rows.tensors.items()})
 
 
-def packed(weight: ByteWeight) -> ByteWords:
+def packed(weight: ByteWeight | Fp8Weight) -> ByteWords:
     """The weight in words."""
     found = pack(weight)
     assert isinstance(found, ByteWords)
@@ -172,6 +173,61 @@ def test_linear_multiplies_by_the_numbers(
     for given in (bias, None):
         out, expected = kernels.linear(x, packed(rows), given), found.linear(x, rows, given)
         assert bool(((out - expected).abs() <= limit + 1e-6).all())
+
+
+def test_fp8_for_activations_in_16_bits_is_in_words_on_a_hopper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of as many bytes as in the memory plan, multiplied by numbers however many rows there are."""
+    monkeypatch.setattr(byte_words, "has_hopper_gpu", lambda _: True)
+    monkeypatch.setattr(byte_linear, "_PIECE", 2**14)
+    for k in (384, 512):
+        found = format_of(ALONE)
+        rows = found.round_rows(moved(normal(200, k, dtype=torch.float32)))
+        assert isinstance(rows, Fp8Weight)
+        words, x = packed(rows), moved(normal(70, k, dtype=torch.float32))
+        assert sum(own.nbytes for own in words.tensors.values()) == found.num_bytes(200, k)
+        out, expected = kernels_for("cuda").linear(x, words, None), found.linear(x, rows, None)
+        torch.testing.assert_close(out, expected, atol=2e-3, rtol=1e-4)
+        assert BYTES.rows_of(words, 5000) is None
+    assert not format_of(ALONE).fits(64, 77)
+
+
+def test_blocks_of_fp8_are_multiplied_as_their_checkpoint_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(byte_linear, "has_hopper_gpu", lambda _: True)
+    for spec, rounds in ((SPECS[4], True), (BLOCKS_ALONE, False)):
+        words = packed(rows_of(format_of(spec), 64, 384))
+        assert [multiplies_blocks(rows, words) for rows in (64, 65, 5000)] == [
+            False,
+            rounds,
+            rounds,
+        ]
+
+
+@pytest.mark.skipif(HOPPER, reason="is in words there")
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_fp8_leaves_activations_in_16_bits_on_other_gpus(rows: int, batch_invariant: bool) -> None:
+    """Where they multiply FP8 by FP8, too, as Triton's interpreter does."""
+    found, kernels = format_of(ALONE), kernels_for("cuda", batch_invariant=batch_invariant)
+    weight = pack(found.round_rows(moved(normal(64, 96, dtype=torch.float32) / 10)))
+    assert isinstance(weight, Fp8Weight)
+    x, residual = (moved(normal(rows, n, dtype=torch.float16, seed=n)) for n in (96, 64))
+    expected = found.linear(x.float(), weight, None)
+    torch.testing.assert_close(
+        kernels.linear(x, weight, None).float(), expected, atol=4e-3, rtol=4e-3
+    )
+    ones, summed = torch.ones_like(residual[0]), expected + residual.float()
+    state = kernels.linear_add_norm(x, weight, None, residual, ones, 1e-5)
+    assert not isinstance(state.rows, RoundedRows)
+    torch.testing.assert_close(state.residual.float(), summed, atol=6e-3, rtol=6e-3)
+    if ON_GPU:  # the interpreter has no products in bfloat16
+        given = quantize_rows(x.bfloat16(), Fp8Rows)
+        out = kernels.linear(given, weight, None)
+        exact = found.linear(given.dequantize().float(), weight, None)
+        torch.testing.assert_close(out.float(), exact, atol=3e-2, rtol=3e-2)
 
 
 KINDS = pytest.mark.parametrize("kind", [Fp8Blocks, Int8Blocks])
@@ -290,16 +346,16 @@ def error_of(out: Tensor, expected: Tensor) -> float:
     return float((out.double() - expected).norm() / expected.norm())
 
 
-def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight:
+def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight | Fp8Weight:
     """A random weight on the GPU."""
     rows = format_of(spec).round_rows(torch.randn(n, k, device=DEVICE))
-    assert isinstance(rows, ByteWeight)
+    assert isinstance(rows, ByteWeight | Fp8Weight)
     return rows
 
 
 @pytest.mark.gpu
 @HOPPER_ONLY
-@pytest.mark.parametrize("spec", SPECS[:2] + SPECS[4:], ids=str)
+@pytest.mark.parametrize("spec", [*SPECS[:2], *SPECS[4:], ALONE, BLOCKS_ALONE], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("n", "k"), [(768, 1280), (152, 2816), (4096, 4096)])
 def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: int) -> None:
@@ -314,7 +370,9 @@ def test_any_number_of_rows_on_a_hopper(spec: QuantSpec, rows: int, n: int, k: i
 
 @pytest.mark.gpu
 @HOPPER_ONLY
-@pytest.mark.parametrize("spec", [SPECS[0], QuantSpec("int8_group", 1024), SPECS[4]], ids=str)
+@pytest.mark.parametrize(
+    "spec", [SPECS[0], QuantSpec("int8_group", 1024), SPECS[4], ALONE], ids=str
+)
 @pytest.mark.parametrize("rows", [1, 3, 16, 64])
 def test_what_is_fused_on_a_hopper(spec: QuantSpec, rows: int) -> None:
     weight = on_gpu(spec, 1024, 1024)

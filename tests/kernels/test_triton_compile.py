@@ -39,6 +39,8 @@ KERNELS = {
     "ring_bytes_zeros": ["90"],
     "ring_bytes_many": ["90"],
     "ring_blocks_most": ["90"],
+    "ring_fp8_alone": ["90"],
+    "rows_fp8_alone": ["90"],
     "blocks": ["90"],
     "blocks_split": ["90"],
     "blocks_int8": ["90"],

@@ -173,6 +173,7 @@ ROUND = {
     "group_size": 32,
 }
 TOKENS = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
+FP8_TOKENS = TOKENS | {"type": "float"}
 
 BITS4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 MX = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}
@@ -231,6 +232,12 @@ METHODS = {
     ),
     "float_channel": Method(
         group_config("float-quantized", **FP8, strategy="channel"), fp8((1, 0)), None, (DOWN,)
+    ),
+    "float_tokens": Method(
+        group_config("float-quantized", FP8_TOKENS, **FP8, strategy="channel"),
+        fp8((1, 0)),
+        None,
+        (DOWN,),
     ),
     "float_block": Method(
         group_config("float-quantized", **FP8, strategy="block", block_structure=[48, 64]),

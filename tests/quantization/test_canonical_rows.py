@@ -33,6 +33,7 @@ SPECS = (
     QuantSpec("int8_group", group=64, zeros=True),
     QuantSpec("int8_group", group=32, permuted=True),
     QuantSpec("fp8_block", group=128),
+    QuantSpec("fp8_a16"),
     QuantSpec("fp8"),
 )
 

@@ -32,7 +32,7 @@ def test_the_setting_names_the_schemes_that_there_are() -> None:
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
-        match="must be one of none, fp8, int8, w8a16, int4, nf4, mxfp4, dequantized, not 'fp7'",
+        match="one of none, fp8, fp8_w8a16, int8, w8a16, int4, nf4, mxfp4, dequantized, not 'fp7'",
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):
@@ -144,23 +144,35 @@ def test_layers_and_the_memory_plan_choose_by_the_same_names() -> None:
     assert plain == {"model.layers.0.mlp.down_proj", "lm_head"}
 
 
+W8A16 = "w8a16 needs a Hopper GPU and bfloat16; take int8"
+FP8_W8A16 = "fp8_w8a16 needs bfloat16 on a Hopper GPU; take fp8, or dtype='bfloat16'"
+
+
 @pytest.mark.parametrize(
-    ("dtype", "capability", "served"),
-    [("bfloat16", (9, 0), True), ("float16", (9, 0), False), ("bfloat16", (8, 9), False)],
+    ("name", "dtype", "capability", "refusal"),
+    [
+        ("w8a16", "bfloat16", (9, 0), None),
+        ("w8a16", "float16", (9, 0), W8A16),
+        ("w8a16", "bfloat16", (8, 9), W8A16),
+        ("fp8_w8a16", "bfloat16", (9, 0), None),
+        ("fp8_w8a16", "float16", (9, 0), FP8_W8A16),
+        ("fp8_w8a16", "float16", (8, 0), None),
+        ("fp8_w8a16", "bfloat16", (10, 0), None),
+    ],
 )
 @pytest.mark.parametrize("setting", ["quantization", "quantization_overrides"])
 def test_activations_in_16_bits_need_their_kernels(
-    setting: str, dtype: str, capability: tuple[int, int], served: bool
+    setting: str, name: str, dtype: str, capability: tuple[int, int], refusal: str | None
 ) -> None:
-    value = "w8a16" if setting == "quantization" else "lm_head=w8a16"
+    value = name if setting == "quantization" else f"lm_head={name}"
     spec = ModelConfig.from_folder(resolve_model("quire-tiny")).spec
 
     def choose() -> object:
         settings = ModelSettings(**{setting: value})
         return choose_formats(settings, None, spec, "cuda", dtype=dtype, capability=capability)
 
-    if served:
+    if refusal is None:
         assert choose() is not None
     else:
-        with pytest.raises(ConfigError, match="w8a16 needs a Hopper GPU and bfloat16; take int8"):
+        with pytest.raises(ConfigError, match=refusal):
             choose()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.formats.fp8 import FP8, BlockFp8
+from quire.kernels.formats.fp8 import FP8, FP8_A16, BlockFp8
 from quire.kernels.formats.int4 import INT4, Int4
 from quire.kernels.formats.int8 import INT8, INT8_A16, GroupedBytes, GroupedInt8, Int8
 from quire.kernels.formats.mxfp4 import MXFP4
@@ -27,6 +27,8 @@ MADE_ELSEWHERE = (
     GroupedInt8(QuantSpec("int8_group", group=32)),
     GroupedInt8(QuantSpec("int8_group", group=64, zeros=True, permuted=True)),
     BlockFp8(QuantSpec("fp8_block", group=128)),
+    BlockFp8(QuantSpec("fp8_block_a16", group=128)),
+    FP8_A16,
     Int4(QuantSpec("int4", group=128)),
     Int4(QuantSpec("int4", group=64, zeros=True)),
     Int4(QuantSpec("int4", group=32, permuted=True)),

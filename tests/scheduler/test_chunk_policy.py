@@ -14,9 +14,11 @@ from quire.scheduler.chunk_policy import (
     BACKLOG_STEPS,
     FEW_REQUESTS,
     FIRST_CHUNK,
+    HELD_REQUESTS,
     LEAST_CHUNK,
     LONGEST_WAIT,
     PAUSED_STEPS,
+    SHORT_STEP,
     ChunkPolicy,
 )
 from quire.scheduler.step_costs import StepCosts
@@ -90,8 +92,8 @@ def test_decodes_sit_out_steps_only_for_a_backlog_and_not_for_long() -> None:
 
 def test_answers_that_have_just_started_wait_in_small_bursts() -> None:
     policy = ChunkPolicy(None, full_step=2048)
-    assert policy.holds_first_tokens(FEW_REQUESTS, waited=0.5)
-    assert not policy.holds_first_tokens(FEW_REQUESTS + 1, waited=0.5)
+    assert policy.holds_first_tokens(HELD_REQUESTS, waited=0.5)
+    assert not policy.holds_first_tokens(HELD_REQUESTS + 1, waited=0.5)
     assert not policy.holds_first_tokens(2, waited=LONGEST_WAIT)
     assert not ChunkPolicy(0.02, full_step=2048).holds_first_tokens(2, waited=0.0)
 
@@ -145,3 +147,10 @@ def test_a_target_needs_chunks() -> None:
         SchedulerConfig(itl_target_ms=20.0, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match="itl_target_ms"):
         SchedulerConfig(itl_target_ms=0.0)
+
+
+def test_steps_are_short_for_few_short_prompts_alone() -> None:
+    policy = ChunkPolicy(None, full_step=2048)
+    assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_STEP) == SHORT_STEP
+    assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_STEP + 1) == 2048
+    assert policy.step_limit(FEW_REQUESTS + 1, 4, 4 * SHORT_STEP) == 2048

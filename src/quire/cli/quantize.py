@@ -34,7 +34,7 @@ EXAMPLES = (
 _SETTINGS = (
     "method", "group_size", "symmetric", "format", "act_order", "damping", "smoothing", "steps",
     "seed", "rotate",
-    "double_quantization",
+    "double_quantization", "weight_only",
 )  # fmt: skip
 
 
@@ -75,6 +75,10 @@ def make_parser() -> CommandParser:
     _add_flag(
         parser, "double-quantization",
         "scales of NF4 in eight bits, as QLoRA has them: 4.13 bits a weight for 4.5 (default: off)",
+    )  # fmt: skip
+    _add_flag(
+        parser, "weight-only",
+        "FP8 for activations that stay in 16 bits (W8A16), which loses less (default: off)",
     )  # fmt: skip
     _add_flag(
         parser, "rotate",

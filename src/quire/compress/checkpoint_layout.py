@@ -38,7 +38,8 @@ class CheckpointLayout:
     """A packing with its settings. group: inputs that share a scale; -1 for all of them.
 
     act_order: "group" where groups follow the order of activations, so that g_idx is stored.
-    scale_dtype: of stored scales. is_nested: whether NF4's are quantized, too.
+    scale_dtype: of stored scales. is_nested: whether NF4's are quantized, too. weight_only: whether
+    FP8 is for activations that stay in 16 bits.
     """
 
     packing: Packing
@@ -48,6 +49,7 @@ class CheckpointLayout:
     act_order: ActOrder
     scale_dtype: str
     is_nested: bool = False
+    weight_only: bool = False
 
     @property
     def stored_linear(self) -> StoredLinear:
@@ -66,7 +68,7 @@ class CheckpointLayout:
             return FourBitLinear(self.packing, "nf4", self.is_nested)
         if self.packing == "mxfp4-pack-quantized":
             return Mxfp4Linear(self.packing, "weight_packed", "weight_scale")
-        return Fp8Linear(self.packing, "weight_scale", per="channel")
+        return Fp8Linear(self.packing, "weight_scale", None, "channel", not self.weight_only)
 
     def problem(self, n: int, k: int) -> str | None:
         """The reason why a weight [n, k] cannot be stored in this layout; None if it can."""
@@ -176,7 +178,7 @@ class CheckpointLayout:
         return found
 
     def _activations(self) -> dict[str, Any] | None:
-        if self.packing not in ("int-quantized", "float-quantized"):
+        if self.weight_only or self.packing not in ("int-quantized", "float-quantized"):
             return None
         kind = "float" if self.packing == "float-quantized" else "int"
         settings = {"num_bits": 8, "type": kind, "symmetric": True}

@@ -28,7 +28,7 @@ class Method:
 
     @property
     def is_eight_bit(self) -> bool:
-        """Whether weights and activations have eight bits."""
+        """Whether weights have eight bits."""
         return self.packing in ("int-quantized", "float-quantized")
 
     @property
@@ -81,7 +81,7 @@ class Recipe:
     share of the Hessian's mean diagonal that GPTQ adds to it. smoothing: SmoothQuant's alpha.
     objective: what AWQ ranks scales by, the error of the block's output or of each linear layer's.
     rotate: whether hidden states and values are rotated first. double_quantization: whether NF4 has
-    scales of 8 bits.
+    scales of 8 bits. weight_only: whether FP8 leaves activations in 16 bits.
     """
 
     method: str
@@ -97,6 +97,7 @@ class Recipe:
     objective: Literal["block", "linear"] = "block"
     rotate: bool = False
     double_quantization: bool = False
+    weight_only: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for settings that do not go together."""
@@ -112,6 +113,8 @@ class Recipe:
             raise ConfigError(f"symmetric is needed by method {self.method}; leave the option out")
         if self.double_quantization and packing != "nf4":
             raise ConfigError("double_quantization is for method nf4; leave the option out")
+        if self.weight_only and packing != "float-quantized":
+            raise ConfigError("weight_only is for methods fp8 and fp8+gptq; leave the option out")
         if not 0 < self.damping < 1:
             raise ConfigError(f"damping must be above 0 and below 1, not {self.damping}")
         if not 0 <= self.smoothing <= 1:
@@ -157,8 +160,10 @@ class Recipe:
         if method.rounding == "gptq":
             act_order = "off" if group == -1 and self.act_order == "group" else self.act_order
         scale_dtype = "float16" if dtype == "float32" and bits == 4 else dtype
-        nested = self.double_quantization
-        return CheckpointLayout(packing, bits, group, symmetric, act_order, scale_dtype, nested)
+        return CheckpointLayout(
+            packing, bits, group, symmetric, act_order, scale_dtype, self.double_quantization,
+            self.weight_only,
+        )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """Its settings as JSON has them."""

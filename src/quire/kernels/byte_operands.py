@@ -20,7 +20,7 @@ class ByteWeight(QuantizedWeight):
     """
 
     zeros: Tensor | None  # int8 [N, K / group]; None where all are 0
-    kind: str  # "int8_group" or "fp8_block"
+    kind: str  # as `QuantSpec.codes`
     group: int
     permutation: Tensor | None = None  # int32 [K]
 
@@ -46,6 +46,7 @@ class ByteWords(GpuWords):
     inputs: int
     codes: str  # "int8" or "fp8"
     permutation: Tensor | None = None  # as in `Int4Weight`
+    rounds: bool = True  # whether many rows of inputs may be rounded to eight bits
 
 
 class BlockRows(RoundedRows):

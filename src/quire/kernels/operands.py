@@ -172,13 +172,16 @@ class QuantizedWeight(ABC):
 class Fp8Weight(QuantizedWeight):
     """A weight in FP8, as `reference.quantize_fp8` makes it: codes · scale.
 
-    codes: e4m3 [N, K]. scale: float32 [N].
+    codes: e4m3 [N, K]. scale: float32 [N]. rounds: whether inputs are rounded to FP8, too, where
+    the device multiplies FP8 by FP8.
     """
+
+    rounds: bool = True
 
     @property
     def spec(self) -> QuantSpec:
         """See `QuantizedWeight`."""
-        return QuantSpec("fp8")
+        return QuantSpec("fp8" if self.rounds else "fp8_a16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from quire.core.layer_spec import Role
 from quire.errors import ConfigError
-from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.fp8 import FP8, FP8_A16
 from quire.kernels.formats.int4 import INT4, INT4_GROUP_64
 from quire.kernels.formats.int8 import INT8, INT8_A16, INT8_GROUP_64, INT8_UNROTATED
 from quire.kernels.formats.mxfp4 import MXFP4
@@ -69,6 +69,10 @@ _FP8 = Scheme("fp8", {"layer": (FP8,), "head": (FP8,)})
 _NUMBERS = Scheme("dequantized", {})
 SCHEMES: dict[str, dict[str, Scheme]] = {  # by setting, then by the type of a device
     "fp8": {"cpu": _FP8, "cuda": _FP8},
+    "fp8_w8a16": {
+        "cpu": Scheme("fp8_w8a16", {"layer": (FP8,), "head": (FP8,)}),  # rounds no activations
+        "cuda": Scheme("fp8_w8a16", {"layer": (FP8_A16,), "head": (FP8_A16,)}),
+    },
     "int8": {
         "cpu": Scheme("int8", {"layer": (INT8,), "head": (INT8,)}),
         "cuda": Scheme("int8", {"layer": (INT8_UNROTATED,), "head": (INT8_UNROTATED,)}),

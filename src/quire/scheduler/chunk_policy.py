@@ -22,7 +22,10 @@ LONG = 8.0  # a long prompt may take this many times its time alone
 BACKLOG_STEPS, PAUSED_STEPS = 2, 2
 # With at most this many requests, decodes that have just started wait for the prompts that arrived
 # with them, until LONGEST_WAIT seconds after the first of them arrived.
-FEW_REQUESTS, LONGEST_WAIT = 32, 1.0
+HELD_REQUESTS, LONGEST_WAIT = 16, 1.0
+# With at most this many requests, while prompts have at most SHORT_STEP tokens on average, steps
+# have no more: the prompts of a step get their first tokens together, at its end.
+FEW_REQUESTS, SHORT_STEP = 32, 512
 
 
 class ChunkPolicy:
@@ -65,6 +68,15 @@ class ChunkPolicy:
             return trusted
         return min(trusted, self._affordable(num_decodes, AIM * self._itl_target))
 
+    def step_limit(self, num_requests: int, num_prompts: int, num_prompt_tokens: int) -> int:
+        """The most prompt tokens of a step, so that short prompts do not wait for each other.
+
+        num_requests: running and waiting. num_prompts: of them prompts, with num_prompt_tokens
+        uncomputed tokens in all.
+        """
+        are_short = num_prompt_tokens <= SHORT_STEP * num_prompts
+        return SHORT_STEP if num_requests <= FEW_REQUESTS and are_short else self._full_step
+
     @property
     def largest_backlog(self) -> int:
         """The number of waiting prompt tokens beyond which their number makes no difference."""
@@ -83,7 +95,7 @@ class ChunkPolicy:
 
         num_requests: running and waiting. waited: seconds since the first of those decodes arrived.
         """
-        return self._itl_target is None and num_requests <= FEW_REQUESTS and waited < LONGEST_WAIT
+        return self._itl_target is None and num_requests <= HELD_REQUESTS and waited < LONGEST_WAIT
 
     def _affordable(self, num_decodes: int, target: float) -> int:
         """The prompt tokens with which a step is predicted to take `target` seconds."""

@@ -18,15 +18,14 @@ from __future__ import annotations
 from quire.config import SchedulerConfig
 from quire.core.request import Request, RequestStatus
 from quire.kvcache.kv_cache_manager import KVCacheManager
-from quire.scheduler.chunk_policy import ChunkPolicy
+from quire.scheduler.chunk_policy import FEW_REQUESTS, ChunkPolicy
 from quire.scheduler.prefill_chunks import PrefillChunks
 from quire.scheduler.scheduler_batch import Batch, is_preemption_exempt
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting_queue import QueuePosition
 
 # How many prompt tokens, in token budgets, one step may put aside to wait for a prefix: hashing
-# them
-# delays the running requests.
+# them delays the running requests.
 MAX_PREFIX_WAIT_BUDGETS = 32
 
 
@@ -58,11 +57,14 @@ class Planner:
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split_decodes_prefills()
-        remaining = self._num_remaining(prompts, max(budget, self._policy.largest_backlog))
+        num_requests = len(self._batch.requests)
+        most = max(budget, self._policy.largest_backlog)
+        remaining, num_prompts = self._count_remaining(prompts, most)
         paused = decodes if self._pauses(decodes, remaining, now) else []
         running = [] if paused else decodes
         self._plan_decodes(step, running)
-        self._chunks.begin(step, len(running), len(self._batch.requests), remaining)
+        limit = self._policy.step_limit(num_requests, num_prompts, remaining)
+        self._chunks.begin(step, len(running), num_requests, remaining, limit)
         self._plan_prompts(step, prompts)
         if paused and step.budget and step.budget + step.reserved >= len(paused):
             step.release_reserved()  # prompts leave some of the step, and may have preempted
@@ -79,22 +81,31 @@ class Planner:
         )
         if is_last or not decodes or self._config.scheduling_policy != "fcfs":
             return False
-        if self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps):
+        pauses = self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps)
+        if pauses and not self._batch.is_first_wave:
             return True
         waited = now - min(request.queued for request in decodes)
         if not self._policy.holds_first_tokens(len(self._batch.requests), waited):
             return False
         return all(request.num_computed_tokens == request.num_prompt_tokens for request in decodes)
 
-    def _num_remaining(self, prompts: list[Request], most: int) -> int:
-        """Uncomputed tokens of running prompts and of those that may enter, up to `most`."""
+    def _count_remaining(self, prompts: list[Request], most: int) -> tuple[int, int]:
+        """Uncomputed tokens of running prompts and of those that may enter, up to `most`.
+
+        And the number of these prompts. Of few requests cached tokens do not count.
+        """
         remaining = sum(request.num_uncomputed_tokens for request in prompts)
+        num_prompts = len(prompts)
         num_free_rows = self._config.max_num_seqs - len(self._batch.running)
+        looks_up = len(self._batch.requests) <= FEW_REQUESTS  # of more it takes too long
         for request in self._batch.waiting.some(num_free_rows):
             if remaining >= most:
                 break
             remaining += request.num_tokens
-        return remaining
+            num_prompts += 1
+            if looks_up:
+                remaining -= len(self._kv.get_computed_blocks(request)) * self._kv.block_size
+        return remaining, num_prompts
 
     def _plan_decodes(self, step: StepPlan, decodes: list[Request]) -> None:
         """Plan a token for each decode; most need no new block."""

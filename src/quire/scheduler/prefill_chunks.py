@@ -34,16 +34,18 @@ class PrefillChunks:
         self._threshold = config.long_prefill_token_threshold
         self._policy = policy
 
-    def begin(self, step: StepPlan, num_decodes: int, num_requests: int, remaining: int) -> None:
+    def begin(
+        self, step: StepPlan, num_decodes: int, num_requests: int, remaining: int, limit: int
+    ) -> None:
         """Set the prompt token budget of a step, after its decodes have been planned.
 
         num_requests: running and waiting. remaining: uncomputed tokens of all prompts that can run
-        (exact only below the budget).
+        (exact only below the budget). limit: most prompt tokens, if prompts may be cut.
         """
         num_given = self._max_num_tokens - step.budget
-        budget = (
-            self._policy.prompt_tokens(num_decodes, step.budget) if self._is_on else step.budget
-        )
+        budget = step.budget
+        if self._is_on:
+            budget = min(self._policy.prompt_tokens(num_decodes, budget), limit)
         step.chunk_limit = self._threshold if num_requests > 1 and self._threshold else budget
         if remaining >= budget or self._pads_too_much(num_given + remaining, num_decodes):
             budget = self._up_to_a_size(min(budget, remaining), num_given)

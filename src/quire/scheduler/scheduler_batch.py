@@ -32,6 +32,8 @@ class Batch:
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(scheduling_policy)
         self.running: dict[str, Request] = {}
+        # No request has ended since there was none: answers of one burst should not run in step.
+        self.is_first_wave = True
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prompt_tokens = 0
@@ -50,6 +52,7 @@ class Batch:
                 "request_id",
                 f"{request.request_id!r} is running already; use a new id for each request",
             )
+        self.is_first_wave = self.is_first_wave or not self.requests
         self.requests[request.request_id] = request
         self.waiting.push(request)
 
@@ -130,6 +133,7 @@ class Batch:
         else:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
+        self.is_first_wave = False
         del self.requests[request.request_id]
 
     def take_removed(self) -> list[str]:

@@ -152,6 +152,7 @@ def test_a_start_says_why_it_needs_pytorch(
     for options, reason in (
         ({}, "there are no prepared weights"),
         ({"quantization": "fp8"}, "quantization is fp8"),
+        ({"quantization": "fp8_w8a16"}, "quantization is fp8_w8a16"),
     ):
         caplog.clear()
         start_engine(

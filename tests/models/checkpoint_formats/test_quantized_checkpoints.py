@@ -366,14 +366,20 @@ def test_gate_and_up_are_in_fp8_on_a_gpu_whatever_down_is(tmp_path: Path) -> Non
         ("gptq_8_order", QuantSpec("int8_group", 32, zeros=True, permuted=True)),
         ("packed_8", QuantSpec("int8_group", 128)),
         ("int8_weights", QuantSpec("int8_group", 128)),
-        ("float_block", QuantSpec("fp8_block", 64)),
+        ("float_tensor", QuantSpec("fp8_a16")),
+        ("float_channel", QuantSpec("fp8_a16")),
+        ("float_block", QuantSpec("fp8_block_a16", 64)),
         ("fp8_block", QuantSpec("fp8_block", 128)),
+        ("float_tokens", QuantSpec("fp8")),
+        ("fp8", QuantSpec("fp8")),
+        ("modelopt", QuantSpec("fp8")),
     ],
 )
-def test_eight_bits_stay_codes_on_a_gpu_without_rounded_activations(
-    name: str, spec: QuantSpec, tmp_path: Path
-) -> None:
-    """Their canonical rows are the numbers that they become on a CPU."""
+def test_eight_bits_stay_codes_on_a_gpu(name: str, spec: QuantSpec, tmp_path: Path) -> None:
+    """Activations are rounded where the checkpoint asks for it.
+
+    Canonical rows are the numbers that they become on a CPU.
+    """
     write_quantized(name, tmp_path)
     config, module = ModelConfig.from_folder(tmp_path), "model.layers.0.self_attn.o_proj"
     checkpoint = config.checkpoint_format
@@ -395,37 +401,38 @@ def test_eight_bits_stay_codes_on_a_gpu_without_rounded_activations(
     torch.testing.assert_close(found, numbers)
 
 
-@pytest.mark.parametrize("name", ["gptq_8", "fp8_block"])
+@pytest.mark.parametrize("name", ["gptq_8", "fp8_block", "float_block", "float_channel"])
 @pytest.mark.parametrize(
     ("dtype", "capability", "keeps"),
     [
         ("bfloat16", (9, 0), True),
         ("bfloat16", None, True),
         ("float16", (9, 0), False),
-        ("bfloat16", (8, 0), False),
-        ("bfloat16", (10, 0), False),
+        ("bfloat16", (8, 0), ["float_channel"]),
+        ("float16", (10, 0), ["float_channel"]),
     ],
 )
 def test_eight_bits_stay_codes_where_their_kernels_run(
     name: str,
     dtype: str,
     capability: tuple[int, int] | None,
-    keeps: bool,
+    keeps: bool | list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The plan has them in as many bytes."""
+    """The plan has them in as many bytes. keeps: which names do, if not all or none."""
     write_quantized(name, tmp_path)
     model_config = ModelConfig.from_folder(tmp_path)
     options = {"model": tmp_path, "device": "cuda", "dtype": dtype}
     monkeypatch.setattr(footprint, "driver_capability", lambda: capability)
     config = EngineConfig.from_options(**options)
     planned = footprint.weights_by_format(config, model_config, tmp_path)
-    assert (len(planned) > 1) == keeps
+    assert (len(planned) > 1) == (keeps if isinstance(keeps, bool) else name in keeps)
 
 
-def test_codes_in_fp8_that_are_no_number_are_refused() -> None:
-    linear = Fp8Linear("config.json", "scale", (128, 128))
+@pytest.mark.parametrize("block", [(128, 128), None])
+def test_codes_in_fp8_that_are_no_number_are_refused(block: tuple[int, int] | None) -> None:
+    linear = Fp8Linear("config.json", "scale", block, rounds=False)
     codes = torch.full((128, 128), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="not a number"):
         linear.rows({"weight": codes, "scale": torch.ones(1, 1)})

@@ -18,14 +18,14 @@ from quire.engine.profile.attention_work import num_keys, num_pairs
 from quire.engine.profile.roofline import Call
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import Kernels
-from quire.kernels.reference import FP8
+from quire.kernels.operands import Fp8Weight
 
 
 @dataclass(slots=True)
 class CallKind:
     """Calls of one operation with equal shapes. num_bytes, flops: of one call.
 
-    in_fp8: whether they multiply by weights in FP8.
+    in_fp8: whether they multiply FP8 by FP8, where the device does.
     """
 
     num_bytes: int
@@ -135,9 +135,9 @@ def _flops(name: str, arguments: tuple[Any, ...]) -> int:
 
 
 def _in_fp8(name: str, arguments: tuple[Any, ...]) -> bool:
-    return (
-        name.startswith(("linear", "rms_norm_linear")) and next(_tensors(arguments[1])).dtype == FP8
-    )
+    if not name.startswith(("linear", "rms_norm_linear")):
+        return False
+    return isinstance(arguments[1], Fp8Weight) and arguments[1].rounds
 
 
 def _lens(layout: BatchLayout) -> list[tuple[int, int]]:

@@ -90,7 +90,7 @@ def torch_reason(config: EngineConfig) -> str | None:
     if native.library() is None:
         return "there are no compiled kernels for this processor"
     for name, value in (("quantization", config.model.quantization), ("dtype", config.model.dtype)):
-        if value in ("fp8", "float16"):
+        if value in ("fp8", "fp8_w8a16", "float16"):
             return f"{name} is {value}, which the compiled kernels do not have"
     return None
 

@@ -5,7 +5,8 @@ scale of its own; elsewhere codes are dequantized and activations are not rounde
 al., 2022)
 
 In blocks (DeepSeek's, 128 x 128) each row of a block has its scale; they are for a GPU, like INT8
-in groups.
+in groups. `fp8_a16` and `fp8_block_a16` have the same codes for a GPU that leaves activations in 16
+bits (W8A16).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quire.kernels.formats.int8 import GroupedBytes
+from quire.kernels.formats.int8 import CHUNK, GroupedBytes
+from quire.kernels.formats.native_format import STEP
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight, QuantizedWeight, QuantSpec
 
@@ -32,14 +34,18 @@ class Fp8(WeightFormat):
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
         """See `WeightFormat`."""
-        return Fp8Weight(tensors["codes"], tensors["scale"])
+        return self._weight(tensors["codes"], tensors["scale"])
 
     def round_rows(self, weight: Tensor) -> Fp8Weight:
         """See `WeightFormat`."""
         from quire.kernels.reference_fp8 import quantize_fp8
         from quire.kernels.reference_quantized import by_pieces
 
-        return Fp8Weight(*by_pieces(weight, quantize_fp8))
+        codes, scale = by_pieces(weight, quantize_fp8)
+        return self._weight(codes, scale)
+
+    def _weight(self, codes: Tensor, scale: Tensor) -> Fp8Weight:
+        return Fp8Weight(codes, scale)
 
     def dequantize(self, weight: QuantizedWeight) -> Tensor:
         """See `WeightFormat`."""
@@ -53,6 +59,26 @@ class Fp8(WeightFormat):
 
 
 FP8 = Fp8(QuantSpec("fp8"))
+
+
+class Fp8A16(Fp8):
+    """The same codes for activations of 16 bits. K: a multiple of 32."""
+
+    __slots__ = ()
+
+    def fits(self, n: int, k: int) -> bool:
+        """See `WeightFormat`."""
+        return k % STEP == 0 and super().fits(n, k)
+
+    def row_bytes(self, k: int) -> int:
+        """See `WeightFormat`: as Hopper's kernels have them."""
+        return -(-k // CHUNK) * CHUNK + 4
+
+    def _weight(self, codes: Tensor, scale: Tensor) -> Fp8Weight:
+        return Fp8Weight(codes, scale, rounds=False)
+
+
+FP8_A16 = Fp8A16(QuantSpec("fp8_a16"))
 
 
 class BlockFp8(GroupedBytes):

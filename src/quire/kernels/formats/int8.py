@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire.kernels.byte_operands import ByteWeight
 
 _STEP = 32  # groups are multiples of it
-_CHUNK = 256  # columns that a GPU reads at a time
+CHUNK = 256  # columns that a GPU reads at a time
 
 
 class Int8(WeightFormat):
@@ -104,7 +104,7 @@ class GroupedBytes(WeightFormat):
 
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`: as a GPU has them, with scales in float16 and one of the row."""
-        spec, whole = self.spec, -(-k // _CHUNK) * _CHUNK
+        spec, whole = self.spec, -(-k // CHUNK) * CHUNK
         if spec.group == k and not spec.zeros:
             return whole + 4
         return whole + whole // math.gcd(spec.group, 128) * (3 if spec.zeros else 2) + 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from quire.kernels.formats.fp8 import BlockFp8, Fp8
+from quire.kernels.formats.fp8 import BlockFp8, Fp8, Fp8A16
 from quire.kernels.formats.int4 import Int4
 from quire.kernels.formats.int8 import GroupedInt8, Int8, Int8A16
 from quire.kernels.formats.mxfp4 import Mxfp4
@@ -19,6 +19,7 @@ from quire.kernels.operands import QuantSpec
 
 FORMATS: dict[str, type[WeightFormat]] = {
     "fp8": Fp8,
+    "fp8_a16": Fp8A16,
     "int8": Int8,
     "int8_a16": Int8A16,
     "int4": Int4,
@@ -26,6 +27,7 @@ FORMATS: dict[str, type[WeightFormat]] = {
     "mxfp4": Mxfp4,
     "int8_group": GroupedInt8,
     "fp8_block": BlockFp8,
+    "fp8_block_a16": BlockFp8,
 }
 
 

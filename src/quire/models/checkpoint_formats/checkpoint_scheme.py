@@ -29,7 +29,8 @@ _SERVED = {
     "cuda": ("fp8", "int4", "int8", "nf4", "mxfp4"),
 }
 # The same, for a GPU of Hopper's compute capability, whose kernels for them are in bfloat16 alone.
-_ON_HOPPER = ("int8_group", "fp8_block")
+_ON_HOPPER = ("int8_group", "fp8_block", "fp8_block_a16", "fp8_a16")
+_ON_OTHERS = ("fp8_a16",)  # the same, for GPUs of another
 
 
 class StoredPart(msgspec.Struct, frozen=True):
@@ -83,8 +84,11 @@ def served_formats(device: str, dtype: str, capability: tuple[int, int] | None) 
     device: its type. dtype: the model's. capability: the GPU's; None, if unknown, is Hopper's.
     """
     found = _SERVED.get(device, ())
-    is_hopper = device == "cuda" and (capability is None or capability[0] == HOPPER_MAJOR)
-    return found + _ON_HOPPER if is_hopper and dtype == "bfloat16" else found
+    if device != "cuda":
+        return found
+    if capability is not None and capability[0] != HOPPER_MAJOR:
+        return found + _ON_OTHERS
+    return found + _ON_HOPPER if dtype == "bfloat16" else found
 
 
 def choose_formats(
@@ -116,8 +120,12 @@ def choose_formats(
         check_patterns(found, [name for name, _ in spec.named_linears])
         missing = found.codes & set(_ON_HOPPER) - set(served)
         require(
-            not missing,
+            "int8_group" not in missing,
             "quantization w8a16 needs a Hopper GPU and bfloat16; take int8, or dtype='bfloat16'",
+        )
+        require(
+            not missing,
+            "quantization fp8_w8a16 needs bfloat16 on a Hopper GPU; take fp8, or dtype='bfloat16'",
         )
     return found
 

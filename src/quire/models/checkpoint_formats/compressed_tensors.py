@@ -166,7 +166,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block") and symmetric:
         block = read_block(weights, "block_structure") if strategy == "block" else None
-        return Fp8Linear(where, "weight_scale", block, "" if block else strategy)
+        return Fp8Linear(where, "weight_scale", block, "" if block else strategy, rounds)
     if stored_as == "mxfp4-pack-quantized" and (kind, bits) == ("float", 4):
         return Mxfp4Linear(where, "weight_packed", "weight_scale")
     if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):

@@ -26,13 +26,14 @@ class Fp8Linear(StoredLinear):
     """Codes [N, K] with scales, by which they are multiplied.
 
     scale: its tensor's name. block: rows and columns that share a scale; None for one scale, or
-    one per output. per: which of these, see `scale_shapes`. Scales of activations are not needed:
-    they follow from each token.
+    one per output. per: which of these, see `scale_shapes`. rounds: whether activations are in FP8,
+    too. Their scales are not needed: they follow from each token.
     """
 
     scale: str
     block: tuple[int, int] | None = None
     per: str = ""
+    rounds: bool = True
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`: any size will do."""
@@ -40,9 +41,8 @@ class Fp8Linear(StoredLinear):
 
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
-        if self.block is None:
-            return QuantSpec("fp8")
-        spec = QuantSpec("fp8_block", self.block[1])
+        kind, of_inputs = ("fp8", 0) if self.block is None else ("fp8_block", self.block[1])
+        spec = QuantSpec(kind if self.rounds else f"{kind}_a16", of_inputs)
         return spec if format_of(spec).fits(1, k) else None
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
@@ -64,13 +64,16 @@ class Fp8Linear(StoredLinear):
         from quire.kernels.byte_operands import ByteWeight
 
         codes, scale = tensors["weight"], tensors[self.scale].float()
-        if self.block is None:
-            return Fp8Weight(codes, scale.flatten().expand(len(codes)).contiguous())
-        if bool((codes.view(torch.uint8) & 0x7F == 0x7F).any()):
+        is_plain = self.block is None and self.rounds
+        if not is_plain and bool((codes.view(torch.uint8) & 0x7F == 0x7F).any()):
             raise ValueError("its weight has codes that are not a number")
+        if self.block is None:
+            own = scale.flatten().expand(len(codes)).contiguous()
+            return Fp8Weight(codes, own, self.rounds)
         rows, columns = self.block
         of_rows = scale.repeat_interleave(rows, 0)[: len(codes)]
-        return ByteWeight(codes, of_rows, None, "fp8_block", columns)
+        kind = "fp8_block" if self.rounds else "fp8_block_a16"
+        return ByteWeight(codes, of_rows, None, kind, columns)
 
     def numbers(self, tensors: Mapping[str, Tensor], dtype: str) -> Tensor:
         """See `StoredLinear`."""

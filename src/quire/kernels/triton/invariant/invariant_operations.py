@@ -46,7 +46,7 @@ def linear_silu(
 ) -> Rows:
     """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     out = rms_norm_linear(x, weight, bias)
-    return silu_rows(out, rounds=linear_of(weight).rounded(out) if rounds else None)
+    return silu_rows(out, rounds=linear_of(weight).rounded(out, weight) if rounds else None)
 
 
 def linear_gelu(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Rows:
@@ -64,7 +64,7 @@ def linear_add_norm(
 ) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     out = linear(x, weight, bias)
-    return add_norm(out, residual, norm_weight, eps, rounds=linear_of(weight).rounded(out))
+    return add_norm(out, residual, norm_weight, eps, rounds=linear_of(weight).rounded(out, weight))
 
 
 def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -2,9 +2,9 @@
 
 Few rows are not rounded (w8a16): codes are dequantized in the registers from which tensor cores
 take them. Many rows are rounded to the weight's type with a scale for each 128 columns (w8a8),
-where its groups allow that. Otherwise codes are dequantized for each tile, or for cuBLAS a piece
-of the weight at a time, into scratch memory. Floor: for few rows the bytes of W, half of 16 bits';
-for many the tensor cores' rate, twice that of 16 bits where rows are rounded.
+where its groups and its checkpoint allow that. Otherwise codes are dequantized for each tile, or
+for cuBLAS a piece of the weight at a time, into scratch memory. Floor: for few rows the bytes of W,
+half of 16 bits'; for many the tensor cores' rate, twice that of 16 bits where rows are rounded.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
 
     That was measured to be faster than the other ways at every size from EXACT_ROWS on.
     """
-    if rows <= EXACT_ROWS[weight.codes] or weight.zeros is not None:
+    if rows <= EXACT_ROWS[weight.codes] or weight.zeros is not None or not weight.rounds:
         return False
     n, k, device = len(weight.words), weight.inputs, weight.words.device
     whole = weight.group == 128 and k % 128 == n % 8 == 0

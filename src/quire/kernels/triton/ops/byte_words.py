@@ -17,8 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.byte_operands import ByteWeight, ByteWords
+from quire.kernels.operands import Fp8Weight
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 _PIECE = 2**24  # codes that are packed at a time
+_EXACT = "fp8_a16", "fp8_block_a16"  # kinds whose inputs stay in 16 bits in any number of rows
 
 
 def pack_bytes(weight: ByteWeight) -> ByteWords:
@@ -36,7 +39,16 @@ def pack_bytes(weight: ByteWeight) -> ByteWords:
     found = None if alone else _by_group((scale / row_scale[:, None]).half(), weight.group, group)
     zeros = None if weight.zeros is None else _by_group(weight.zeros, weight.group, group)
     kind = "int8" if weight.codes.dtype == torch.int8 else "fp8"
-    return ByteWords(words, found, zeros, row_scale, group, k, kind, weight.permutation)
+    rounds = weight.kind not in _EXACT
+    return ByteWords(words, found, zeros, row_scale, group, k, kind, weight.permutation, rounds)
+
+
+def pack_fp8(weight: Fp8Weight) -> Fp8Weight | ByteWords:
+    """A weight whose inputs are not rounded as words, where Hopper's kernels read these."""
+    if weight.rounds or not has_hopper_gpu(weight.codes.device):
+        return weight
+    codes, scale = weight.codes, weight.scale[:, None]
+    return pack_bytes(ByteWeight(codes, scale, None, weight.spec.codes, codes.shape[1]))
 
 
 def _used(weight: ByteWeight, scale: Tensor, rows: slice) -> Tensor:

@@ -22,34 +22,38 @@ _TILE = 2**25  # numbers of a weight that are dequantized at a time
 
 
 class _Fp8Linear(ByteLinear[Fp8Weight]):
-    """Weights in FP8, with x rounded to it where the GPU multiplies FP8 by FP8."""
+    """Weights in FP8, with x rounded to it if the weight says so and the GPU multiplies FP8."""
 
     rows = Fp8Rows
 
     def operand(self, weight: Fp8Weight) -> Operand:
-        if multiplies_fp8(weight.codes.device):
+        if _is_rounded_for(weight):
             return weight.codes, weight.scale, "codes"
         return weight.codes.view(torch.uint8), weight.scale, "bytes"
 
-    def rounded(self, out: Tensor) -> type[RoundedRows] | None:
-        return Fp8Rows if out.dtype == torch.bfloat16 and multiplies_fp8(out.device) else None
+    def rows_of(self, weight: Fp8Weight, rows: int = 0) -> type[RoundedRows] | None:  # noqa: ARG002
+        return Fp8Rows if weight.rounds else None
+
+    def rounded(self, out: Tensor, weight: Fp8Weight) -> type[RoundedRows] | None:
+        return Fp8Rows if out.dtype == torch.bfloat16 and _is_rounded_for(weight) else None
 
     def rounds_next(self, out: Tensor, weight: Fp8Weight) -> type[RoundedRows] | None:
-        few = len(out) <= self.most_few(out.dtype, weight)
-        return Fp8Rows if not few and library_multiplies(out, weight.codes) else None
+        if not weight.rounds or len(out) <= self.most_few(out.dtype, weight):
+            return None
+        return Fp8Rows if library_multiplies(out, weight.codes) else None
 
     def linear(self, x: Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
         """Twin of `reference.linear_fp8`."""
         codes, scale = weight.codes, weight.scale
         if isinstance(x, RoundedRows):
-            if isinstance(x, Fp8Rows) and has_aligned_sizes(codes):
+            if isinstance(x, Fp8Rows) and weight.rounds and has_aligned_sizes(codes):
                 return many_rows(x, codes, scale, bias)
             x = x.dequantize()
         if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
             return reference.linear_fp8(x, codes, scale, bias)
         if len(x) == 0:
             return x.new_empty(0, len(codes))
-        has_library = library_multiplies(x, codes)
+        has_library = weight.rounds and library_multiplies(x, codes)
         few = self.is_few(x, weight)
         if few and not (has_library and _library_is_faster(len(x), codes)):
             return self.launch(x, weight, bias).out
@@ -63,16 +67,22 @@ class _Fp8Linear(ByteLinear[Fp8Weight]):
         Where the GPU does not multiply FP8 by FP8, codes are converted to x's dtype.
         """
         codes, scale = weight.codes, weight.scale
-        x = x if isinstance(x, Tensor | Fp8Rows) else x.dequantize()
-        if isinstance(x, Fp8Rows):
+        if isinstance(x, RoundedRows) and not (isinstance(x, Fp8Rows) and weight.rounds):
+            x = x.dequantize()
+        if isinstance(x, RoundedRows):
             return invariant_gemm(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
-        if x.dtype == torch.float32 or not multiplies_fp8(x.device) or len(x) == 0:
+        if x.dtype == torch.float32 or not _is_rounded_for(weight) or len(x) == 0:
             return invariant_gemm(x, None, codes, scale, bias, x.dtype)
         rows = quantize_rows(x)
         return invariant_gemm(rows.codes, rows.scale, codes, scale, bias, x.dtype)
 
 
 FP8 = _Fp8Linear()
+
+
+def _is_rounded_for(weight: Fp8Weight) -> bool:
+    """Whether x is rounded to FP8 before it is multiplied."""
+    return weight.rounds and multiplies_fp8(weight.codes.device)
 
 
 def library_multiplies(x: Tensor, codes: Tensor) -> bool:

@@ -77,8 +77,8 @@ class GpuLinear(ABC, Generic[W]):
         """The rows of eight bits that the weight is multiplied by, if there are so many rows."""
         return self.rows
 
-    def rounded(self, out: Tensor) -> type[RoundedRows] | None:  # noqa: ARG002
-        """The rounded rows that a linear layer of this type reads instead of numbers like out."""
+    def rounded(self, out: Tensor, weight: W) -> type[RoundedRows] | None:  # noqa: ARG002
+        """The rounded rows that such a linear layer reads instead of numbers like out."""
         return None
 
     def rounds_next(self, out: Tensor, weight: W) -> type[RoundedRows] | None:  # noqa: ARG002

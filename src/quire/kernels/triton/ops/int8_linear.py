@@ -28,11 +28,11 @@ class _Int8Linear(ByteLinear[Int8Weight]):
     def operand(self, weight: Int8Weight) -> Operand:
         return weight.codes, weight.scale, "codes"
 
-    def rounded(self, out: Tensor) -> type[RoundedRows] | None:
+    def rounded(self, out: Tensor, weight: Int8Weight) -> type[RoundedRows] | None:  # noqa: ARG002
         return Int8Rows if out.dtype == torch.bfloat16 else None
 
     def rounds_next(self, out: Tensor, weight: Int8Weight) -> type[RoundedRows] | None:
-        return None if len(out) <= self.most_few(out.dtype, weight) else self.rounded(out)
+        return None if len(out) <= self.most_few(out.dtype, weight) else self.rounded(out, weight)
 
     def linear(self, x: Rows, weight: Int8Weight, bias: Tensor | None) -> Tensor:
         """Twin of `reference.linear_int8`: x [T, K] → [T, N]."""

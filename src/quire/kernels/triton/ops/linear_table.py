@@ -22,7 +22,7 @@ from quire.kernels.operands import (
     QuantSpec,
 )
 from quire.kernels.triton.ops.byte_linear import BYTES
-from quire.kernels.triton.ops.byte_words import pack_bytes
+from quire.kernels.triton.ops.byte_words import pack_bytes, pack_fp8
 from quire.kernels.triton.ops.dense_linear import DENSE
 from quire.kernels.triton.ops.fp8_linear import FP8
 from quire.kernels.triton.ops.gpu_linear import GpuLinear
@@ -37,6 +37,7 @@ _LINEARS: dict[type, GpuLinear[Any]] = {
 }  # fmt: skip
 _PACKING: dict[type, Callable[[Any], LinearWeight]] = {
     Int4Weight: pack_int4, CodebookWeight: pack_codebook, ByteWeight: pack_bytes,
+    Fp8Weight: pack_fp8,
 }  # fmt: skip
 
 
