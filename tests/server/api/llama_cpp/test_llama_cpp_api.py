@@ -215,3 +215,13 @@ def test_tokens_in_its_format(app: Starlette) -> None:
     assert text["content"] == text["prompt"]
     for fields in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
         assert call(app, "/tokenize", {"content": "a"} | fields).status == 400
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/v1/chat/completions/input_tokens"])
+def test_a_conversation_that_is_only_counted_is_checked_as_in_a_chat(
+    app: Starlette, path: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert call(app, path, body).status == 200
+    reply = call(app, path, body | {"guided_json": {}, "guided_whitespace_pattern": "a"})
+    assert (reply.status, reply.error["param"]) == (400, "guided_whitespace_pattern")
