@@ -56,7 +56,7 @@ SHAPES = [(28672, 4096), (4096, 4096), (6144, 4096), (4096, 14336)]  # of an 8B,
 def random_words(n: int, k: int, group: int, codes: str) -> ByteWords:
     """A weight of random codes; results of 4,096 columns are of the order of 1. group 0: none."""
     words = torch.randint(-(2**31), 2**31 - 1, (n, k // 4), device=DEVICE, dtype=torch.int32)
-    if codes == "fp8":
+    if codes == "e4m3":
         words &= -0x08080809  # no code has all exponent bits: 127 is not a number
     scale = (torch.rand(k // group, n, device=DEVICE) * 0.5 + 0.5).half() if group else None
     row_scale = torch.rand(n, device=DEVICE) * 3e-4 + 1e-4
@@ -164,7 +164,7 @@ def compile_block(n: int, k: int, group: int, codes: str, config: BlockConfig) -
 
 def rounded(x: Tensor, codes: str) -> RoundedRows:
     """x in blocks of a weight's codes."""
-    return quantize_blocks(x, Int8Blocks if codes == "int8" else Fp8Blocks)
+    return quantize_blocks(x, Int8Blocks if codes == "s8" else Fp8Blocks)
 
 
 def blocks_worth(m: int, n: int, k: int) -> list[BlockConfig]:
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="*", default=[2, 3])
     parser.add_argument("--many", type=int, nargs="*", default=[], help="rows rounded by blocks")
     parser.add_argument("--group", type=int, default=128, help="0: a scale for each row alone")
-    parser.add_argument("--codes", choices=["int8", "fp8"], default="int8")
+    parser.add_argument("--codes", choices=["s8", "e4m3"], default="s8")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile beforehand")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--name", default="gpu_bytes")

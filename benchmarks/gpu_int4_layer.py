@@ -21,7 +21,12 @@ from gpu_timing import DEVICE, Budget, brief, precompile, read_bandwidth, time_g
 from torch import Tensor
 
 from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV
-from quire.kernels.triton.gemm.int4_config import Int4Config, int4_config, int4_configs
+from quire.kernels.triton.gemm.int4_config import (
+    Int4Config,
+    half_heads_config,
+    int4_config,
+    int4_configs,
+)
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm,
@@ -65,8 +70,8 @@ def make_inputs(model: Model, m: int) -> Inputs:
 def rule(model: Model, linear: str, m: int, group: int) -> Int4Config:
     """The config that the engine takes."""
     heads = model.head_dim if linear == "qkv" else 0
-    num_sms = workspace(torch.device(DEVICE, 0)).num_sms
-    found = int4_config(m, *model.linear_shapes()[linear], group, num_sms, head_dim=heads)
+    shape = m, *model.linear_shapes()[linear], group, workspace(torch.device(DEVICE, 0)).num_sms
+    found = half_heads_config(*shape, heads, zeros=False) or int4_config(*shape, head_dim=heads)
     assert found is not None  # few rows of common sizes
     return found
 

@@ -25,7 +25,7 @@ from unittest import mock
 
 import record
 import torch
-from gpu_int4_layer import LINEARS, compile_case
+from gpu_int4_layer import LINEARS, compile_case, rule
 from gpu_shapes import SHAPES
 from gpu_timing import DEVICE, Budget, brief, precompile, replay
 from torch import Tensor
@@ -36,7 +36,14 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.startup.start_engine import start_engine
-from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, int4_config, shared_memory
+from quire.kernels.triton.attention import attention_plan
+from quire.kernels.triton.gemm.int4_config import (
+    Int4Config,
+    block_rows,
+    half_heads_config,
+    int4_config,
+    shared_memory,
+)
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import gpu_linear, int4_linear, paged_attention, words_linear
 
@@ -59,18 +66,22 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True)
 class Variant:
-    """Configs in place of the rule's, by linear, and what is left out of the step."""
+    """Configs in place of the rule's, by linear, and what is left out of the step.
+
+    instead: functions of modules, by their names, and what is called for them.
+    """
 
     configs: dict[str, Int4Config] = field(default_factory=dict)
     without: str = ""
+    instead: tuple[tuple[Any, str, Any], ...] = ()
 
 
 class Step:
     """The engine's decode step of m requests, which may be recorded again and again."""
 
     def __init__(self, model: str, group: int) -> None:
-        self.shapes, self._group = SHAPES[model].linear_shapes(), group
-        self._heads = SHAPES[model].head_dim
+        self._model, self.group = SHAPES[model], group
+        self.shapes, self.head_dim = self._model.linear_shapes(), self._model.head_dim
         with tempfile.TemporaryDirectory() as folder:
             make_folder(shape_folder(f"llama-3.1-{model}"), Path(folder))
             config = EngineConfig.from_options(
@@ -108,11 +119,7 @@ class Step:
 
     def rule(self, linear: str) -> Int4Config:
         """The config that the engine takes."""
-        heads = self._heads if linear == "qkv" else 0
-        found = int4_config(self._part[1], *self.shapes[linear], self._group, num_sms(),
-                            head_dim=heads)  # fmt: skip
-        assert found is not None  # few rows of common sizes
-        return found
+        return rule(self._model, linear, self._part[1], self.group)
 
     @torch.inference_mode()
     def record(self, variant: Variant) -> Any:
@@ -147,9 +154,15 @@ class Step:
         def nothing(*_: Any, **__: Any) -> None:
             pass
 
+        def of_halves(m: int, n: int, k: int, *rest: Any, **options: Any) -> Int4Config | None:
+            return by_shape.get((n, k)) or half_heads_config(m, n, k, *rest, **options)
+
         with ExitStack() as stack:
             patch: Callable[..., Any] = lambda *each: stack.enter_context(mock.patch.object(*each))  # noqa: E731
             patch(int4_linear, "int4_config", chosen)
+            patch(int4_linear, "half_heads_config", of_halves)
+            for each in variant.instead:
+                patch(*each)
             if left_out is not None:
                 patch(words_linear.WordsLinear, "run", run_others)
             if variant.without == "attention":
@@ -174,9 +187,9 @@ def time_interleaved(graphs: dict[str, Any]) -> dict[str, float]:
 
 
 def candidates(shape: tuple[int, int], linear: str, m: int, group: int) -> list[Int4Config]:
-    """Configs worth trying beside the rule's; tiles of QKV hold whole heads."""
+    """Configs worth trying beside the rule's; tiles of QKV hold heads or parts of both halves."""
     n, k = shape
-    splits = {"gate_up": (1,), "qkv": (2, 3, 4, 5, 6)}.get(linear, (1, 2, 3, 4, 6, 8))
+    splits = {"gate_up": (1,), "qkv": (1, 2, 3, 4, 5, 6)}.get(linear, (1, 2, 3, 4, 6, 8))
     found, block_m = [], block_rows(m)
     every = itertools.product(CUTS, splits, (2, 3, 4), (96, 128, None))
     for (block_n, parts, warps), split, stages, registers in every:
@@ -186,7 +199,7 @@ def candidates(shape: tuple[int, int], linear: str, m: int, group: int) -> list[
         is_usual = parts * block_n >= 64 and (
             m <= 8 or linear == "gate_up" or block_n <= (16 if m > 16 else 32) * warps
         )
-        if not is_even or not is_usual or (linear == "qkv" and block_n != 128):
+        if not is_even or not is_usual or (linear == "qkv" and block_n > 128):
             continue
         if block_n >= 128 and m <= 8 and linear in ("o", "down"):
             continue
@@ -203,20 +216,31 @@ def candidates(shape: tuple[int, int], linear: str, m: int, group: int) -> list[
 
 
 def measure(step: Step, m: int, budget: Budget) -> dict[str, Any]:
-    """The rule's step, the step without each of its kernels, with a limit of registers for all."""
+    """The rule's step, the step without each of its kernels, and with what was slower."""
     plain = step.record(Variant())
     expected = step.logits(plain)
     rules = {name: step.rule(name) for name in LINEARS}
-    tight = {name: replace(rules[name], registers=128) for name in LINEARS}
-    free = {name: replace(rules[name], registers=None) for name in LINEARS}
-    some = {name: free[name] for name in ("o", "down")}
-    named = {"rule": Variant(), "all at 128": Variant(tight), "o, down free": Variant(some)}
-    named |= {"o, gate_up, down free": Variant(some | {"gate_up": free["gate_up"]})}
+    free = replace(rules["gate_up"], registers=None)
     wide = Int4Config(64, 2, 2, registers=128)  # as tiles of 64 outputs in two parts
-    named |= {"rule again": Variant(), "gate_up 64x2": Variant({"gate_up": wide})}
-    named |= {"o 64x2": Variant({"o": replace(wide, split=4, registers=None)})}
-    named |= {"gate_up 32x2": Variant({"gate_up": Int4Config(32, 2, 2)})}
-    named |= {f"{name} free": Variant({name: free[name]}) for name in LINEARS}
+    heads = int4_config(m, *step.shapes["qkv"], step.group, num_sms(), head_dim=step.head_dim)
+    assert heads is not None
+    named = {"rule": Variant(), "rule again": Variant(), "gate_up free": Variant({"gate_up": free})}
+    named |= {"qkv in whole heads": Variant({"qkv": heads})}
+    if m == 1:
+        named |= {"gate_up 64x2": Variant({"gate_up": wide})}
+        named |= {"gate_up 32x2": Variant({"gate_up": Int4Config(32, 2, 2)})}
+        named |= {"o 64x2": Variant({"o": replace(wide, split=4, registers=None)})}
+    last = (words_linear, "SCALES_FIRST", 0)
+    if m == 1:
+        named |= {"scales last": Variant(instead=(last,))}
+    if m > 4:
+        across = (attention_plan, "keeps_requests", lambda _: False)
+        late = (paged_attention, "opens_early", lambda *_, **__: False)
+        named |= {"runs across requests": Variant(instead=(across,))}
+        named |= {"o launched late": Variant(instead=(late,))}
+    if 2 < m <= 4:
+        few = replace(rules["down"], warps=4, registers=None)
+        named |= {"down in 4 warps": Variant({"down": few})}
     without = {f"without {name}": Variant(without=name) for name in (*LINEARS, "attention", "head")}
     graphs = {name: step.record(each) for name, each in named.items()}
     for name, graph in graphs.items():

@@ -560,7 +560,7 @@ def test_the_api_is_shown_at_docs(browser: Chromium, url: str) -> None:
     assert browser.problems == []
 
 
-def test_settings_are_above_the_conversation_on_a_small_screen(
+def test_settings_are_above_the_conversation_where_there_is_no_space_beside_it(
     page: Chromium,
 ) -> None:
     fold = "document.querySelector('#settings-fold').open"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -42,6 +43,8 @@ def compile_kernel(
     types: arguments' types by Triton's names, such as "*bf16", "i32"; pointers and strides are
     taken as divisible by 16. constants: values of all other arguments.
     """
+    # the workers of precompile.py would read such a text as the dtype, and compile another kernel
+    assert not any(map(tl.dtype.is_dtype, constants.values())), f"names of dtypes in {constants}"
     names: list[str] = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(

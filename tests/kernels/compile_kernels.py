@@ -49,12 +49,13 @@ from quire.kernels.triton.step.rope_kernels import rope_write_kv_kernel
 BF16, INTS = "*bf16", "*i32"
 
 
-def plan(capability: int) -> Compiled:
+def plan(capability: int, *, whole: bool = False) -> Compiled:
     """The plan of attention: where each program begins."""
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
-    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
-    constants |= {"BLOCK_B": 256, "BLOCK_P": 16, "MEMBERS": 16, "PDL": True}
+    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 1 if whole else 8}
+    constants |= {"DECODES": True}
+    constants |= {"BLOCK_B": 256, "BLOCK_P": 16, "MEMBERS": 16, "PDL": True, "WHOLE": whole}
     names += ["shared_index_ptr", "lens_ptr"]
     types = dict.fromkeys(names, INTS) | numbers
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
@@ -170,7 +171,7 @@ def ring(
         "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "group_scale_ptr": None, "zero_ptr": None, "GROUP": 0, "SCALED": False, "GROUP_ROWS": 0,
-        "CODEBOOK": None,
+        "CODEBOOK": None, "SCALES_FIRST": False,
     }  # fmt: skip
     if itemsize == 1:
         types |= {"w_scale_ptr": "*fp32"}
@@ -186,10 +187,12 @@ def ring_int4(
     capability: int, rows: int = 1, block_n: int = 64, parts: int = 2, group: int = 128,
     *, zeros: bool = False, heads: bool = False, silu: bool = False, codebook: str | None = None,
     stages: int = 2, warps: int = 0, registers: int | None = None, codes: str | None = None,
+    halves: bool = False,
 ) -> Compiled:  # fmt: skip
     """The same with weights in four bits.
 
-    codes: of eight bits, "int8" or "fp8"; group 0: they have scales of rows alone.
+    codes: of eight bits, "s8" or "e4m3"; group 0: they have scales of rows alone. halves: tiles
+    of heads of 128 dimensions have parts of both their halves.
     """
     pointers = ["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normalized_ptr"]
     floats = ["squares_out_ptr", "squares_ptr", "partial_ptr"]
@@ -198,6 +201,8 @@ def ring_int4(
     w_box = f"{parts},{block_n},32"
     if codes is not None:
         words, w_box = gl.NVMMASharedLayout(128, 32, 4), f"2,{w_box}"
+    if halves:
+        words, w_box = gl.NVMMASharedLayout(128, 32, 5), f"1,{parts},2,{block_n // 2},32"
     types = {
         **dict.fromkeys(pointers, BF16), **dict.fromkeys(floats, "*fp32"),
         **dict.fromkeys(sizes, "i32"), "counter_ptr": INTS, "eps": "fp32",
@@ -212,6 +217,7 @@ def ring_int4(
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "GROUP": group or 256, "SCALED": group == 0 or scales_codes(rows, group),
         "GROUP_ROWS": 16, "CODEBOOK": codes if codebook is None else byte_tables(codebook),
+        "SCALES_FIRST": rows == 1 and codes is None and codebook is None,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
     absent += ["w_scale_ptr"] if codes is None else []
@@ -221,7 +227,11 @@ def ring_int4(
         constants |= {"HAS_RESIDUAL": False, "HAS_NORM": False, "SILU": True, "SPLIT": 1}
     types = {name: kind for name, kind in types.items() if name not in absent}
     constants |= dict.fromkeys(absent)
-    types, constants = with_rope(types, constants, heads)
+    types, constants = with_rope(types, constants, heads or halves)
+    if halves:
+        norms = dict.fromkeys(["query_norm_ptr", "key_norm_ptr"])
+        constants |= {"HEAD_DIM": 128, **norms}
+        types = {name: kind for name, kind in types.items() if name not in norms}
     warps = warps or max(4, min(8, parts * block_n * max(1, rows // 16) // 16))
     return compile_kernel(
         hopper_gemm_kernel,
@@ -295,7 +305,7 @@ def blocks(
 
 def rows_bytes(
     capability: int, block_m: int = 256, block_n: int = 128, group: int = 128, stages: int = 2,
-    split: int = 1, codes: str = "int8", *, zeros: bool = False,
+    split: int = 1, codes: str = "s8", *, zeros: bool = False,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in bfloat16 with weights of a byte each."""
     config = ByteRowsConfig(block_m, block_n, stages, split)
@@ -724,6 +734,12 @@ KERNELS = {
     "ring_int4_heads_one": functools.partial(
         ring_int4, block_n=128, group=64, heads=True, warps=8, registers=128
     ),
+    "ring_int4_halves": functools.partial(
+        ring_int4, rows=8, parts=1, group=64, halves=True, warps=4
+    ),
+    "ring_int4_halves_one": functools.partial(
+        ring_int4, block_n=32, parts=4, group=32, halves=True, zeros=True, warps=4
+    ),
     "ring_int4_silu_few": functools.partial(
         ring_int4, rows=16, parts=1, group=64, silu=True, registers=128
     ),
@@ -737,26 +753,26 @@ KERNELS = {
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
-    "ring_bytes": functools.partial(ring_int4, codes="int8"),
-    "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="int8", group=0),
+    "ring_bytes": functools.partial(ring_int4, codes="s8"),
+    "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="s8", group=0),
     "ring_bytes_zeros": functools.partial(
-        ring_int4, rows=16, parts=1, codes="int8", group=64, zeros=True
+        ring_int4, rows=16, parts=1, codes="s8", group=64, zeros=True
     ),
     "ring_bytes_few": functools.partial(
-        ring_int4, rows=4, parts=1, codes="int8", group=32, zeros=True
+        ring_int4, rows=4, parts=1, codes="s8", group=32, zeros=True
     ),
-    "ring_bytes_most": functools.partial(ring_int4, rows=64, parts=1, codes="int8"),
+    "ring_bytes_most": functools.partial(ring_int4, rows=64, parts=1, codes="s8"),
     "ring_bytes_many": functools.partial(
-        ring_int4, rows=128, block_n=128, parts=1, codes="int8", zeros=True
+        ring_int4, rows=128, block_n=128, parts=1, codes="s8", zeros=True
     ),
     "ring_bytes_heads": functools.partial(
-        ring_int4, rows=2, block_n=128, parts=1, codes="int8", heads=True
+        ring_int4, rows=2, block_n=128, parts=1, codes="s8", heads=True
     ),
-    "ring_blocks": functools.partial(ring_int4, codes="fp8"),
-    "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="fp8", silu=True),
-    "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="fp8"),
-    "ring_blocks_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1, codes="fp8"),
-    "ring_fp8_alone": functools.partial(ring_int4, codes="fp8", group=0),
+    "ring_blocks": functools.partial(ring_int4, codes="e4m3"),
+    "ring_blocks_some": functools.partial(ring_int4, rows=16, block_n=32, codes="e4m3", silu=True),
+    "ring_blocks_most": functools.partial(ring_int4, rows=64, parts=1, codes="e4m3"),
+    "ring_blocks_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1, codes="e4m3"),
+    "ring_fp8_alone": functools.partial(ring_int4, codes="e4m3", group=0),
     "blocks": blocks,
     "blocks_split": functools.partial(blocks, split=4),
     "blocks_few": functools.partial(blocks, block_m=64, split=4),
@@ -765,11 +781,13 @@ KERNELS = {
     "blocks_int8_alone": functools.partial(blocks, block_n=128, kind="i8", alone=True),
     "rows_bytes": rows_bytes,
     "rows_bytes_alone": functools.partial(rows_bytes, group=0),
-    "rows_fp8_alone": functools.partial(rows_bytes, codes="fp8", group=0),
+    "rows_fp8_alone": functools.partial(rows_bytes, codes="e4m3", group=0),
     "rows_bytes_zeros": functools.partial(
         rows_bytes, block_m=128, group=32, stages=3, split=2, zeros=True
     ),
-    "rows_bytes_fp8": functools.partial(rows_bytes, block_m=128, block_n=64, codes="fp8", group=64),
+    "rows_bytes_fp8": functools.partial(
+        rows_bytes, block_m=128, block_n=64, codes="e4m3", group=64
+    ),
     "rows_int4": rows_int4,
     "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
     "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),
@@ -781,6 +799,7 @@ KERNELS = {
     "ring_rope": functools.partial(ring, kind="fp8e4nv", heads=True),
     "decode": decode,
     "plan": plan,
+    "plan_whole": functools.partial(plan, whole=True),
     "prefill": prefill,
     "tile_gemm": tile_gemm,
     "tile_gemm_fp8": functools.partial(tile_gemm, codes="fp8e4nv"),

@@ -54,7 +54,7 @@ def test_expected_times_are_in_the_order_of_those_measured(shape: tuple[int, int
 def test_rows_are_rounded_where_that_is_faster(shape: tuple[int, int, int]) -> None:
     """Where it is not, they stay exact at no price beyond bfloat16's time."""
     m = shape[2]
-    exact = m <= EXACT_ROWS["int8"]
+    exact = m <= EXACT_ROWS["s8"]
     taken = US[*shape, "int8_group:exact" if exact else "int8_group"]
     bf16 = US[*shape, "bf16"]
     assert taken <= 1.03 * bf16 if exact else taken <= 1.03 * US[*shape, "int8_group:exact"]

@@ -14,6 +14,7 @@ from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 from quire.kernels.triton.gemm.int4_config import (
     block_rows,
+    half_heads_config,
     int4_config,
     int4_configs,
     shared_memory,
@@ -158,7 +159,8 @@ def test_a_config_fits_a_multiprocessor_and_the_workspace(rows: int, n: int, k: 
             for head_dim in (0, 64, 128):
                 config = int4_config(rows, n, k, group, 132, zeros=zeros, head_dim=head_dim)
                 assert config is not None or rows > 64
-                found += [(config, group, zeros)] if config is not None else []
+                halves = half_heads_config(rows, n, k, group, 132, head_dim, zeros=zeros)
+                found += [(each, group, zeros) for each in (config, halves) if each is not None]
     for config, group, zeros in found:
         assert shared_memory(rows, k, group, zeros=zeros, config=config) < 227 * 1024
         assert config.parts * config.block_n >= 64

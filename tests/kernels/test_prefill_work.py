@@ -1,19 +1,23 @@
-"""How prefill attention shares out its work: the tiles of queries of a step, the longest first."""
+"""How attention shares out its work: runs of keys, and tiles of queries, the longest first."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.triton.attention.attention_plan import _most_query_tiles, make_plan
-from quire.kernels.triton.launch.attention_config import DecodeConfig
+from quire.kernels.triton.attention import attention_plan
+from quire.kernels.triton.attention.attention_plan import Plan, _most_query_tiles, make_plan
+from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
+from quire.kernels.triton.launch.workspace import workspace
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+DECODES = HopperDecodeConfig(per_sm=1, slots=2, tile=64)
 
 
 @pytest.mark.parametrize("query_tile", [1, 2, 3, 16])
@@ -72,3 +76,37 @@ def test_tiles_of_queries_come_by_the_keys_that_they_see() -> None:
 def test_a_step_without_chunks_has_no_tile() -> None:
     plan = make_plan(layout_of([1, 0, 1], [5, 9, 70]), 0, DecodeConfig(16, 1), 16, 2)
     assert plan.num_query_tiles.item() == 0
+
+
+def runs_of(plan: Plan) -> list[list[int]]:
+    """Runs that are not empty, each with its number."""
+    runs = [[i, *run] for i, run in enumerate(plan.decode_runs.tolist())]
+    return [run for run in runs if run[1] < run[2]]
+
+
+@pytest.mark.parametrize(("num_requests", "stay"), [(1, True), (2, True), (3, True), (5, False)])
+def test_runs_of_decodes_stay_within_a_request_where_none_is_longer(
+    num_requests: int, stay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven crews. Beside decodes of three tiles or more: one of an idle row, and a prompt."""
+    few = replace(workspace(DEVICE), num_sms=14)
+    monkeypatch.setattr(attention_plan, "workspace", lambda _: few)
+    lens = [0, *(190 + 60 * (i % 2) for i in range(num_requests)), 700]
+    plan = make_plan(layout_of([0] + [1] * num_requests + [9], lens), 0, DECODES, 16, 2)
+    tiles = [-(-n // 64) for n in lens[:-1]]
+    starts = [sum(tiles[:i]) for i in range(len(tiles) + 1)]
+    assert plan.decode_tiles.tolist() == [*starts, starts[-1]]
+    runs = runs_of(plan)
+    covered: list[int] = []
+    for _, begin, end, request, _, first_tile, count, token, length, *_ in runs:
+        covered += range(begin, end)
+        assert (first_tile, count, token) == (starts[request], tiles[request], request - 1)
+        assert length == lens[request]
+        assert begin < starts[request + 1]
+    assert covered == list(range(starts[-1]))
+    assert max(end - begin for _, begin, end, *_ in runs) == -(-starts[-1] // 7)
+    assert all(end <= starts[request + 1] for _, _, end, request, *_ in runs) == stay
+    for _, begin, _, request, *_, first, last in runs:
+        own = [i for i, b, e, *_ in runs if b < starts[request + 1] and e > starts[request]]
+        assert begin < starts[-1]
+        assert (first, last) == (own[0], own[-1])

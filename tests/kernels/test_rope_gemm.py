@@ -13,10 +13,13 @@ from twins import normal, rope_case
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, HeadNorms, KVScales, ResidualState, RopeWriteKV
+from quire.kernels.reference_quantized import quantize_int4
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
+from quire.kernels.triton.gemm.int4_config import half_heads_config
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
 from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.linear_table import pack
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_rope
@@ -69,6 +72,44 @@ def test_heads_are_those_of_two_kernels(
         same(mine.k_cache, theirs.k_cache)
         assert torch.equal(mine.v_cache.float(), theirs.v_cache.float())
     assert not workspace(DEVICE).counters.any()
+
+
+@pytest.mark.skipif(not (ON_GPU and has_hopper_gpu(DEVICE)), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("heads", [(6, 2, 128), (8, 4, 64)], ids=str)
+@pytest.mark.parametrize(("group", "zeros"), [(64, False), (32, True)])
+def test_tiles_with_parts_of_both_halves_of_a_head(
+    rows: int, heads: tuple[int, int, int], group: int, *, zeros: bool
+) -> None:
+    """Of four-bit weights, with parts of k and without."""
+    n, k = (heads[0] + 2 * heads[1]) * heads[2], 2304
+    numbers = normal(n, k, dtype=torch.float32, seed=3).to(DEVICE)
+    weight = quantize_int4(numbers, group, hadamard=False)
+    if zeros:
+        points = torch.randint(0, 16, weight.scale.shape, dtype=torch.uint8, device=DEVICE)
+        weight = replace(weight, zeros=points)
+    words: Any = pack(weight)
+    stream = a_stream(rows, k)
+    bias = normal(n, dtype=DTYPE, seed=4).to(DEVICE)
+    plain = on_device(rope_case(rows, heads, heads[2], False, DTYPE), 1)
+    expected = rope_write_kv(*(theirs := copy.deepcopy(plain)).operands(
+        skinny_gemm(stream, words, bias=bias)
+    ))  # fmt: skip
+    found = {half_heads_config(rows, n, k, group, sms, heads[2], zeros=zeros) for sms in (30, 99)}
+    assert (None in found) == (rows > 1 and heads[2] == 64)
+    for config in filter(None, found):
+        for _ in range(2):
+            mine = copy.deepcopy(plain)
+            assert close(skinny_gemm_rope(stream, words, mine, config, bias=bias), expected)
+            assert close(mine.k_cache, theirs.k_cache)
+            assert close(mine.v_cache, theirs.v_cache)
+    assert not workspace(DEVICE).counters.any()
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal but for sums in another order, rounded to the type of theirs."""
+    difference = ours.double() - theirs.double()
+    return bool(difference.norm() < 1e-2 * theirs.double().norm())
 
 
 @pytest.mark.parametrize("case", [(3, (4, 2, 64), True), (17, (6, 2, 32), False)], ids=str)

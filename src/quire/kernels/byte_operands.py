@@ -44,7 +44,7 @@ class ByteWords(GpuWords):
     row_scale: Tensor  # float32 [N]
     group: int  # 32, 64 or 128
     inputs: int
-    codes: str  # "int8" or "fp8"
+    codes: str  # "s8" or "e4m3", as PTX names them
     permutation: Tensor | None = None  # as in `Int4Weight`
     rounds: bool = True  # whether many rows of inputs may be rounded to eight bits
 

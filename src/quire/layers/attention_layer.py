@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.core.layer_spec import AttentionSpec
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import AttentionParams, HeadNorms, KVScales, RopeWriteKV
 from quire.layers.forward_context import ForwardContext
 from quire.layers.parameter import LayerOptions
@@ -16,14 +17,22 @@ Rope = tuple[Tensor, Tensor]
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache.
 
-    layer_id: its index in `ctx.kv`.
+    layer_id: its index in `ctx.kv`. following: the format of the weight that is next, None for the
+    model's own data type.
     """
 
-    def __init__(self, spec: AttentionSpec, layer_id: int, options: LayerOptions) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        layer_id: int,
+        options: LayerOptions,
+        following: WeightFormat | None = None,
+    ) -> None:
         super().__init__()
         self.layer_id = layer_id
         self.head_dim = spec.key_dim
-        self.params = AttentionParams(spec.scale, spec.window, spec.soft_cap)
+        feeds_int4 = following is not None and following.spec.codes == "int4"
+        self.params = AttentionParams(spec.scale, spec.window, spec.soft_cap, feeds_int4=feeds_int4)
         self.kernels = options.kernels
 
     def rope_write_kv(

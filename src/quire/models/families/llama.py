@@ -60,7 +60,7 @@ class LlamaAttention(nn.Module):
         super().__init__()
         self.qkv_proj = QKVParallelLinear(spec.qkv, options)
         self.o_proj = RowParallelLinear(spec.output, options)
-        self.attn = Attention(spec, layer_id, options)
+        self.attn = Attention(spec, layer_id, options, self.o_proj.method.weight_format)
         self.q_norm = None if spec.query_norm is None else RMSNorm(spec.query_norm, options)
         self.k_norm = None if spec.key_norm is None else RMSNorm(spec.key_norm, options)
 

@@ -53,9 +53,7 @@ def make_plan(
     num_requests = len(layout.seq_lens)
     config = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
     num_programs = config.per_sm * workspace(layout.seq_lens.device).num_sms
-    if isinstance(
-        config, HopperDecodeConfig
-    ):  # a run for each crew, which has a program for each key head
+    if isinstance(config, HopperDecodeConfig):  # a run for each crew, see `hopper_decode_work`
         num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
     shared = layout.shared if not window else None
     index, lens = (None, None) if shared is None else (shared.index, shared.lens)
@@ -67,12 +65,18 @@ def make_plan(
         num_requests, num_programs, config.min_units,
         KEY_TILE=config.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
+        WHOLE=keeps_requests(config),
         BLOCK_B=padded_count(num_requests), BLOCK_P=16, PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
     work = starts.new_empty(1, WORK_FIELDS)
     if layout.has_prefills or decode is None:
         work = query_tile_list(layout, starts[1], query_tile)
     return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
+
+
+def keeps_requests(config: DecodeConfig | HopperDecodeConfig) -> bool:
+    """Whether runs stay within a request where that makes none longer."""
+    return isinstance(config, HopperDecodeConfig)
 
 
 def query_tile_list(layout: BatchLayout, tiles: Tensor, query_tile: int) -> Tensor:
@@ -93,9 +97,12 @@ def plan_kernel(
     runs_ptr, num_requests, num_programs, min_units,
     KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr, PDL: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Fill a `Plan`: each program BLOCK_P of the runs, program 0 the tile counts as well."""
+    """Fill a `Plan`: each program BLOCK_P of the runs, program 0 the tile counts as well.
+
+    WHOLE: runs stay within a request where that makes none longer; NUM_KV_HEADS is 1.
+    """
     if PDL:
         follow()
     request = tl.arange(0, BLOCK_B)
@@ -121,33 +128,47 @@ def plan_kernel(
         tl.store(query_tiles_ptr + 1 + request, tl.cumsum(query_tiles, axis=0), mask=there)
     program = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     _store_runs(
-        runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, tl.sum(key_tiles) * NUM_KV_HEADS,
-        num_programs, min_units, NUM_KV_HEADS,
+        runs_ptr, query_start_ptr, seq_lens_ptr, program, key_tiles, ends,
+        num_programs, min_units, NUM_KV_HEADS, WHOLE,
     )  # fmt: skip
 
 
 @triton.jit
 def _store_runs(
-    runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, num_units, num_programs, min_units,
-    NUM_KV_HEADS: tl.constexpr,
+    runs_ptr, query_start_ptr, seq_lens_ptr, program, key_tiles, ends, num_programs, min_units,
+    NUM_KV_HEADS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Store runs [programs, 10], the run of units of each decode program:
 
     its first unit and its end; the first unit's request and key head; the first unit and the number
     of tiles of that (request, head); the request's token and length; the first and the last program
-    that work on that (request, head).
+    that work on that (request, head). key_tiles, ends: tiles of each request, and up to its end.
     """
+    num_units = tl.sum(key_tiles) * NUM_KV_HEADS
     busy = tl.minimum(num_programs, tl.cdiv(num_units, min_units))
     works = program < busy
-    busy = tl.maximum(busy, 1)
+    busy, units = tl.maximum(busy, 1), tl.maximum(num_units, 1)
     begin = tl.where(works, run_begin(program, busy, num_units), num_units)
     end = tl.where(works, run_begin(program + 1, busy, num_units), num_units)
     passed = ends[None, :] <= (begin // NUM_KV_HEADS)[:, None]  # [BLOCK_P, BLOCK_B]
-    request = tl.sum(passed.to(tl.int32), axis=1)
-    before = tl.max(tl.where(passed, ends[None, :], 0), axis=1)
-    num_tiles = tl.min(tl.where(passed, 2**30, ends[None, :]), axis=1) - before
+    request, before, num_tiles = _row_of(passed, ends)
     head = (begin - before * NUM_KV_HEADS) // num_tiles
     row_unit = before * NUM_KV_HEADS + head * num_tiles
+    first, last = owner(row_unit, busy, units), owner(row_unit + num_tiles - 1, busy, units)
+    if WHOLE:
+        shares = key_tiles * busy // units  # programs of each request
+        share_ends = tl.cumsum(shares, axis=0)
+        longest = tl.cdiv(key_tiles, tl.maximum(shares, 1)) + tl.where(shares > 0, 0, 2**30)
+        longest = tl.max(tl.where(key_tiles > 0, longest, 0))
+        if longest <= tl.cdiv(units, busy):  # a second request in a run would be a merge more
+            works = program < tl.sum(shares)
+            passed = share_ends[None, :] <= program[:, None]
+            request, row_unit, num_tiles = _row_of(passed, ends)
+            _, first, count = _row_of(passed, share_ends)
+            part, last = program - first, first + count - 1
+            begin = tl.where(works, row_unit + part * num_tiles // count, num_units)
+            end = tl.where(works, row_unit + (part + 1) * num_tiles // count, num_units)
+            head = tl.zeros_like(head)
     run, there = runs_ptr + program * 10, program < num_programs
     tl.store(run, begin, mask=there)
     tl.store(run + 1, end, mask=there)
@@ -157,6 +178,13 @@ def _store_runs(
     tl.store(run + 5, num_tiles, mask=there)
     tl.store(run + 6, tl.load(query_start_ptr + request, mask=works, other=0), mask=there)
     tl.store(run + 7, tl.load(seq_lens_ptr + request, mask=works, other=0), mask=there)
-    units = tl.maximum(num_units, 1)
-    tl.store(run + 8, owner(row_unit, busy, units), mask=there)
-    tl.store(run + 9, owner(row_unit + num_tiles - 1, busy, units), mask=there)
+    tl.store(run + 8, first, mask=there)
+    tl.store(run + 9, last, mask=there)
+
+
+@triton.jit
+def _row_of(passed, ends):
+    """(request, units before it, its units), of the first request that a program has not passed."""
+    before = tl.max(tl.where(passed, ends[None, :], 0), axis=1)
+    end = tl.min(tl.where(passed, 2**30, ends[None, :]), axis=1)
+    return tl.sum(passed.to(tl.int32), axis=1), before, end - before

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.kernels.triton.launch.gemm_config import tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
@@ -79,14 +79,42 @@ def int4_config(
     many = (8 if few else 16) < m <= 32 and split > 1 and steps > 8 * split
     stages, registers = 3 if many else 2, None
     if m == 1 and block_n == 32 and not codebook:
-        registers = 96  # five programs on a multiprocessor
+        registers = 96  # for which ptxas takes 71: seven programs on a multiprocessor
     elif not codebook and m <= 16 and parts < 4:
         is_small = split == parts == 1 and block_n == 64 and m <= 8
         registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
-    sums = tiles * block_n * block_rows(m)
-    for each in range(split, steps + 1):  # as many parts as it takes for their scales to fit
-        found = Int4Config(block_n, parts, stages, each, warps, registers)
-        if each > 1 and each * sums > NUM_PARTIALS:
+    found = Int4Config(block_n, parts, stages, split, warps, registers)
+    return _fitting(found, m, k, group, tiles, zeros=zeros, codebook=codebook)
+
+
+@functools.cache
+def half_heads_config(
+    m: int, n: int, k: int, group: int, num_sms: int, head_dim: int, *, zeros: bool
+) -> Int4Config | None:
+    """The config for RoPE in tiles less than a head, with pairs of both its halves.
+
+    None where tiles with whole heads are as quick: with two rows, with more than eight, and where
+    not all programs run at once.
+    """
+    if m == 2 or m > 8 or head_dim not in (64, 128) or n % head_dim:
+        return None
+    block_n, parts, split, at_once = (32, 4, 1, 2) if m == 1 else (64, 1, 4, 3)
+    tiles, steps = n // block_n, math.ceil(k / (256 * parts))
+    if block_n >= head_dim or split * tiles > at_once * num_sms:
+        return None
+    found = Int4Config(block_n, parts, 2, max(1, min(split, steps // 2)))
+    return _fitting(found, m, k, group, tiles, zeros=zeros)
+
+
+def _fitting(
+    config: Int4Config, m: int, k: int, group: int, tiles: int, *, zeros: bool,
+    codebook: bool = False,
+) -> Int4Config | None:  # fmt: skip
+    """The config, with as many parts of k as it takes for their scales to fit; None: no room."""
+    steps, sums = math.ceil(k / (256 * config.parts)), tiles * config.block_n * block_rows(m)
+    for split in range(config.split, steps + 1):
+        found = replace(config, split=split)
+        if split > 1 and split * sums > NUM_PARTIALS:
             return None
         used = shared_memory(m, k, group, zeros=zeros, config=found, codebook=codebook)
         if used <= SHARED_MEMORY:
@@ -111,7 +139,8 @@ def _cut(
     in_one_round = n <= 256 * num_sms and not codebook  # four programs on a multiprocessor
     if m > (16 if codebook else 8) or (m > 8 and k <= 8192) or (large and (m > 4 or in_one_round)):
         return 64, 1, 4
-    return 32 if large else 64, 2, 4
+    is_long = k > 8192 and n <= 32 * num_sms and not codebook  # four programs share a tile
+    return 32 if large else 64, 2, 8 if 2 < m <= 4 and is_long else 4
 
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:

@@ -31,8 +31,8 @@ _FP8 = """
         and.b32 v, v, 0x07F007F0;
         lop3.b32 {0}, {sign}, 0x80008000, v, 0xEA;"""
 _DEQUANTIZE = {
-    "int8": (_INT8.format("$0"), "shr.u32 w, w, 8;" + _INT8.format("$1")),
-    "fp8": (
+    "s8": (_INT8.format("$0"), "shr.u32 w, w, 8;" + _INT8.format("$1")),
+    "e4m3": (
         "shl.b32 s, w, 8;" + _FP8.format("$0", shift="shl.b32", sign="s"),
         _FP8.format("$1", shift="shr.u32", sign="w"),
     ),
@@ -48,7 +48,7 @@ def _dequantize_asm(kind, word, has_zeros, is_scaled):
         end = f"sub.rn.bf16x2 ${i}, ${i}, ${4 + i};\n" if has_zeros else ""
         if is_scaled:
             end += f"mul.rn.bf16x2 ${i}, ${i}, ${first + i};"
-        elif kind == "fp8":
+        elif kind == "e4m3":
             end += f"mul.rn.bf16x2 ${i}, ${i}, e;"
         ends.append(end)
     first_code, second_code = _DEQUANTIZE[kind]
@@ -70,7 +70,7 @@ def dequantize(words, zero, other_zero, scale, other_scale, WORD: gl.constexpr, 
     zero, scale and others [rows, 1]: of the two; None for 0, or 1.
     """
     asm: gl.constexpr = _dequantize_asm(KIND, WORD, zero is not None, scale is not None)
-    if KIND == "fp8" and scale is not None:
+    if KIND == "e4m3" and scale is not None:
         scale = (scale.to(gl.float32) * 2.0**120).to(gl.bfloat16)
         other_scale = (other_scale.to(gl.float32) * 2.0**120).to(gl.bfloat16)
     if zero is None and scale is None:

@@ -30,6 +30,8 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
     ask_columns,
     ask_words,
     load_groups,
+    outputs_of,
+    read_groups,
 )
 from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
 from quire.kernels.triton.hopper.hopper_word_codes import multiply_codes
@@ -77,6 +79,7 @@ def hopper_gemm_kernel(
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
     GROUP: gl.constexpr, SCALED: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
+    SCALES_FIRST: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
@@ -86,10 +89,11 @@ def hopper_gemm_kernel(
     the queries of [M, N] and the rest goes to the caches.
 
     GROUP: inputs that share a scale of weights in words, which w_desc has; 0 for others. CODEBOOK:
-    of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "int8" or
-    "fp8". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
+    of four bits None, or `byte_tables` of the numbers that codes stand for; of eight, "s8" or
+    "e4m3". Without group_scale_ptr they have w_scale_ptr alone, and SCALED is true. With words
     TILES are parts of k, see `hopper_int4_ring`, and programs of the same W lie side by side, each
-    with BLOCK_M rows of x. SCALED: see `multiply_codes`.
+    with BLOCK_M rows of x. SCALED: see `multiply_codes`. SCALES_FIRST: they are asked for before
+    words, as all programs' words together would hold them up.
     """
     EARLY: gl.constexpr = BLOCK_M <= 16  # of more rows, what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
@@ -108,15 +112,22 @@ def hopper_gemm_kernel(
         ring = gl.allocate_shared_memory(
             w_desc.dtype, [STAGES * TILES, BLOCK_N, BLOCK_K], w_desc.layout
         )
+    given = None
+    if SCALES_FIRST:
+        given = read_groups(
+            group_scale_ptr, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP, GROUP_ROWS,
+            HEAD_DIM,
+        )  # fmt: skip
     full = barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
         if GROUP > 0:
-            ask_words(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
+            ask_words(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage, HEAD_DIM)
         else:
             ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
     layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
-    rows = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    rows = outputs_of(rows, tile * BLOCK_N, BLOCK_N, HEAD_DIM)
     tokens = first + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
     if LETS_IN:
@@ -126,12 +137,13 @@ def hopper_gemm_kernel(
         if group_scale_ptr is not None:
             scales = load_groups(
                 group_scale_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, gl.bfloat16, CODEBOOK is not None, CODEBOOK is None,
+                GROUP_ROWS, gl.bfloat16, CODEBOOK is not None, CODEBOOK is None, HEAD_DIM,
+                given,
             )  # fmt: skip
         if zero_ptr is not None:
             zeros = load_groups(
                 zero_ptr, None, tile * BLOCK_N, begin, end, N, K, TILES, BLOCK_N, GROUP,
-                GROUP_ROWS, gl.bfloat16, False, CODEBOOK is None,
+                GROUP_ROWS, gl.bfloat16, False, CODEBOOK is None, HEAD_DIM,
             )  # fmt: skip
     if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
@@ -161,7 +173,7 @@ def hopper_gemm_kernel(
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
     acc = _multiply(
         x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, tile * BLOCK_N, first, begin, end,
-        M, K, stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, CODEBOOK,
+        M, K, stride_x, BLOCK_M, CHUNK, PDL, GROUP, SCALED, CODEBOOK, HEAD_DIM,
     )  # fmt: skip
     invalidate(full)
     acc = gl.convert_layout(acc, layout)
@@ -220,7 +232,7 @@ def _blocked_squares(tokens, num_warps):
 
 @gluon.constexpr_function
 def _layout_out(rows, head_dim, num_warps):
-    return by_pair(head_dim, num_warps) if head_dim else _by_token(rows, num_warps)
+    return by_pair(min(head_dim, rows), num_warps) if head_dim else _by_token(rows, num_warps)
 
 
 @gluon.jit
@@ -286,13 +298,14 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 def _multiply(
     x_ptr, x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, M, K,
     stride_x, BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr, GROUP: gl.constexpr,
-    SCALED: gl.constexpr, CODEBOOK: gl.constexpr,
+    SCALED: gl.constexpr, CODEBOOK: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """The main loop for W's type: a program's steps of its tile, [BLOCK_N, BLOCK_M]."""
     if GROUP > 0 and CODEBOOK is None:
         return multiply_integers(
-            x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP
-        )
+            x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,
+            HEAD_DIM,
+        )  # fmt: skip
     elif GROUP > 0:
         return multiply_codes(
             x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP,

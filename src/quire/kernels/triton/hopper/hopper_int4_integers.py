@@ -28,13 +28,13 @@ _SIXTEENTH = gl.constexpr("0x3D803D80")
 @gluon.jit
 def multiply_integers(
     x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]; scales and zeros twice."""
-    PARTS: gl.constexpr = w_desc.block_type.shape[0]
+    PARTS: gl.constexpr = x_desc.block_type.shape[1]
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[2]
     STAGES: gl.constexpr = full.shape[0]
-    HEIGHT: gl.constexpr = PARTS * w_desc.block_type.shape[1]
+    HEIGHT: gl.constexpr = w_desc.block_type.nbytes // 128
     TOGETHER: gl.constexpr = max(1, 8 // (PARTS * BLOCK_M))  # blocks on the other side of a product
     WIDTH: gl.constexpr = TOGETHER * PARTS * BLOCK_M
     layout: gl.constexpr = sums_layout(WIDTH, gl.num_warps(), gl.bfloat16)
@@ -70,7 +70,7 @@ def multiply_integers(
         else:
             a, b, c, d = warpgroup_mma_wait(0, deps=[a, b, c, d])
         barrier()  # all warps have finished the step, so its slot is free
-        ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
+        ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES, HEAD_DIM)
         ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)
     total = a
     block = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // (PARTS * BLOCK_M)

@@ -33,6 +33,14 @@ def word_boxes(words: Tensor, parts: int, block_n: int) -> TensorDescriptor:
     )
 
 
+def head_boxes(words: Tensor, parts: int, block_n: int, head_dim: int) -> TensorDescriptor:
+    """Boxes [1, parts, 2, block_n / 2, 32] of the same words: of both halves of a head."""
+    (n, width), half = words.shape, head_dim // 2
+    shape, strides = [1, width // 32, n // half, half, 32], [n * width, 32, half * width, width, 1]
+    layout = gl.NVMMASharedLayout(128, 32, 5)
+    return TensorDescriptor(words, shape, strides, [1, parts, 2, block_n // 2, 32], layout)
+
+
 def column_boxes(x: Tensor, parts: int, block_m: int) -> TensorDescriptor:
     """Boxes [4, parts, block_m, 64] of x [M, K], seen as [4, K / 256, M, 64]; K: of 256."""
     (m, k), layout = x.shape, gl.NVMMASharedLayout(64 * x.itemsize, 8 * x.itemsize, 4)
@@ -41,7 +49,23 @@ def column_boxes(x: Tensor, parts: int, block_m: int) -> TensorDescriptor:
 
 
 @gluon.jit
-def ask_words(w_desc, x_desc, ring, full, row, begin, end, step):
+def outputs_of(i, row, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Outputs i of a tile from `row` on: in order, or as many of both halves of a head.
+
+    The latter where a tile is less than a head, so that a tile holds pairs for RoPE.
+    """
+    if HEAD_DIM > BLOCK_N:
+        HALF: gl.constexpr = BLOCK_N // 2
+        pair = row % HEAD_DIM // 2 + i % HALF
+        return row // HEAD_DIM * HEAD_DIM + i // HALF * (HEAD_DIM // 2) + pair
+    else:
+        return row + i
+
+
+@gluon.jit
+def ask_words(
+    w_desc, x_desc, ring, full, row, begin, end, step, HEAD_DIM: gl.constexpr = 0
+):  # fmt: skip
     """Start to load a step's words [(2,) PARTS, BLOCK_N, 32], and expect its columns of x, too."""
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
     num_bytes: gl.constexpr = w_desc.block_type.nbytes + x_desc.block_type.nbytes
@@ -49,7 +73,10 @@ def ask_words(w_desc, x_desc, ring, full, row, begin, end, step):
     there = begin + step < end
     mbarrier.expect(full.index(stage), num_bytes, pred=there)
     target = ring.index(stage)
-    if len(w_desc.block_type.shape) == 4:  # codes of eight bits
+    if len(w_desc.block_type.shape) == 5:  # both halves of a head
+        corner = [0, (begin + step) * PARTS, row // HEAD_DIM * 2, row % HEAD_DIM // 2, 0]
+        fetch_box(w_desc, corner, full.index(stage), target, there)
+    elif len(w_desc.block_type.shape) == 4:  # codes of eight bits
         corner = [0, (begin + step) * PARTS, row, 0]
         fetch_box(w_desc, corner, full.index(stage), target, there)
     else:
@@ -67,10 +94,28 @@ def ask_columns(x_desc, x_ring, full, first, begin, end, step):
 
 
 @gluon.jit
+def read_groups(
+    ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, GROUP: gl.constexpr,
+    ROWS: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
+):  # fmt: skip
+    """A program's scales (or zeros) [ROWS, PARTS * BLOCK_N] as they lie in memory."""
+    GROUPS: gl.constexpr = 256 // GROUP
+    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
+    columns = gl.arange(0, PARTS * BLOCK_N, gl.SliceLayout(0, layout))[None, :]
+    step = begin + rows // GROUPS
+    group = (step * PARTS + columns // BLOCK_N) * GROUPS + rows % GROUPS
+    output = outputs_of(columns % BLOCK_N, row, BLOCK_N, HEAD_DIM)
+    there = (step < end) & (output < N) & (group < gl.cdiv(K, STEP) * GROUPS)
+    return gl.load(ptr + group * N + output, mask=there, other=0)
+
+
+@gluon.jit
 def load_groups(
     ptr, row_scale_ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
     GROUP: gl.constexpr, ROWS: gl.constexpr, NUMBERS: gl.constexpr,
-    EXPONENTS: gl.constexpr = False, TWICE: gl.constexpr = False,
+    EXPONENTS: gl.constexpr = False, TWICE: gl.constexpr = False, HEAD_DIM: gl.constexpr = 0,
+    values=None,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
 
@@ -80,7 +125,6 @@ def load_groups(
     become powers of two in bfloat16. TWICE: words with a number twice, as instructions for pairs
     take it; scales in bfloat16 times 2^112, zeros as they are.
     """
-    GROUPS: gl.constexpr = 256 // GROUP
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -89,13 +133,10 @@ def load_groups(
     bits_or_own: gl.constexpr = NUMBERS if IS_BYTE or IS_SIGNED else ptr.dtype.element_ty
     kind: gl.constexpr = gl.int32 if TWICE else bits_or_own
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
-    step = begin + rows // GROUPS
-    group = (step * PARTS + columns // BLOCK_N) * GROUPS + rows % GROUPS
-    output = row + columns % BLOCK_N
-    there = (step < end) & (output < N) & (group < gl.cdiv(K, STEP) * GROUPS)
-    values = gl.load(ptr + group * N + output, mask=there, other=0)
+    if values is None:
+        values = read_groups(
+            ptr, row, begin, end, N, K, PARTS, BLOCK_N, GROUP, ROWS, HEAD_DIM
+        )  # fmt: skip
     if TWICE:
         if IS_BYTE:
             bits = values.to(gl.int32)
@@ -114,6 +155,8 @@ def load_groups(
     elif IS_SIGNED:
         values = values.to(gl.float32).to(NUMBERS)
     elif row_scale_ptr is not None:
+        columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
+        output = outputs_of(columns % BLOCK_N, row, BLOCK_N, HEAD_DIM)
         by_row = gl.load(row_scale_ptr + output, mask=output < N, other=1.0)
         values = (values.to(gl.float32) / by_row).to(kind)
     memory.store(values)

@@ -11,12 +11,13 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def by_pair(head_dim, num_warps):
+def by_pair(rows, num_warps):
     """A layout of [rows, tokens]: a token's rows in one warp, pairs of a head in one thread.
 
-    head_dim: 64 or 128.
+    rows: 64 or 128 of a head, or fewer, of its two halves.
     """
-    return gl.BlockedLayout([head_dim // 64, 1], [32, 1], [1, num_warps], [0, 1])
+    lanes = min(32, rows // 2)
+    return gl.BlockedLayout([max(1, rows // 64), 1], [lanes, 32 // lanes], [1, num_warps], [0, 1])
 
 
 @gluon.jit
@@ -101,7 +102,7 @@ def _rope(x, rows, cos, sin, norm_ptr, eps, HEAD_DIM: gl.constexpr):
     """RoPE of the heads in x [rows, tokens], after their norm if norm_ptr is given."""
     BLOCK_N: gl.constexpr = x.shape[0]
     BLOCK_M: gl.constexpr = x.shape[1]
-    COUNT: gl.constexpr = BLOCK_N // HEAD_DIM
+    COUNT: gl.constexpr = max(1, BLOCK_N // HEAD_DIM)
     layout: gl.constexpr = x.type.layout
     if norm_ptr is not None:
         heads = x.to(gl.float32).reshape([COUNT, HEAD_DIM, BLOCK_M])
@@ -110,7 +111,7 @@ def _rope(x, rows, cos, sin, norm_ptr, eps, HEAD_DIM: gl.constexpr):
         weight = gl.load(norm_ptr + rows % HEAD_DIM)
         x = gl.convert_layout(scaled, layout).to(x.dtype) * weight[:, None]
     x = x.to(gl.float32)
-    halves = x.reshape([COUNT, 2, HEAD_DIM // 2, BLOCK_M]).permute(0, 2, 3, 1)
+    halves = x.reshape([COUNT, 2, BLOCK_N // COUNT // 2, BLOCK_M]).permute(0, 2, 3, 1)
     first, second = gl.split(halves)
     swapped = gl.join(second, first).permute(0, 3, 1, 2).reshape([BLOCK_N, BLOCK_M])
     swapped = gl.convert_layout(swapped, layout)

@@ -98,7 +98,7 @@ def _block(
         other_scale = scale
         if GROUP == 32:
             other_scale = scales.index(last).load(in_rows).to(gl.bfloat16)[:, None]
-    if CODEBOOK == "int8" or CODEBOOK == "fp8":
+    if CODEBOOK == "s8" or CODEBOOK == "e4m3":
         one, other = dequantize(words, zero, other_zero, scale, other_scale, B % 2, CODEBOOK)
     else:
         one, other = _look_up(words, scale, other_scale, B, CODEBOOK)

@@ -29,11 +29,11 @@ from quire.kernels.triton.ops.words_linear import WordsLinear, ordered, whole_st
 from quire.kernels.triton.step.block_rounding import quantize_blocks
 
 _PIECE = 2**25  # bytes of numbers that are made at a time, so that the cache has them
-_KINDS: dict[str, type[BlockRows]] = {"fp8": Fp8Blocks, "int8": Int8Blocks}
+_KINDS: dict[str, type[BlockRows]] = {"e4m3": Fp8Blocks, "s8": Int8Blocks}
 MOST_ROWS = 4096  # of x, up to which codes are dequantized for each tile; beyond, once for all rows
 # of x, up to which rows are not rounded; FP8's are by what its checkpoints ask for, INT8's from
 # where they would take longer than in bfloat16 with weights of that
-EXACT_ROWS = {"fp8": MAX_ROWS, "int8": 128}
+EXACT_ROWS = {"e4m3": MAX_ROWS, "s8": 128}
 
 
 class _ByteWordsLinear(WordsLinear[ByteWords]):
@@ -109,7 +109,7 @@ def multiplies_blocks(rows: int, weight: ByteWords) -> bool:
         return False
     n, k, device = len(weight.words), weight.inputs, weight.words.device
     whole = weight.group == 128 and k % 128 == n % 8 == 0
-    return whole and (weight.scale is not None or weight.codes == "int8") and has_hopper_gpu(device)
+    return whole and (weight.scale is not None or weight.codes == "s8") and has_hopper_gpu(device)
 
 
 def in_blocks(x: RoundedRows, weight: ByteWords, bias: Tensor | None) -> Tensor:

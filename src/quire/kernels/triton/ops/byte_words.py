@@ -38,7 +38,7 @@ def pack_bytes(weight: ByteWeight) -> ByteWords:
     group = math.gcd(weight.group, 128)
     found = None if alone else _by_group((scale / row_scale[:, None]).half(), weight.group, group)
     zeros = None if weight.zeros is None else _by_group(weight.zeros, weight.group, group)
-    kind = "int8" if weight.codes.dtype == torch.int8 else "fp8"
+    kind = "s8" if weight.codes.dtype == torch.int8 else "e4m3"
     rounds = weight.kind not in _EXACT
     return ByteWords(words, found, zeros, row_scale, group, k, kind, weight.permutation, rounds)
 
@@ -117,7 +117,7 @@ def dequantize_words(weight: ByteWords, out: Tensor, first: int = 0) -> Tensor:
     dequantize_bytes_kernel[grid](
         codes, weight.scale, weight.zeros, weight.row_scale, out, first, first + len(out),
         len(weight.words), weight.inputs, codes.stride(0), out.stride(0), rows, weight.group,
-        weight.codes == "fp8", num_warps=4,
+        weight.codes == "e4m3", num_warps=4,
     )  # fmt: skip
     return out
 

@@ -55,6 +55,7 @@ def run_ring(
         TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
         maxnreg=registers(config, w.dtype), GROUP=0, SCALED=False, GROUP_ROWS=0, CODEBOOK=None,
+        SCALES_FIRST=False,
         **flags,
     )  # fmt: skip
 

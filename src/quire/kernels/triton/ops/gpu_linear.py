@@ -107,13 +107,11 @@ class GpuLinear(ABC, Generic[W]):
         num_sms, hopper = workspace(w.device).num_sms, has_hopper_gpu(w.device)
         return skinny_gemm_config(num_rows, *w.shape, w.itemsize, num_sms, hopper=hopper)
 
-    def rope_config(
-        self, x: ResidualState, weight: W, kv_heads: int, head_dim: int
-    ) -> Config | None:
-        """The config of `launch` with RoPE, whose tiles contain whole heads, or None."""
-        w = self.operand(weight)[0]
+    def rope_config(self, x: ResidualState, weight: W, rope: RopeWriteKV) -> Config | None:
+        """The config of `launch` with RoPE, whose tiles contain whole heads or pairs, or None."""
+        w, heads = self.operand(weight)[0], (rope.k_cache.shape[2], rope.head_dim)
         shape = (len(x.residual), *w.shape, w.itemsize, workspace(w.device).num_sms)
-        return rope_gemm_config(*shape, kv_heads, head_dim, hopper=has_hopper_gpu(w.device))
+        return rope_gemm_config(*shape, *heads, hopper=has_hopper_gpu(w.device))
 
     def run(
         self,

@@ -16,15 +16,23 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Int4Words, RoundedRows, Rows
+from quire.kernels.operands import (
+    Fp8Rows,
+    Int4Words,
+    ResidualState,
+    RopeWriteKV,
+    RoundedRows,
+    Rows,
+)
 from quire.kernels.triton.gemm.int4_config import (
     Int4Config,
+    half_heads_config,
     int4_config,
 )
 from quire.kernels.triton.gemm.int4_rows_config import Int4RowsConfig, int4_rows_config
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import many_rows
-from quire.kernels.triton.ops.gpu_linear import Operand
+from quire.kernels.triton.ops.gpu_linear import Config, Operand
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.rounded_rows import multiplies_fp8
@@ -70,6 +78,16 @@ class _Int4Linear(WordsLinear[Int4Words]):
             num_rows, n, weight.inputs, weight.group, num_sms, zeros=weight.zeros is not None,
             codebook=weight.codebook is not None, head_dim=head_dim,
         )  # fmt: skip
+
+    def rope_config(self, x: ResidualState, weight: Int4Words, rope: RopeWriteKV) -> Config | None:
+        """See `GpuLinear`. Norms, and scales of keys and values, are those of whole heads."""
+        m, n, found = len(x.residual), len(weight.words), None
+        if rope.norms is None and rope.scales is None and weight.codebook is None:
+            found = half_heads_config(
+                m, n, weight.inputs, weight.group, workspace(weight.words.device).num_sms,
+                rope.head_dim, zeros=weight.zeros is not None,
+            )  # fmt: skip
+        return found or super().rope_config(x, weight, rope)
 
     def ring_operands(self, weight: Int4Words, config: Int4Config) -> tuple[Any, None, Any]:
         from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes

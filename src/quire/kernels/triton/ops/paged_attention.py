@@ -84,7 +84,8 @@ def attention(
         decode_attention(
             query, k_cache, v_cache, layout, plan, params, out, decode, shared, scales,
             pdl=pdl, plan_is_fresh=is_fresh,
-            opens_early=pdl and has_hopper_gpu(query.device) and opens_early(k_cache, len(query)),
+            opens_early=pdl and has_hopper_gpu(query.device)
+            and opens_early(k_cache, len(query), feeds_int4=params.feeds_int4),
         )  # fmt: skip
     if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, params, out, prefill, scales)

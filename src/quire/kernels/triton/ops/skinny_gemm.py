@@ -101,5 +101,4 @@ def choose_rope_gemm_config(
         return None
     if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
         return None
-    kv_heads = rope.k_cache.shape[2]
-    return linear_of(weight).rope_config(x, weight, kv_heads, rope.head_dim)
+    return linear_of(weight).rope_config(x, weight, rope)

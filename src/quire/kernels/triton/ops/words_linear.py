@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from quire.kernels.byte_operands import ByteWords
-from quire.kernels.operands import Int4Words, ResidualState, Rows
+from quire.kernels.operands import Int4Words, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import holds_whole_heads
 from quire.kernels.triton.gemm.int4_config import Int4Config, block_rows, group_rows, scales_codes
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS
@@ -19,6 +19,7 @@ from quire.kernels.triton.ops.gpu_linear import MAX_ROWS, Config, GpuLinear
 from quire.kernels.triton.ops.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
+SCALES_FIRST = 1  # rows of x, up to which programs ask for scales of integers before words
 V = TypeVar("V", bound=Int4Words | ByteWords)
 
 
@@ -63,14 +64,13 @@ class WordsLinear(GpuLinear[V]):
         assert found is not None
         return found
 
-    def rope_config(
-        self, x: ResidualState, weight: V, kv_heads: int, head_dim: int
-    ) -> Config | None:
+    def rope_config(self, x: ResidualState, weight: V, rope: RopeWriteKV) -> Config | None:
         """See `GpuLinear`."""
-        whole, n = None, len(weight.words)
+        whole, kv_heads, head_dim = None, rope.k_cache.shape[2], rope.head_dim
         if head_dim in (64, 128):
             whole = self.ring_config(len(x.residual), weight, head_dim)
-        return whole if whole and holds_whole_heads(whole, n, kv_heads, head_dim) else None
+        is_whole = whole and holds_whole_heads(whole, len(weight.words), kv_heads, head_dim)
+        return whole if is_whole else None
 
     def run(
         self,
@@ -83,7 +83,7 @@ class WordsLinear(GpuLinear[V]):
     ) -> None:
         """See `GpuLinear`."""
         from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
-        from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes
+        from quire.kernels.triton.hopper.hopper_int4_ring import column_boxes, head_boxes
 
         assert isinstance(config, Int4Config)
         m, n, group = len(out), len(weight.words), weight.group
@@ -92,13 +92,16 @@ class WordsLinear(GpuLinear[V]):
         assert tiles <= NUM_COUNTERS
         assert config.split == 1 or tiles * config.split * config.block_n * block_m <= NUM_PARTIALS
         boxes, row_scale, codebook = self.ring_operands(weight, config)
+        if config.block_n < flags["HEAD_DIM"]:
+            boxes = head_boxes(weight.words, config.parts, config.block_n, flags["HEAD_DIM"])
         hopper_gemm_kernel[(tiles * config.split,)](
             x, column_boxes(x, config.parts, block_m), boxes, row_scale, weight.scale,
             weight.zeros, *behind, out.stride(0), BLOCK_M=block_m, BLOCK_N=config.block_n,
             STAGES=config.stages, SPLIT=config.split, TILES=config.parts, CHUNK=0,
             maxnreg=config.registers, GROUP=group, CODEBOOK=codebook,
             SCALED=weight.scale is None or scales_codes(m, group),
-            GROUP_ROWS=group_rows(weight.inputs, group, config), **flags,
+            GROUP_ROWS=group_rows(weight.inputs, group, config),
+            SCALES_FIRST=codebook is None and m <= SCALES_FIRST, **flags,
         )  # fmt: skip
 
 
