@@ -19,7 +19,7 @@ from quire.compat.foreign_imports import NAMES as IMPORTS
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
 from quire.compat.names_table import NAMES, Scope
-from quire.compat.own_values import OWN_VALUES
+from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES
 
 _MARKED = re.compile(r"(<!-- names:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SCOPES: dict[str, Scope] = {scope: scope for scope in NAMES}
@@ -79,6 +79,10 @@ def _values() -> Iterator[str]:
         for own in dict.fromkeys(values.values()):
             spellings = ", ".join(_shown(foreign) for foreign, to in values.items() if to is own)
             yield f"| `{name}` | {spellings} | {_shown(own)} |"
+    for name, reasons in REFUSED_VALUES.items():
+        for why in dict.fromkeys(reasons.values()):
+            spellings = ", ".join(_shown(value) for value, text in reasons.items() if text == why)
+            yield f"| `{name}` | {spellings} | refused: {why} |"
 
 
 def _texts(kind: str, texts: Mapping[str, str]) -> Iterator[str]:

@@ -12,9 +12,11 @@ import pytest
 
 import quire
 from quire.cli import generate, quantize, serve
+from quire.compat.call_names import METHODS
 from quire.compat.environment import VARIABLES, unread_variables
 from quire.compat.foreign_imports import MODULES, NAMES
 from quire.compat.name_homes import CALL_OPTIONS, DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
+from quire.compat.names_table import row_of
 from quire.config import EngineConfig, iter_options
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_inputs import read_prompts
@@ -208,3 +210,31 @@ def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert [note.split()[1] for note in notes] == ["-cnv", "-i", "--color", "--simple-io"]
     with pytest.raises(ConfigError, match=r"one prompt on each line here; use --prompt"):
         generate.make_parser().parse(["-f", "x"])
+
+
+# of llama-cpp-python 0.3.36: the arguments and the methods of its Llama
+LLAMA_ARGUMENTS = """
+    model_path n_gpu_layers split_mode main_gpu tensor_split vocab_only use_mmap use_mlock
+    kv_overrides seed n_ctx n_batch n_ubatch n_threads n_threads_batch rope_scaling_type
+    pooling_type attention_type rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor
+    yarn_beta_fast yarn_beta_slow yarn_orig_ctx logits_all embedding offload_kqv flash_attn
+    op_offload swa_full no_perf last_n_tokens_size lora_base lora_scale lora_path numa chat_format
+    chat_handler draft_model tokenizer type_k type_v spm_infill verbose
+"""
+LLAMA_METHODS = """
+    tokenize detokenize set_cache set_seed reset eval sample generate create_embedding embed
+    create_completion create_chat_completion create_chat_completion_openai_v1 save_state load_state
+    n_ctx n_embd n_vocab tokenizer token_eos token_bos token_nl close logits_to_logprobs
+    longest_token_prefix
+"""
+
+
+@pytest.mark.parametrize("name", LLAMA_ARGUMENTS.split())
+def test_an_argument_of_llama_cpp_python_is_known(name: str) -> None:
+    known = {option.name for _, option in iter_options()} | {"model"}
+    assert name in known or row_of(name, ("engine", "server")) is not None
+
+
+@pytest.mark.parametrize("name", LLAMA_METHODS.split())
+def test_a_method_of_llama_cpp_python_is_known(name: str) -> None:
+    assert name in METHODS or hasattr(quire.LLM, name) or name == "tokenizer"

@@ -16,11 +16,12 @@ from quire.cli.sampling import CONSTRAINTS
 from quire.compat import call_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
-from quire.compat.own_values import OWN_VALUES
+from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES
 from quire.config import EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError, NoEffectWarning
+from quire.models.checkpoint_formats.config_readers import READERS
 from quire.options import options_of
 from quire.server.settings import ServerSettings
 
@@ -269,3 +270,14 @@ def test_one_model_is_the_model() -> None:
         args = serve.make_parser().parse(line.split())
         plans = serve.model_plans(args, serve.server_settings(args))
         assert [(p.name, p.config.model.model) for p in plans] == [("a", "quire-tiny")]
+
+
+@pytest.mark.parametrize("value", ["torchao", "bitsandbytes"])
+def test_a_value_that_is_known_and_not_there_says_what_to_use(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^quantization '{value}' is not supported: .*use "):
+        EngineConfig.from_options(quantization=value)
+
+
+def test_formats_that_are_read_are_values_of_quantization() -> None:
+    own = {"fp8", *OWN_VALUES["quantization"], *REFUSED_VALUES["quantization"]}
+    assert set(READERS) <= own

@@ -39,11 +39,30 @@ POOLING_NAMES: tuple[ForeignName, ...] = (  # params of PoolingParams
     no_effect("output_kind", _V, "a vector comes at once"),
 )  # fmt: skip
 
-# methods of `LLM` in vLLM, and of llama-cpp-python, that are not there, and what to use instead
-METHODS: Mapping[str, str] = {
+# methods of llama-cpp-python's Llama
+_TOKENIZER = "use get_tokenizer()"
+_LIMITS = "use llm.info"
+_STEPS = "steps are the engine's own; use generate, or LLMEngine for requests one by one"
+_STATE = "equal prefixes are always shared; leave it out"
+
+_LLAMA_METHODS: Mapping[str, str] = {
     "create_completion": "use generate",
     "create_chat_completion": "use chat",
+    "create_chat_completion_openai_v1": "use chat, or a server with OpenAI's client",
     "create_embedding": "use embed",
+    "tokenize": "use get_tokenizer().encode",
+    "detokenize": "use get_tokenizer().decode",
+    **dict.fromkeys(("token_bos", "token_eos", "token_nl"), _TOKENIZER),
+    **dict.fromkeys(("n_ctx", "n_vocab", "n_embd", "metadata", "pooling_type"), _LIMITS),
+    **dict.fromkeys(("eval", "sample", "reset", "eval_tokens", "eval_logits", "ctx"), _STEPS),
+    **dict.fromkeys(("save_state", "load_state", "set_cache", "longest_token_prefix"), _STATE),
+    "set_seed": "use seed in SamplingParams",
+    "logits_to_logprobs": "use logprobs in SamplingParams",
+}
+
+# methods of `LLM` in vLLM, and of llama-cpp-python, that are not there, and what to use instead
+METHODS: Mapping[str, str] = {
+    **_LLAMA_METHODS,
     "stream": "use AsyncEngine",
     "get_metrics": "use llm.stats, and output.metrics of each request",
     "reward": "reward models are not supported; use score, or embed",

@@ -17,6 +17,8 @@ _SETTINGS = "leave it out: settings are arguments of LLM, by their names"
 _TEXT_ONLY = "leave it out: models read text alone"
 _STATS = "use llm.stats, and output.metrics of each request"
 _CLOSE = "use LLM.close, or `with LLM() as llm:`"
+_CACHED = "leave it out: equal prefixes are always shared"
+_OLLAMA = "run `quire serve`, which Ollama's and OpenAI's own clients can ask"
 _ENGINES = "use LLM, LLMEngine or AsyncEngine"
 _ONE_PROCESS = "leave it out: a model runs on one device, in one process"
 _ONE_SERVER = "leave it out: each server has its own KV cache"
@@ -83,10 +85,21 @@ MODULES = {
     "worker": _INSIDE,
 }
 
-# names that scripts import from vLLM or llama-cpp-python, and what to use instead
+# names that scripts import from vLLM, llama-cpp-python and others, and what to use instead
 NAMES = {
     "LoRARequest": _NO_ADAPTER,
     "Llama": "use LLM",
+    "LlamaCache": _CACHED,
+    "LlamaRAMCache": _CACHED,
+    "LlamaDiskCache": _CACHED,
+    "LogitsProcessorList": _SAMPLING,
+    "StoppingCriteriaList": "use stop, or stop_token_ids in SamplingParams",
+    "Client": _OLLAMA,
+    "AsyncClient": _OLLAMA,
+    "Engine": "use LLM, or AsyncEngine",
+    "pipeline": "use LLM",
+    "AutoModelForCausalLM": "use LLM",
+    "AutoTokenizer": "use llm.get_tokenizer(), or transformers itself",
     "LlamaGrammar": "use StructuredOutputs(grammar=...) in SamplingParams",
     "GuidedDecodingParams": "use StructuredOutputs in SamplingParams",
     "PoolingOutput": "use EmbeddingOutput",

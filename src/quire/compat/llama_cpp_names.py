@@ -1,10 +1,10 @@
-"""Engine settings of llama.cpp's server and of Ollama."""
+"""Engine settings of llama.cpp's server, of its binding llama-cpp-python, and of Ollama."""
 
 from __future__ import annotations
 
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName, alias, no_effect, only
 
-_L, _O, _LO = "llama.cpp", "Ollama", "llama.cpp, Ollama"
+_L, _LP, _O, _LO = "llama.cpp", "llama-cpp-python", "Ollama", "llama.cpp, Ollama"
 _ROPE = "RoPE is that of config.json"
 _EDIT = "change config.json in a copy of the model's folder"
 _NO_DOWNLOAD = "single files are not downloaded"
@@ -15,6 +15,8 @@ _NO_ADAPTER = "the weights are those of the model's folder"
 _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 _MAPPED = "prepared weights are mapped, and the system may drop and read their pages"
 _CACHE_TYPES = {"f16": "auto", "bf16": "auto", "f32": "auto", "q8_0": "int8"}
+_CACHE_NUMBERS = {0: "auto", 1: "auto", 30: "auto", 8: "int8"}  # ggml's data types
+_TEMPLATE = "conversations are rendered by the model's chat template"
 _CACHE_FIX = "use kv_cache_dtype 'fp8' or 'int8'"
 
 LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
@@ -104,4 +106,29 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
          "raise max_model_len", arity="switch"),
     only("offline", _L, (False,), "the hub is asked for models without a folder",
          "set HF_HUB_OFFLINE=1", arity="switch"),
+)  # fmt: skip
+
+LLAMA_PYTHON_NAMES: tuple[ForeignName, ...] = (
+    alias("type_k", "kv_cache_dtype", _LP, values=_CACHE_NUMBERS, others=False,
+          text="the KV cache has one data type", fix=_CACHE_FIX),
+    alias("type_v", "kv_cache_dtype", _LP, values=_CACHE_NUMBERS, others=False,
+          text="the KV cache has one data type", fix=_CACHE_FIX),
+    no_effect("n_threads_batch", _LP, "prompts and answers share one batch"),
+    no_effect("use_mlock", _LP, "prepared weights are mapped, and the system may drop their pages"),
+    no_effect("offload_kqv", _LP, "the KV cache is where the model is"),
+    no_effect("no_perf", _LP, "times are in output.metrics", arity="switch"),
+    no_effect("logits_all", _LP, "each request asks for its log-probabilities"),
+    no_effect("embedding", _LP, "each model generates and embeds", arity="switch"),
+    no_effect("last_n_tokens_size", _LP, "penalties cover the whole answer"),
+    only("vocab_only", _LP, (False,), "a model is loaded whole", "use transformers' AutoTokenizer"),
+    only("kv_overrides", _LP, (), "config.json is read as it is", _EDIT),
+    only("rope_scaling_type", _LP, (-1,), _ROPE, _EDIT),
+    only("attention_type", _LP, (-1,), "attention is that of config.json", _EDIT),
+    only("pooling_type", _LP, (-1,), "pooling is a setting by its name", "use pooling"),
+    only("lora_base", _LP, (), _NO_ADAPTER, _MERGE),
+    only("lora_path", _LP, (), _NO_ADAPTER, _MERGE),
+    only("lora_scale", _LP, (1,), _NO_ADAPTER, _MERGE),
+    only("chat_format", _LP, (), _TEMPLATE, "use chat_template, or leave it out"),
+    only("chat_handler", _LP, (), _TEMPLATE, "use chat_template, or leave it out"),
+    only("draft_model", _LP, (), "a step samples one token of each request", "leave it out"),
 )  # fmt: skip

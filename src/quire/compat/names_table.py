@@ -33,7 +33,7 @@ from quire.compat.cli_names import CLI_NAMES
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES, LLAMA_SERVER_FAMILIES
 from quire.compat.llama_cpp_fields import LLAMA_CPP_FIELDS
-from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES
+from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
@@ -43,7 +43,9 @@ from quire.compat.vllm_names import VLLM_NAMES
 Scope = Literal["engine", "server", "sampling", "request", "cli", "call", "pooling"]
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
-    "engine": VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES,
+    "engine": (
+        VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES + LLAMA_PYTHON_NAMES
+    ),
     "server": SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES,
     "sampling": SAMPLING_NAMES,
     "request": REQUEST_NAMES + LLAMA_CPP_FIELDS,

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.compat.foreign_name import DEFAULT, same_value
+from quire.errors import ConfigError
 
-_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf")
+_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf", "bitsandbytes")
+_NO_PICKLE = "weights are read from safetensors; convert the checkpoint, and leave it out"
 _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
           "granite", "hunyuan_a13b")  # fmt: skip
@@ -16,7 +18,32 @@ _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-think
 # settings that are a JSON object, which a YAML file has as a map
 _JSON = ("default_chat_template_kwargs", "override_generation_config")
 # of vLLM's `quantization`: what the checkpoint itself is
-_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf")
+_CHECKPOINTS = (
+    "awq",
+    "auto_awq",
+    "awq_marlin",
+    "gptq",
+    "auto_gptq",
+    "gptq_marlin",
+    "auto-round",
+    "inc",
+    "compressed-tensors",
+    "modelopt",
+    "gguf",
+)
+_NOT_READ = (
+    "torchao",
+    "quark",
+    "hqq",
+    "fp_quant",
+    "fbgemm_fp8",
+    "experts_int8",
+    "moe_wna16",
+    "humming",
+    "modelopt_fp4",
+    "modelopt_mxfp8",
+    "modelopt_mixed",
+)
 
 OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
@@ -33,6 +60,20 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "reasoning_parser": dict.fromkeys(_THINK, "think"),
 }  # fmt: skip
 
+# values that other engines have and Quire has not: why, and what to use
+REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "quantization": {
+        **dict.fromkeys(
+            _NOT_READ,
+            "such checkpoints are not read; use `quire quantize` on the "
+            "original, or quantization 'fp8', 'int8' or 'int4'",
+        ),
+        "bitsandbytes": "a checkpoint of bitsandbytes says it itself, so leave it out there; use "
+        "'nf4' to quantize another one while it is loaded",
+    },
+    "load_format": dict.fromkeys(("pt", "npcache", "tensorizer", "sharded_state"), _NO_PICKLE),
+}
+
 
 def value_notice(name: str, value: Any) -> str | None:
     """A sentence on a value of one of Quire's settings that has no effect; None if it has one."""
@@ -44,7 +85,8 @@ def value_notice(name: str, value: Any) -> str | None:
 def own_value(name: str, value: Any) -> Any:
     """The value of one of Quire's settings as Quire spells it; DEFAULT: leave the setting out.
 
-    None is the default of each setting. A torch.dtype is its name.
+    None is the default of each setting. A torch.dtype is its name. Raises ConfigError for a value
+    that is known and not there.
     """
     if value is None:
         return DEFAULT
@@ -57,4 +99,6 @@ def own_value(name: str, value: Any) -> Any:
     for foreign, own in OWN_VALUES.get(name, {}).items():
         if same_value(value, foreign):
             return own
+    if isinstance(value, str) and (why := REFUSED_VALUES.get(name, {}).get(value)):
+        raise ConfigError(f"{name} {value!r} is not supported: {why}")
     return value

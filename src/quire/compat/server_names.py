@@ -103,7 +103,7 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("webui", _L, "the page is at /", "--ui", arity="switch"),
     only("no_webui", _L, (False,), "the page at / is always there", _PROXY, "--no-ui",
          arity="switch"),
-    no_effect("embeddings", _L, "each model generates and embeds", "--embedding",
+    no_effect("embeddings", _L, "each model generates and embeds",
               arity="switch"),
     no_effect("reasoning_format", _L, "reasoning is a field of its own; see reasoning_parser"),
     alias("reasoning", "default_chat_template_kwargs", _L, "-rea", others=False,

@@ -76,9 +76,9 @@ ROUTES_THERE = """
     /weight_checker /weight_info /tokenize /detokenize
     /apply-template /chat/completions /chat/completions/input_tokens /completion /completions
     /cors-proxy /embedding /embeddings /infill /lora-adapters /metrics /models /models/load
-    /models/sse /models/unload /props /reranking /responses /responses/input_tokens /slots
+    /models/sse /models/unload /props /reranking /responses /slots
     /slots/0 /tools /v1/chat/completions/control /v1/chat/completions/input_tokens /v1/reranking
-    /v1/responses/input_tokens /v1/stream/x /v1/streams/lookup
+    /v1/stream/x /v1/streams/lookup
 """
 
 

@@ -209,3 +209,10 @@ def test_schemas_have_the_bounds_of_each_field(
             assert not good, f"the schema refuses {field}: {value!r}, which is taken"
             found[field] += 1
     assert {field: count for field, count in found.items() if count > BY_RULE.get(field, 0)} == {}
+
+
+def test_what_a_path_leaves_open_is_a_parameter(side: tuple[Starlette, dict[str, Any]]) -> None:
+    for path, methods in side[1]["paths"].items():
+        for operation in methods.values():
+            found = [p["name"] for p in operation.get("parameters", ()) if p.get("in") == "path"]
+            assert found == re.findall(r"\{(\w+)\}", path)

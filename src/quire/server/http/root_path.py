@@ -16,8 +16,8 @@ _PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 SERVED = frozenset({
     "apply-template", "chat", "completion", "completions", "detokenize", "docs", "health",
     "invocations", "live", "load", "metrics", "models", "openapi.json", "page", "ping", "pooling",
-    "props", "ready", "rerank", "responses", "score", "tokenize", "tokenizer_info", "v1", "v2",
-    "version",
+    "props", "ready", "rerank", "reranking", "responses", "score", "tokenize", "tokenizer_info",
+    "v1", "v2", "version",
 })  # fmt: skip
 
 

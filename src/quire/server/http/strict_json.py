@@ -157,7 +157,9 @@ def check_names(
         if name in unsupported:
             if any(_is_same(value, neutral) for neutral in unsupported[name]):
                 continue
-            text = f"{shown}: not supported yet; remove it"
+            from quire.compat.refused_fields import why_refused  # usually not needed
+
+            text = f"{shown}: is not supported: {why_refused(name)}"
             raise InvalidRequestError(text, param=shown, code="unsupported_parameter")
         near = nearest_name(name, known)
         hint = f"did you mean {near!r}?" if near else "remove it"

@@ -164,7 +164,7 @@ def _operation_id(entry: OpenApiEntry) -> str:
 
 
 def _parameters(entry: OpenApiEntry) -> list[dict[str, Any]]:
-    name = entry.shown_path.partition("{")[2].rstrip("}")
+    name = entry.shown_path.partition("{")[2].partition("}")[0]
     text = {"type": "string", "minLength": 1}
     parameters: list[dict[str, Any]] = []
     if name:

@@ -10,6 +10,8 @@ from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
 from quire.server.api.common import prompt_types
+from quire.server.api.llama_cpp.completion_reply import NativePart, TokenProbabilities
+from quire.server.api.llama_cpp.native_completion import _by_token
 
 
 def ask(app: Starlette, **fields: Any) -> Reply:
@@ -189,6 +191,28 @@ def test_candidates(app: Starlette) -> None:
     assert ask(app, n_probs=LIMITS.max_logprobs + 1).error["param"] == "n_probs"
 
 
+def test_tokens_that_come_together_have_a_chunk_each() -> None:
+    entries = [
+        TokenProbabilities(id=i, token=t, bytes=[], logprob=0.0, top_logprobs=[])
+        for i, t in enumerate("abc")
+    ]
+    part = NativePart(
+        index=0,
+        content="abc",
+        tokens=[0, 1, 2],
+        tokens_predicted=5,
+        tokens_evaluated=1,
+        completion_probabilities=entries,
+    )
+    found = list(_by_token(part))
+    assert [p.completion_probabilities for p in found] == [[entry] for entry in entries]
+    assert [(p.content, p.tokens, p.tokens_predicted) for p in found] == [
+        ("", [0], 3),
+        ("", [1], 4),
+        ("abc", [2], 5),
+    ]
+
+
 def test_a_template_is_applied(app: Starlette) -> None:
     body = {"messages": [{"role": "user", "content": "x"}]}
     prompt = call(app, "/apply-template", body).json()["prompt"]
@@ -215,3 +239,13 @@ def test_tokens_in_its_format(app: Starlette) -> None:
     assert text["content"] == text["prompt"]
     for fields in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
         assert call(app, "/tokenize", {"content": "a"} | fields).status == 400
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/v1/chat/completions/input_tokens"])
+def test_a_conversation_that_is_only_counted_is_checked_as_in_a_chat(
+    app: Starlette, path: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert call(app, path, body).status == 200
+    reply = call(app, path, body | {"guided_json": {}, "guided_whitespace_pattern": "a"})
+    assert (reply.status, reply.error["param"]) == (400, "guided_whitespace_pattern")

@@ -152,6 +152,7 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
     Raises InvalidRequestError or ContextLengthError.
     """
     with names:
+        chat_request.sampling(request)  # refused as in a chat
         prompt = _rendered(request, _checked_use(request, model), model)
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
         return token_ids_of(prompt, tokenizer, limits, request.encoding, is_rendered=True)

@@ -111,7 +111,7 @@ class NativeFormatter(OpenAIReplyFormatter):
         for output in item.outputs:
             part = self._read(prompt_index, item, output)
             if part.tokens or part.content or output.finish_reason is None:
-                yield part
+                yield from _by_token(part)
             if output.finish_reason is not None:
                 yield self._end(self._empty(part), item, output)
 
@@ -175,6 +175,22 @@ class NativeFormatter(OpenAIReplyFormatter):
                 )
             )
         return found
+
+
+def _by_token(part: NativePart) -> Iterator[NativePart]:
+    """A part for each token that has candidates, as llama.cpp sends them; the last has the text."""
+    found = part.completion_probabilities
+    if found is UNSET or len(found) < 2:
+        yield part
+        return
+    for index, own in enumerate(found, 1):
+        yield msgspec.structs.replace(
+            part,
+            content=part.content if index == len(found) else "",
+            tokens=part.tokens[index - 1 : index],
+            tokens_predicted=part.tokens_predicted - len(found) + index,
+            completion_probabilities=[own],
+        )
 
 
 def _stop_type(output: CompletionOutput) -> StopType:

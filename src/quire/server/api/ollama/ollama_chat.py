@@ -61,9 +61,9 @@ def _prepared(
     name = ollama_request.served_name(request.model, models)
     model = models.find(name)
     yield
+    chat = ollama_to_chat.to_chat(request, name, model.engine.tokenizer.chat_variables)
     if is_empty:
         return _nothing_to_run(request, model.name, has_message=has_message)
-    chat = ollama_to_chat.to_chat(request, name, model.engine.tokenizer.chat_variables)
     if isinstance(request, OllamaPrompt) and (
         request.raw or not model.engine.tokenizer.has_chat_template
     ):
