@@ -24,9 +24,9 @@ from quire.scheduler.scheduler_batch import Batch, is_preemption_exempt
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting_queue import QueuePosition
 
-# How many prompt tokens, in token budgets, one step may put aside to wait for a prefix: hashing
-# them delays the running requests.
-MAX_PREFIX_WAIT_BUDGETS = 32
+# How many tokens of waiting prompts, in token budgets, one step may hash and look up in the prefix
+# cache, to put them aside or to count cached ones: that delays the running requests.
+MAX_LOOKUP_BUDGETS = 32
 
 
 class Planner:
@@ -53,7 +53,7 @@ class Planner:
         now: seconds, by the clock of Request.queued.
         """
         budget = self._config.max_num_batched_tokens
-        step = StepPlan(budget, now, MAX_PREFIX_WAIT_BUDGETS * budget)
+        step = StepPlan(budget, now, MAX_LOOKUP_BUDGETS * budget)
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split_decodes_prefills()
@@ -100,13 +100,16 @@ class Planner:
         remaining = sum(request.num_uncomputed_tokens for request in prompts)
         num_prompts = len(prompts)
         num_free_rows = self._config.max_num_seqs - len(self._batch.running)
-        looks_up = len(self._batch.requests) <= FEW_REQUESTS  # of more it takes too long
+        may_look_up = MAX_LOOKUP_BUDGETS * self._config.max_num_batched_tokens
+        if len(self._batch.requests) > FEW_REQUESTS:
+            may_look_up = 0
         for request in self._batch.waiting.some(num_free_rows):
             if remaining >= most:
                 break
             remaining += request.num_tokens
             num_prompts += 1
-            if looks_up:
+            may_look_up -= request.num_tokens
+            if may_look_up >= 0:
                 remaining -= len(self._kv.get_computed_blocks(request)) * self._kv.block_size
         return remaining, num_prompts
 
