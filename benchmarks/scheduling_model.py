@@ -3,6 +3,7 @@
     python benchmarks/scheduling_model.py
     python benchmarks/scheduling_model.py --only varied-4000-50:8,48 --set PAUSED_STEPS=0
     python benchmarks/scheduling_model.py --costs llama-3.1-8b-fp8
+    python benchmarks/scheduling_model.py --save         # the grid with all costs, in results/
 
 The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
 in bfloat16 on one H200, noted as they ran in the server (docs/decisions/scheduling.md): of steps
@@ -19,10 +20,12 @@ import argparse
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import record
 from workloads import plan
-from workloads.plan import Level, make_level
+from workloads.plan import Level, Workload, make_level
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest, StepSummary
@@ -53,6 +56,10 @@ HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
 LATENCY = 0.0011  # seconds between client and engine, in each direction
 MAX_LEN, ROWS, BUDGET = 16384, 256, 2048 + 256
 SHARED_TOKEN = 31_999  # of shared prefixes; others' tokens are their numbers
+LABELS = {
+    "llama-3.1-8b": "bf16", "llama-3.1-8b-fp8": "fp8", "qwen2.5-7b": "Qwen2.5-7B bf16",
+    "llama-3.2-3b": "Llama-3.2-3B bf16",
+}  # fmt: skip
 GRID = [w.name for w in (*plan.VARIED, *plan.OPEN)] + ["voice-8b:2,8,16,32,64,128"]
 
 
@@ -223,6 +230,35 @@ def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
     return Scheduler(config, kv, MAX_LEN, step_sizes=sizes), sizes
 
 
+def simulated(workload: Workload, number: float, costs: Costs) -> dict[str, float]:
+    """Requests a second of one level, and milliseconds."""
+    level = make_level(workload, number, "m", 32_000, seed=5, seconds=15.0)
+    found = LevelRun(level, *make_scheduler(), costs).run()
+    waits = [end - found.sent[name] for name, end in found.ends.items()]
+    figures = {"req_s": len(found.sent) / max(found.last.values())}
+    for name, times in (("ttft", found.ttfts.values()), ("itl", [gap for _, gap in found.gaps])):
+        p50, p99 = 1000 * np.quantile(list(times), [0.5, 0.99])
+        figures |= {f"{name}_p50": p50, f"{name}_p99": p99}
+    return figures | {"lat_p50": float(1000 * np.median(waits))}
+
+
+def run(only: list[str], costs: str) -> list[dict[str, Any]]:
+    """Print a line for each level of these workloads; returns their figures."""
+    print(
+        f"{LABELS[costs]:<16} level  requests/s   TTFT p50    p99   ITL p50    p99   "
+        "latency p50 (ms)"
+    )
+    rows = []
+    for workload in plan.chosen(only):
+        for number in workload.levels:
+            row = simulated(workload, number, COSTS[costs])
+            print(f"{workload.name:<16} {number:>6g} {row['req_s']:>11.2f} "
+                  f"{row['ttft_p50']:>10.0f} {row['ttft_p99']:>6.0f} {row['itl_p50']:>9.2f} "
+                  f"{row['itl_p99']:>6.1f} {row['lat_p50']:>13.0f}", flush=True)  # fmt: skip
+            rows.append({"workload": workload.name, "label": LABELS[costs], "level": number} | row)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -230,25 +266,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=GRID, metavar="NAME[:LEVEL,...]")
     parser.add_argument("--costs", choices=COSTS, default="llama-3.1-8b")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
+    parser.add_argument("--save", action="store_true", help="all costs, into results/")
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
         if name not in vars(policy):
             parser.error(f"quire.scheduler.chunk_policy has no {name}")
         setattr(policy, name, float(number))
-    print(
-        "load              level  requests/s   TTFT p50    p99   ITL p50    p99   latency p50 (ms)"
-    )
-    for workload in plan.chosen(args.only):
-        for number in workload.levels:
-            level = make_level(workload, number, "m", 32_000, seed=5, seconds=15.0)
-            found = LevelRun(level, *make_scheduler(), COSTS[args.costs]).run()
-            times = list(found.ttfts.values()), [gap for _, gap in found.gaps]
-            ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in times)
-            waits = [end - found.sent[name] for name, end in found.ends.items()]
-            rate = len(found.sent) / max(found.last.values())
-            print(f"{workload.name:<16} {number:>6g} {rate:>11.2f} {ttft[0]:>10.0f} "
-                  f"{ttft[1]:>6.0f} {itl[0]:>9.2f} {itl[1]:>6.1f} {1000 * np.median(waits):>13.0f}",
-                  flush=True)  # fmt: skip
+    if not args.save:
+        run(args.only, args.costs)
+        return
+    rows = [row for costs in COSTS for row in run(args.only, costs)]
+    kept = [{name: row[name] for name in ("workload", "label", "level")} for row in rows]
+    for row, saved in zip(rows, kept, strict=True):
+        saved |= {name: round(row[name], 2) for name in ("req_s", "ttft_p50", "itl_p99")}
+    record.save("scheduling_model", {"levels": kept})
 
 
 if __name__ == "__main__":

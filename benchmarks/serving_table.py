@@ -84,13 +84,17 @@ def varied(ours: Row) -> str:
     """Loads with varied lengths and open ones, beside what is known of vLLM. ours: gpu_varied."""
     lines = [
         "| load | weights | level | vLLM: requests/s · TTFT p50 / p99 · TPOT p50 · latency p50 "
-        "| Quire | ratio: requests/s · TTFT p50 |",
-        "|---|---|---|---|---|---|",
+        "| Quire | ratio: requests/s · TTFT p50 | simulated: requests/s · TTFT p50 |",
+        "|---|---|---|---|---|---|---|",
     ]
+    models = _load("scheduling_model")["levels"]
     for row in ours["levels"]:
-        peer = vllm_figures(row["workload"], row["label"], row["level"])
+        key = row["workload"], row["label"], row["level"]
+        peer, model = vllm_figures(*key), _find(models, *key)
         cells = [row["workload"], row["label"], f"{row['level']:g}", _varied(peer), _varied(row)]
-        lines.append(f"| {' | '.join([*cells, ' · '.join(ratios(row, peer)) if peer else '-'])} |")
+        cells += [" · ".join(ratios(row, peer)) if peer else "-"]
+        cells += [f"{_number(model['req_s'])} · {_number(model['ttft_p50'])}" if model else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n\n".join((_source(ours | {"name": "gpu_varied"}), "\n".join(lines)))
 
 
