@@ -3,7 +3,7 @@
     python benchmarks/scheduling_model.py
     python benchmarks/scheduling_model.py --only varied-4000-50:8,48 --set PAUSED_STEPS=0
     python benchmarks/scheduling_model.py --costs llama-3.1-8b-fp8
-    python benchmarks/scheduling_model.py --save         # the grid with all costs, in results/
+    python benchmarks/scheduling_model.py --save         # varied loads, all costs, in results/
 
 The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
 in bfloat16 on one H200, noted as they ran in the server (docs/decisions/scheduling.md): of steps
@@ -60,7 +60,8 @@ LABELS = {
     "llama-3.1-8b": "bf16", "llama-3.1-8b-fp8": "fp8", "qwen2.5-7b": "Qwen2.5-7B bf16",
     "llama-3.2-3b": "Llama-3.2-3B bf16",
 }  # fmt: skip
-GRID = [w.name for w in (*plan.VARIED, *plan.OPEN)] + ["voice-8b:2,8,16,32,64,128"]
+VARIED = [w.name for w in (*plan.VARIED, *plan.OPEN)]
+GRID = [*VARIED, "voice-8b:2,8,16,32,64,128"]
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=GRID, metavar="NAME[:LEVEL,...]")
     parser.add_argument("--costs", choices=COSTS, default="llama-3.1-8b")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
-    parser.add_argument("--save", action="store_true", help="all costs, into results/")
+    parser.add_argument(
+        "--save", action="store_true", help="varied and open loads with all costs, into results/"
+    )
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
         if name not in vars(policy):
@@ -275,11 +278,11 @@ def main() -> None:
     if not args.save:
         run(args.only, args.costs)
         return
-    rows = [row for costs in COSTS for row in run(args.only, costs)]
-    kept = [{name: row[name] for name in ("workload", "label", "level")} for row in rows]
-    for row, saved in zip(rows, kept, strict=True):
-        saved |= {name: round(row[name], 2) for name in ("req_s", "ttft_p50", "itl_p99")}
-    record.save("scheduling_model", {"levels": kept})
+    rows = [row for costs in COSTS for row in run(VARIED, costs)]
+    stored = [{name: row[name] for name in ("workload", "label", "level")} for row in rows]
+    for row, figures in zip(rows, stored, strict=True):
+        figures |= {name: round(row[name], 2) for name in ("req_s", "ttft_p50", "itl_p99")}
+    record.save("scheduling_model", {"levels": stored})
 
 
 if __name__ == "__main__":
