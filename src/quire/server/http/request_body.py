@@ -7,7 +7,7 @@ alone cost one comparison of sets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
@@ -43,15 +43,22 @@ T = TypeVar("T", bound=RequestBody)
 
 
 def read_body(
-    data: bytes, decoder: msgspec.json.Decoder[T], refused: NeutralValues, *, long: str = ""
+    data: bytes,
+    decoder: msgspec.json.Decoder[T],
+    refused: NeutralValues,
+    *,
+    long: str = "",
+    check: Callable[[T], None] = lambda _: None,
 ) -> tuple[T, dict[str, Any]]:
     """Decode a body; returns it, and as plain values for the checks of its inner names.
 
     refused: fields of this route that it has only with the values given, also if a base of its
-    struct has them. long: a raw field that may be very long, see `strict_json.read_names`.
+    struct has them. long: a raw field that may be very long, see `strict_json.read_names`. check:
+    refuses texts that are far too long, before the body is read a second time.
     Raises InvalidRequestError.
     """
     request = strict_json.decode(data, decoder)
+    check(request)
     raw = getattr(request, long) if long else msgspec.UNSET
     found = strict_json.read_names(data, long=b"" if raw is msgspec.UNSET else bytes(raw))
     known = strict_json.names_of(type(request))

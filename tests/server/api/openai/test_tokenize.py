@@ -154,6 +154,16 @@ def test_counting_costs_no_more_than_what_can_be_counted(
     assert longest_asked <= 4 * longest
 
 
+@pytest.mark.parametrize("field", ["prompt", "content"])
+def test_a_body_with_far_too_much_text_is_read_once(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr("quire.server.http.strict_json.read_names", pytest.fail)
+    reply = call(app, "/tokenize", {field: "a" * 1_000_000})
+    assert reply.status == 400
+    assert reply.error["message"].startswith("prompt: too large: 1000000 characters")
+
+
 def test_detokenize_takes_as_many_tokens_as_are_counted(app: Starlette) -> None:
     assert call(app, "/detokenize", {"tokens": [97] * 4096}).status == 200
     reply = call(app, "/detokenize", {"tokens": [97] * 4097})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -108,7 +109,8 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     """The reply to a body. Raises InvalidRequestError."""
-    request, found = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED)
+    check = partial(_check_length, models)
+    request, found = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED, check=check)
     _check_names(found)
     model = models.find(request.model)
     _read_content(request)
@@ -139,6 +141,12 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
             raise invalid_value(f"tokens[{index}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
     return DetokenizeReply(text, text if request.model is None else msgspec.UNSET)
+
+
+def _check_length(models: ModelRegistry, request: TokenizeRequest) -> None:
+    """Refuse a text that is far too long. Raises ContextLengthError."""
+    if text := request.prompt or request.content:
+        counting(models.find(request.model).engine.info.limits).check_chars(len(text))
 
 
 def _read_content(request: TokenizeRequest) -> None:
