@@ -15,6 +15,7 @@ from quire.core.messages import (
     RequestDelta,
     ResetPrefixCache,
 )
+from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
@@ -41,6 +42,7 @@ class CountingRunner:
         self.num_resets = 0
         self.not_finite: set[str] = set()
         self.exhausted: set[str] = set()
+        self.embeds: set[str] = set()
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         for request in plan.new_requests:
@@ -60,6 +62,8 @@ class CountingRunner:
             return SampleResult(exhausted=True)
         if not entry.samples:
             return SampleResult()
+        if entry.request_id in self.embeds:
+            return SampleResult(embedding=bytes(4))
         token_id = self.lengths[entry.request_id]
         self.lengths[entry.request_id] += 1
         return SampleResult(token_id=token_id)
@@ -90,6 +94,7 @@ def add(
     prompt_len: int = 5,
     queue_timeout: float | None = None,
     report_progress: bool = False,
+    pooling: PoolingParams | None = None,
     **sampling: object,
 ) -> None:
     core.handle(
@@ -100,6 +105,7 @@ def add(
             eos_token_ids=[999],
             queue_timeout=queue_timeout,
             report_progress=report_progress,
+            pooling=pooling,
         )
     )
 
@@ -302,6 +308,17 @@ def test_each_last_delta_has_the_times_of_the_request(executor_type: type) -> No
     while core.has_work:
         core.step()
     assert core.stats.step_tokens.sum == 2 * (5 + 3)  # cached or not
+
+
+def test_the_prompt_of_an_embedding_counts_in_the_tokens_of_its_step() -> None:
+    core, runner = make_core()
+    runner.embeds = {"e"}
+    add(core, "e", prompt_len=7, pooling=PoolingParams())
+    [delta] = run_until_idle(core)["e"]
+    assert delta.embedding == bytes(4)
+    assert delta.timing is not None
+    assert delta.timing.first_token is None
+    assert core.stats.step_tokens.sum == 7
 
 
 def test_a_request_that_never_ran_has_only_been_queued() -> None:

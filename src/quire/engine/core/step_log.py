@@ -83,7 +83,7 @@ class StepLog:
         """Record what the step that has just ended computed. num_sampled: output tokens.
 
         Its histogram is vLLM's: output tokens, and a whole prompt, also of cached tokens, where its
-        first output token comes.
+        first output token or its embedding comes.
         """
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_tokens, num_decodes = sum(lengths), lengths.count(1)
@@ -98,10 +98,15 @@ class StepLog:
         return summary
 
     def _record_first_tokens(self, deltas: list[RequestDelta], now: float) -> int:
-        """Record which requests have their first token; returns the length of their prompts."""
+        """Record which requests have their first token.
+
+        Returns the length of their prompts, and of those that have their embedding.
+        """
         num_prompts = 0
         for delta in deltas:
-            if delta.token_ids and delta.request_id in self._without_token:
+            if delta.embedding is not None:
+                num_prompts += self._without_token.pop(delta.request_id, 0)
+            elif delta.token_ids and delta.request_id in self._without_token:
                 num_prompts += self._without_token.pop(delta.request_id)
                 times = self._times[delta.request_id]
                 times.first_token = now
