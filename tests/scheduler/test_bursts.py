@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scheduling_model import DECODES, MIXED, SUSTAINED, LevelRun, make_scheduler
+from simulation import Simulation
 from workloads.plan import Workload, make_level
+
+from quire.core.pooling_params import PoolingParams
 
 PROMPT, ANSWER = 1950, 100
 
@@ -75,3 +78,15 @@ def test_of_a_cached_prefix_only_the_rest_makes_a_prompt_short() -> None:
     found = LevelRun(level, *make_scheduler()).run()
     later = [ttft for name, ttft in found.ttfts.items() if int(name[1:]) >= 16]
     assert np.quantile(later, 0.5) < 0.04  # 3,200 tokens together take 0.082
+
+
+@pytest.mark.parametrize(("pooling", "num_tokens"), [(None, 512), (PoolingParams(), 1600)])
+def test_embeddings_of_short_texts_are_computed_together(
+    pooling: PoolingParams | None, num_tokens: int
+) -> None:
+    sim = Simulation(num_blocks=1024, max_num_seqs=32, max_num_batched_tokens=2048)
+    for _ in range(16):
+        sim.add(100, pooling=pooling)
+    plan = sim.step()
+    assert plan is not None
+    assert plan.num_tokens == num_tokens

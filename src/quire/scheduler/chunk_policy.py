@@ -71,8 +71,9 @@ class ChunkPolicy:
     def step_limit(self, num_requests: int, num_prompts: int, num_prompt_tokens: int) -> int:
         """The most prompt tokens of a step, so that short prompts do not wait for each other.
 
-        num_requests: running and waiting. num_prompts: of them prompts, with num_prompt_tokens
-        uncomputed tokens in all.
+        num_requests: running and waiting. num_prompts: of them prompts that an answer follows.
+        num_prompt_tokens: uncomputed ones, of these and of embeddings, for which the number of
+        requests a second counts alone.
         """
         are_short = num_prompt_tokens <= SHORT_STEP * num_prompts
         return SHORT_STEP if num_requests <= FEW_REQUESTS and are_short else self._full_step

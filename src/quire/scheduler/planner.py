@@ -95,10 +95,11 @@ class Planner:
     def _count_remaining(self, prompts: list[Request], most: int) -> tuple[int, int]:
         """Uncomputed tokens of running prompts and of those that may enter, up to `most`.
 
-        And the number of these prompts. Of few requests cached tokens do not count.
+        And the number of these prompts, without embeddings. Of few requests cached tokens do not
+        count.
         """
         remaining = sum(request.num_uncomputed_tokens for request in prompts)
-        num_prompts = len(prompts)
+        num_prompts = sum(request.pooling is None for request in prompts)
         num_free_rows = self._config.max_num_seqs - len(self._batch.running)
         may_look_up = MAX_LOOKUP_BUDGETS * self._config.max_num_batched_tokens
         if len(self._batch.requests) > FEW_REQUESTS:
@@ -107,7 +108,7 @@ class Planner:
             if remaining >= most:
                 break
             remaining += request.num_tokens
-            num_prompts += 1
+            num_prompts += request.pooling is None
             may_look_up -= request.num_tokens
             if may_look_up >= 0:
                 remaining -= len(self._kv.get_computed_blocks(request)) * self._kv.block_size
