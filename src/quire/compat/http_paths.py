@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _ADMIN = "use the admin endpoints, on a port of their own (--admin-port)"
+_NO_PAUSE = "answers are not paused; /sleep and /wake_up are on a port of their own (--admin-port)"
 _SHOWN = "running requests are in /metrics and on the page at /"
 _TEXT_ONLY = "models read and write text alone"
 _WEIGHTS = "weights are not changed while they are served; load another model"
@@ -31,10 +32,10 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/flush_cache": ("SGLang", _ADMIN),
     "/models/load": ("llama.cpp", _ADMIN),
     "/models/unload": ("llama.cpp", _ADMIN),
-    "/pause": ("vLLM", _ADMIN),
-    "/resume": ("vLLM", _ADMIN),
-    "/is_paused": ("vLLM", _ADMIN),
-    "/release_kv_cache_memory": ("vLLM", _ADMIN),
+    "/pause": ("vLLM", _NO_PAUSE),
+    "/resume": ("vLLM", _NO_PAUSE),
+    "/is_paused": ("vLLM", _NO_PAUSE),
+    "/release_kv_cache_memory": ("vLLM", "use /sleep, on a port of its own (--admin-port)"),
     **{f"/{name}": ("vLLM", _WEIGHTS) for name in (
         "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
         "start_draft_weight_update", "update_weights", "update_weight_version",
