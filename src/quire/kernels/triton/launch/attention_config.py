@@ -155,8 +155,8 @@ def opens_early(k_cache: Tensor, num_tokens: int, *, feeds_int4: bool = False) -
 
     With few requests the linear layer after it can prefetch its weights meanwhile, if it uses a
     kernel that does, which holds if weights have as many bits as keys. A kernel that only waits
-    costs 4 % of a step's time. With INT4 that layer takes little of a multiprocessor, which pays up
-    to 16 requests.
+    costs 4 % of a step's time. With INT4 that layer takes little of a multiprocessor, which pays
+    for twice as many.
     """
     return num_tokens * k_cache.dtype.itemsize <= (16 if feeds_int4 else 8)
 

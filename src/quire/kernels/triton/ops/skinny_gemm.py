@@ -80,7 +80,7 @@ def skinny_gemm_rope(
 ) -> Tensor:
     """QKV projection with RoPE and KV write: queries [M, Hq, D].
 
-    config: one whose tiles contain whole heads, as `choose_rope_gemm_config` returns.
+    config: one whose tiles contain whole heads, or pairs, as `choose_rope_gemm_config` returns.
     """
     out = linear_of(weight).launch(x, weight, bias, rope=rope, config=config, pdl=pdl).out
     return out.view(len(out), -1, rope.head_dim)
