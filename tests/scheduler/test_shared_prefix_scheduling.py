@@ -48,6 +48,15 @@ def test_a_crowd_that_waits_for_a_prefix_does_not_hold_up_a_step() -> None:
     assert sim.scheduler.stats().prefix_cache_hits == 49 * len(prefix)
 
 
+def test_few_long_prompts_are_not_all_looked_up_in_a_step() -> None:
+    sim = Simulation(max_num_batched_tokens=8, num_blocks=256)
+    for _ in range(6):
+        sim.add(100)
+    sim.step()  # 32 * 8 tokens are looked at
+    hashed = [bool(request.block_hashes) for request in sim.requests.values()]
+    assert hashed == [True] * 2 + [False] * 4
+
+
 @pytest.mark.parametrize("ending", ["abort", "damage", "raise"])
 def test_who_waits_for_a_prefix_goes_on_when_its_owner_ends(ending: str) -> None:
     sim = Simulation(max_num_batched_tokens=8)
