@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
     texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
     if args.chat or "system" in args:
         if not llm.tokenizer.has_chat_template:
-            raise ConfigError("this model has no chat template; leave --chat out")
+            raise ConfigError("this model has no chat template; leave --chat and --system out")
         system = [{"role": "system", "content": args.system}] if "system" in args else []
         conversations = [[*system, {"role": "user", "content": text}] for text in texts]
         results = llm.chat(conversations, sampling, use_tqdm=show, raise_errors=False)
