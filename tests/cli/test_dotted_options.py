@@ -49,6 +49,8 @@ def test_other_words_stay() -> None:
         ([f"{FLAG}.a"], "its value is missing"),
         ([f"{FLAG}.a+"], "its value is missing"),
         ([f"{FLAG}.a", "1", f"{FLAG}.a.b", "2"], "a has a value already"),
+        ([f"{FLAG}.a.b", "1", f"{FLAG}.a", "2"], "a has a value already"),
+        ([f"{FLAG}.a", "1", f"{FLAG}.a+", "2"], "a has a value already"),
         ([FLAG, "3", f"{FLAG}.a", "1"], "must be a JSON object"),
         (["--no-such-option.a", "1"], "unknown option --no-such-option"),
     ],

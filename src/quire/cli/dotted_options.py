@@ -77,7 +77,7 @@ def _merge(members: dict[str, Any], added: dict[str, Any], flag: str) -> None:
             _merge(known, value, flag)
         elif isinstance(known, list) and isinstance(value, list):
             known += value
-        elif known is not None and isinstance(value, dict):
+        elif known is not None and any(isinstance(each, dict | list) for each in (known, value)):
             raise ConfigError(f"{flag}: {key} has a value already; set one of them")
         else:
             members[key] = value
