@@ -35,7 +35,7 @@ def test_few_answers_wait_for_the_prompts_that_came_with_them(
     held = run(8)
     assert max(held.ttfts.values()) < 1.05 * seconds_of_prompts(8)
     assert np.quantile(gaps(held), 0.98) < 1.05 * DECODES[8] / 1000
-    monkeypatch.setattr("quire.scheduler.chunk_policy.HELD_REQUESTS", 0)
+    monkeypatch.setattr("quire.scheduler.chunk_policy.FEW_REQUESTS", 0)
     assert np.quantile(gaps(run(8)), 0.98) > 0.03
 
 
@@ -66,7 +66,7 @@ def test_answers_pause_where_prompts_take_more_than_half_of_their_steps(
 
 def test_few_short_prompts_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = list(run(16, prompt=200).ttfts.values())
-    monkeypatch.setattr("quire.scheduler.chunk_policy.SHORT_STEP", 0)
+    monkeypatch.setattr("quire.scheduler.chunk_policy.SHORT_PROMPT", 0)
     slow = list(run(16, prompt=200).ttfts.values())
     assert np.quantile(quick, 0.5) < 0.8 * np.quantile(slow, 0.5)
     assert max(quick) < 1.2 * max(slow)

@@ -14,10 +14,10 @@ from quire.scheduler.chunk_policy import (
     BACKLOG_STEPS,
     FEW_REQUESTS,
     FIRST_CHUNK,
-    HELD_REQUESTS,
     LEAST_CHUNK,
     LONGEST_WAIT,
     PAUSED_STEPS,
+    SHORT_PROMPT,
     SHORT_STEP,
     ChunkPolicy,
 )
@@ -92,8 +92,8 @@ def test_decodes_sit_out_steps_only_for_a_backlog_and_not_for_long() -> None:
 
 def test_answers_that_have_just_started_wait_in_small_bursts() -> None:
     policy = ChunkPolicy(None, full_step=2048)
-    assert policy.holds_first_tokens(HELD_REQUESTS, waited=0.5)
-    assert not policy.holds_first_tokens(HELD_REQUESTS + 1, waited=0.5)
+    assert policy.holds_first_tokens(FEW_REQUESTS, waited=0.5)
+    assert not policy.holds_first_tokens(FEW_REQUESTS + 1, waited=0.5)
     assert not policy.holds_first_tokens(2, waited=LONGEST_WAIT)
     assert not ChunkPolicy(0.02, full_step=2048).holds_first_tokens(2, waited=0.0)
 
@@ -151,9 +151,9 @@ def test_a_target_needs_chunks() -> None:
 
 def test_steps_are_short_for_few_short_prompts_alone() -> None:
     policy = ChunkPolicy(None, full_step=2048)
-    assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_STEP) == SHORT_STEP
-    assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_STEP + 1) == 2048
-    assert policy.step_limit(FEW_REQUESTS + 1, 4, 4 * SHORT_STEP) == 2048
+    assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_PROMPT) == SHORT_STEP
+    assert policy.step_limit(FEW_REQUESTS, 4, 4 * SHORT_PROMPT + 1) == 2048
+    assert policy.step_limit(FEW_REQUESTS + 1, 4, 4 * SHORT_PROMPT) == 2048
 
 
 def test_a_bursts_answers_go_on_where_prompts_take_less_than_half_of_their_steps() -> None:

@@ -22,10 +22,10 @@ LONG = 8.0  # a long prompt may take this many times its time alone
 BACKLOG_STEPS, PAUSED_STEPS = 2, 2
 # With at most this many requests, decodes that have just started wait for the prompts that arrived
 # with them, until LONGEST_WAIT seconds after the first of them arrived.
-HELD_REQUESTS, LONGEST_WAIT = 16, 1.0
-# With at most this many requests, while prompts have at most SHORT_STEP tokens on average, steps
-# have no more: the prompts of a step get their first tokens together, at its end.
-FEW_REQUESTS, SHORT_STEP = 32, 512
+FEW_REQUESTS, LONGEST_WAIT = 16, 1.0
+# And while prompts have at most SHORT_PROMPT tokens on average, steps have SHORT_STEP: all prompts
+# of a step get their first tokens at its end.
+SHORT_PROMPT, SHORT_STEP = 384, 512
 
 
 class ChunkPolicy:
@@ -75,7 +75,7 @@ class ChunkPolicy:
         num_prompt_tokens: uncomputed ones, of these and of embeddings, for which the number of
         requests a second counts alone.
         """
-        are_short = num_prompt_tokens <= SHORT_STEP * num_prompts
+        are_short = num_prompt_tokens <= SHORT_PROMPT * num_prompts
         return SHORT_STEP if num_requests <= FEW_REQUESTS and are_short else self._full_step
 
     @property
@@ -104,7 +104,7 @@ class ChunkPolicy:
 
         num_requests: running and waiting. waited: seconds since the first of those decodes arrived.
         """
-        return self._itl_target is None and num_requests <= HELD_REQUESTS and waited < LONGEST_WAIT
+        return self._itl_target is None and num_requests <= FEW_REQUESTS and waited < LONGEST_WAIT
 
     def _affordable(self, num_decodes: int, target: float) -> int:
         """The prompt tokens with which a step is predicted to take `target` seconds."""
