@@ -158,5 +158,5 @@ def test_steps_are_short_for_few_short_prompts_alone() -> None:
 
 def test_a_bursts_answers_go_on_where_prompts_take_less_than_half_of_their_steps() -> None:
     policy = ChunkPolicy(None, full_step=2000)
-    assert policy.spreads(10, num_prompt_tokens=10 * 2000, num_answer_tokens=10 * 21)
-    assert not policy.spreads(10, num_prompt_tokens=10 * 2000, num_answer_tokens=10 * 20)
+    assert policy.staggers_ends(10, num_prompt_tokens=10 * 2000, num_answer_tokens=10 * 21)
+    assert not policy.staggers_ends(10, num_prompt_tokens=10 * 2000, num_answer_tokens=10 * 20)

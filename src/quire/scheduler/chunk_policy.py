@@ -91,7 +91,9 @@ class ChunkPolicy:
         num_steps = min(PAUSED_STEPS, num_prompt_tokens // (BACKLOG_STEPS * self._full_step))
         return self._itl_target is None and num_paused_steps < num_steps
 
-    def spreads(self, num_requests: int, num_prompt_tokens: int, num_answer_tokens: int) -> bool:
+    def staggers_ends(
+        self, num_requests: int, num_prompt_tokens: int, num_answer_tokens: int
+    ) -> bool:
         """Whether answers of a burst go on beside its prompts, so that not all end together.
 
         Where prompts take more than half of the answers' steps, that would not help: requests would

@@ -82,7 +82,7 @@ class Planner:
         if is_last or not decodes or self._config.scheduling_policy != "fcfs":
             return False
         burst = self._batch.burst
-        goes_on = burst is not None and self._policy.spreads(
+        goes_on = burst is not None and self._policy.staggers_ends(
             burst.num_requests, burst.num_prompt_tokens, burst.num_answer_tokens
         )
         if not goes_on and self._policy.pauses_decodes(num_prompt_tokens, self._num_paused_steps):

@@ -110,7 +110,7 @@ def _fitting(
     config: Int4Config, m: int, k: int, group: int, tiles: int, *, zeros: bool,
     codebook: bool = False,
 ) -> Int4Config | None:  # fmt: skip
-    """The config, with as many parts of k as it takes for their scales to fit; None: no room."""
+    """The config, with as many parts of k as it takes for their scales to fit, or None."""
     steps, sums = math.ceil(k / (256 * config.parts)), tiles * config.block_n * block_rows(m)
     for split in range(config.split, steps + 1):
         found = replace(config, split=split)

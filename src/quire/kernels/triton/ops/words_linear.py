@@ -28,7 +28,7 @@ class WordsLinear(GpuLinear[V]):
 
     @abstractmethod
     def ring_config(self, num_rows: int, weight: V, head_dim: int = 0) -> Int4Config | None:
-        """The config of the ring, whose tiles hold whole heads of head_dim; None: no room."""
+        """The config of the ring, whose tiles hold whole heads of head_dim; None: too large."""
 
     @abstractmethod
     def ring_operands(self, weight: V, config: Int4Config) -> tuple[Any, Tensor | None, Any]:
