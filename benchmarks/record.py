@@ -62,9 +62,9 @@ def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """A result as JSON: each item of its lists on a line, numbers with eight digits."""
+    """A result as JSON: each item of its lists on a line, numbers with six digits."""
     parts = []
-    for name, value in json.loads(json.dumps(result), parse_float=_eight_digits).items():
+    for name, value in json.loads(json.dumps(result), parse_float=_six_digits).items():
         text = json.dumps(value)
         if isinstance(value, list) and value:
             text = "[\n" + ",\n".join(json.dumps(each) for each in value) + "\n]"
@@ -72,8 +72,8 @@ def text_of(result: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _eight_digits(number: str) -> float:
-    return float(f"{float(number):.8g}")
+def _six_digits(number: str) -> float:
+    return float(f"{float(number):.6g}")
 
 
 def _circumstances() -> dict[str, Any]:

@@ -15,7 +15,7 @@ BLOCK = 8  # consecutive seeds whose lengths together have the workload's mean
 GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly between the whole numbers
 FIRST_ID, LAST_ID = 1000, 120_000  # of the random prompts, where the vocabulary is as large
 PREFIX_SEED, JITTER_SEED = 11, 1 << 40
-MAX_REQUESTS = 512  # of a closed level
+MAX_REQUESTS = 768  # of a closed level: three rounds of 256
 STEADY_REQUESTS = 1 << 20  # more than any run comes to
 OPEN_SECONDS = 8.0  # of arrivals, at most
 

@@ -157,7 +157,9 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
 
     monkeypatch.setattr(f"quire.engine.startup.{function}", fail)
     with pytest.raises(ConfigError, match=error):
-        start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+        start_engine(
+            EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8, device="cpu")
+        )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -177,7 +179,9 @@ def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch_start, "load_unsaved", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+        start_engine(
+            EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8, device="cpu")
+        )
 
 
 def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +202,9 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         backend, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
     )
-    core, _ = start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+    core, _ = start_engine(
+        EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8, device="cpu")
+    )
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
 
     def answer(request_id: str) -> tuple[str | None, str | None]:
