@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
+from quire.kernels.triton import triton_operations
 from quire.kernels.triton.gemm.int4_config import (
     block_rows,
     half_heads_config,
@@ -25,6 +26,7 @@ from quire.kernels.triton.gemm.int4_rows_config import (
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 from quire.kernels.triton.ops import int4_linear, int4_weight, linear_table
+from quire.kernels.triton.ops.skinny_gemm import skinny_gemm_norm
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,19 @@ def test_many_rows_are_multiplied_in_fp8(monkeypatch: pytest.MonkeyPatch) -> Non
     for piece in (2**25, 2**13):
         monkeypatch.setattr(int4_linear, "_PIECE", piece)
         torch.testing.assert_close(int4_linear.in_fp8(x, weight, bias), expected)
+
+
+def test_a_norm_that_a_layer_in_16_bits_left_is_done_where_no_ring_does_it() -> None:
+    """A checkpoint may mix both, and only Hopper's ring normalizes rows for words."""
+    x, dense = torch.randn(3, 64).half(), torch.randn(128, 64).half() / 8
+    residual, norm = torch.randn(3, 128).half(), torch.rand(128).half()
+    state = skinny_gemm_norm(x, dense, residual, norm, 1e-5)
+    assert state.squares is not None
+    rows = quantize_int4(torch.randn(32, 128), 64, hadamard=False)
+    found = triton_operations.rms_norm_linear(state, linear_table.pack(rows), None)
+    normalized = reference.rms_norm(state.residual.float(), norm.float(), 1e-5)
+    expected = normalized @ dequantize_int4(rows).T
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.01)
 
 
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),

@@ -51,9 +51,12 @@ def normalized_rows(x: ResidualState) -> Tensor:
 
 def rms_norm_linear(x: ResidualState, weight: GpuWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
+    own = linear_of(weight)
     if x.squares is None:
-        return linear(rows_for(x, linear_of(weight).rows_of(weight, len(x.residual))), weight, bias)
-    return skinny_gemm(x, weight, bias=bias)
+        return own.linear(rows_for(x, own.rows_of(weight, len(x.residual))), weight, bias)
+    if own.normalizes(x, weight):
+        return skinny_gemm(x, weight, bias=bias)
+    return own.linear(normalized_rows(x), weight, bias)
 
 
 def qkv_rope_write_kv(

@@ -89,6 +89,10 @@ class GpuLinear(ABC, Generic[W]):
         """
         return None
 
+    def normalizes(self, x: ResidualState, weight: W) -> bool:  # noqa: ARG002
+        """Whether `launch` takes rows whose norm the linear layer before, of any format, left."""
+        return True
+
     def inputs(
         self,
         x: Tensor | ResidualState,

@@ -99,6 +99,7 @@ def choose_rope_gemm_config(
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
         return None
-    if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
+    own = linear_of(weight)
+    if rope.cos.shape[1] != rope.head_dim or not own.normalizes(x, weight):  # or partial RoPE
         return None
-    return linear_of(weight).rope_config(x, weight, rope)
+    return own.rope_config(x, weight, rope)

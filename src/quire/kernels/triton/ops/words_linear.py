@@ -53,6 +53,10 @@ class WordsLinear(GpuLinear[V]):
         """See `GpuLinear`."""
         return isinstance(x, Tensor) and self.reads_words(x, weight, MAX_ROWS)
 
+    def normalizes(self, x: ResidualState, weight: V) -> bool:
+        """See `GpuLinear`."""
+        return isinstance(x.rows, Tensor) and self.reads_words(x.rows, weight, self.most)
+
     def inputs(self, x: Tensor | ResidualState, weight: V) -> tuple[Tensor, Tensor | None]:
         """See `GpuLinear`."""
         rows, squares = super().inputs(x, weight)
