@@ -18,12 +18,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
-LEFT_OUT = (
-    "--out",
-    "--results",
-    "--under",
-    "--before",
-)  # where a result goes, and what is of one machine
+# where a result goes, and what is of one machine
+LEFT_OUT = ("--out", "--results", "--under", "--before", "--old", "--new", "--work")
 
 
 def require(*modules: str) -> None:

@@ -162,6 +162,12 @@ def test_results_are_summaries() -> None:
     assert sum(file.stat().st_size for file in files) <= 1_000_000
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")))
+def test_commands_name_no_folder_of_one_machine(file: Path) -> None:
+    commands = re.findall(r'"command": "((?:[^"\\]|\\.)*)"', file.read_text())
+    assert not [each for each in commands if re.search(r"\.\./|/tmp|/work|/home|/root", each)]
+
+
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

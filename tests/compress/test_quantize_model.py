@@ -204,6 +204,11 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     assert not torch.equal(ours["0.self_attn.qkv_proj"], plain["0.self_attn.qkv_proj"])
     with pytest.raises(ConfigError, match="no linear layer is named"):
         quantize(base, tmp_path / "x", Recipe(method="rtn", ignore=("*.w_proj",)))
+    with pytest.raises(ConfigError, match="no linear layer is named 'typo'"):
+        quantize(base, tmp_path / "x", Recipe(method="rtn", ignore=("lm_head", "typo")))
+    quantize(
+        base, tmp_path / "y", Recipe(method="rtn", group_size=32, ignore=("*lm_head", "*q_p*"))
+    )
 
 
 @pytest.mark.parametrize(

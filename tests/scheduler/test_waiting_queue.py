@@ -65,6 +65,17 @@ def test_removed_requests_are_skipped_wherever_they_stand() -> None:
     assert pop_all(queue) == ["r1", "r3"]
 
 
+def test_removed_requests_behind_one_that_waits_take_no_memory() -> None:
+    queue = WaitingQueue("priority")
+    queue.push(make_request(0, priority=-1))
+    for arrival in range(1, 2000):
+        queue.push(request := make_request(arrival))
+        queue.remove(request)
+    assert len(queue._heap) < 100
+    queue.push(make_request(2000, priority=-2))
+    assert pop_all(queue) == ["r2000", "r0"]
+
+
 def test_equal_arrivals_keep_the_order_of_their_coming() -> None:
     queue = WaitingQueue("fcfs")
     requests = [make_request(7) for _ in range(3)]

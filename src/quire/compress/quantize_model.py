@@ -147,10 +147,13 @@ class Quantization:
                 used |= matching
                 if matching or self._problem(modules, linear):
                     found += modules
+        head = [] if self.parts.spec.head is None else [self.parts.spec.head.module]
+        heads = ["lm_head", *head]  # the usual name does no harm where the head is the embedding's
+        used |= {p for p in self.recipe.ignore for name in heads if fnmatchcase(name, p)}
         unused = [pattern for pattern in self.recipe.ignore if pattern not in used]
-        if unused and unused != ["lm_head"]:
+        if unused:
             raise ConfigError(f"ignore: no linear layer is named {unused[0]!r}; correct the name")
-        return found if self.parts.spec.head is None else [*found, self.parts.spec.head.module]
+        return found + head
 
     def _problem(self, modules: list[str], linear: LinearSpec) -> str | None:
         rows = [part.rows for part in linear.parts] or [linear.n]

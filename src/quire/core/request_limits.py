@@ -91,6 +91,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             self._check_token_ids("logprob_token_ids", sampling.logprob_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
+        if marks := sampling.reasoning_marks:
+            self._check_token_ids("reasoning_marks", [*marks.begin, *marks.end])
         if sampling.thinking_token_budget is not None and sampling.reasoning_marks is None:
             raise invalid_value(
                 "thinking_token_budget",

@@ -11,6 +11,8 @@ import msgspec
 
 from quire.core.request import Request
 
+_MOST_EMPTY = 64  # entries of removed requests, beside as many as there are requests
+
 QueuePosition = tuple[int, float, int]
 """A sort key, smallest first: priority, due time, arrival number."""
 
@@ -28,7 +30,8 @@ class WaitingQueue:
     """A heap of waiting requests: by priority (if so configured), then due time, then arrival.
 
     A preempted request keeps its arrival number, so it stays before later ones. All methods are
-    O(log n) or less; a removed request leaves an empty entry that `peek` drops.
+    O(log n) or less on average; a removed request leaves an empty entry, of which there are never
+    many more than requests.
     """
 
     def __init__(self, policy: Literal["fcfs", "priority"]) -> None:
@@ -73,3 +76,6 @@ class WaitingQueue:
         entry = self._entries.pop(request.request_id, None)
         if entry is not None:
             entry.request = None
+            if len(self._heap) > 2 * len(self._entries) + _MOST_EMPTY:
+                self._heap = list(self._entries.values())
+                heapq.heapify(self._heap)

@@ -15,7 +15,7 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
-from quire.engine.startup import memory_plan
+from quire.engine.startup import footprint, memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.memory_plan import (
     DEQUANTIZED_BYTES,
@@ -99,6 +99,16 @@ def test_only_steps_that_dequantize_keys_have_memory_for_it(
     given = {"kv_cache_dtype": "int8", "device": "cuda"} | options
     in_8_bits, usual = plan_8b(100, **given), plan_8b(100, **given | {"kv_cache_dtype": "auto"})
     assert in_8_bits.workspace - usual.workspace == DEQUANTIZED_BYTES * dequantizes
+
+
+def test_a_format_that_the_gpu_has_not_is_refused_as_by_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(footprint, "driver_capability", lambda: (9, 0))
+    assert plan_8b(100, device="cuda", quantization="w8a16").problem is None
+    monkeypatch.setattr(footprint, "driver_capability", lambda: (8, 0))
+    with pytest.raises(ConfigError, match="w8a16 needs a Hopper GPU"):
+        plan_8b(100, device="cuda", quantization="w8a16")
 
 
 def test_blocks_and_heads_are_those_that_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from quire.models.checkpoint_formats.bitsandbytes import (
 )
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear
 from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.loading.quantized_source import QuantizedSource
+from quire.quantization.stored_weight import sizes_of
 
 WRITTEN = load_file(Path(__file__).with_name("bitsandbytes.safetensors"))
 LINEARS: dict[str, StoredLinear] = {
@@ -72,6 +74,8 @@ def with_state(**changes: Any) -> dict[str, Tensor]:
     [
         (with_state(blocksize=128), "has not blocks of 64 and the shape"),
         (with_state(shape=[8, 65]), "has not blocks of 64 and the shape"),
+        (with_state(shape=[-8, -64]), "has not blocks of 64 and the shape"),
+        (with_state(shape=[True, 512]), "has not blocks of 64 and the shape"),
         (with_state(shape="8"), "has not blocks of 64 and the shape"),
         (with_state(nested_offset="x"), "is damaged"),
         (with_state() | {STATE: torch.zeros(3, dtype=torch.uint8)}, "Expecting value"),
@@ -79,11 +83,24 @@ def with_state(**changes: Any) -> dict[str, Tensor]:
         (with_state() | {"weight.quant_map": torch.zeros(16)}, "not the numbers of NF4"),
         (with_state() | {"weight.absmax": torch.full((8,), 1e6)}, "beyond those of float16"),
     ],
-    ids=["blocks", "shape", "text", "offset", "json", "nested", "map", "scale"],
+    ids=["blocks", "shape", "negative", "bool", "text", "offset", "json", "nested", "map", "scale"],
 )
 def test_settings_that_do_not_fit_are_refused(tensors: dict[str, Tensor], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         LINEARS["nf4"].rows(tensors)
+
+
+@pytest.mark.parametrize("keeps_codes", [True, False])
+@pytest.mark.parametrize("shape", [[64, 8], [4, 128], [1, 512]])
+def test_a_shape_that_is_not_the_models_is_refused(shape: list[int], keeps_codes: bool) -> None:
+    """It has as many numbers, so tensors fit; kernels would read and write beyond their memory."""
+    tensors, numbers = written("nf4")
+    source = QuantizedSource("m", "m", LINEARS["nf4"], *numbers.shape, keeps_codes=keeps_codes)
+    found = {f"m.{name}": tensor for name, tensor in tensors.items()}
+    assert sizes_of(source.load(found, torch.float32)) == numbers.shape
+    found = {f"m.{name}": tensor for name, tensor in with_state(shape=shape).items()}
+    with pytest.raises(CheckpointError, match="m: its "):
+        source.load(found, torch.float32)
 
 
 def test_tiles_of_old_versions_are_refused() -> None:

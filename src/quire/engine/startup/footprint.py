@@ -83,7 +83,7 @@ def weights_by_format(
     dtype = choose_dtype(config, model_config)
     item = DTYPES[dtype].num_bytes
     device, checkpoint = device_type(config), model_config.checkpoint_format
-    capability = driver_capability() if device == "cuda" and checkpoint is not None else None
+    capability = driver_capability() if device == "cuda" else None
     scheme = choose_formats(
         config.model, checkpoint, spec, device, dtype=dtype, capability=capability
     )

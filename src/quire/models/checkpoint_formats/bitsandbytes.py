@@ -74,6 +74,8 @@ class FourBitLinear(StoredLinear):
         if tuple(tensors["weight.quant_map"].tolist()) != Nf4.numbers:
             raise ValueError("its quant_map has not the numbers of NF4; save the checkpoint again")
         n, k = self._shape(tensors)
+        if k % _BLOCK:
+            raise ValueError(f"its {self._state_name} has rows of {k}; quantize the model again")
         scale = self._scales(tensors).half().view(n, k // _BLOCK)
         if not bool(scale.isfinite().all()):
             raise ValueError("a scale is not a number, or beyond those of float16")
@@ -115,7 +117,7 @@ class FourBitLinear(StoredLinear):
         """Outputs and inputs by the settings. Raises ValueError for those that are not read."""
         match self._state(tensors):
             case {"blocksize": 64, "shape": [int() as n, int() as k]} if (
-                n * k == 2 * tensors["weight"].numel()
+                n > 0 and type(n) is type(k) is int and n * k == 2 * tensors["weight"].numel()
             ):
                 return n, k
         raise ValueError(

@@ -25,6 +25,7 @@ from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
 from quire.quantization.scheme import FormatChoice
+from quire.quantization.stored_weight import sizes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,19 @@ class QuantizedSource:
         try:
             self._check_finite(own)
             if self.keeps_codes:
-                return self.stored.rows(own)
-            return self.stored.numbers(own, dtype_name(dtype))
+                return self._sized(self.stored.rows(own))
+            return self._sized(self.stored.numbers(own, dtype_name(dtype)))
         except ValueError as error:
             raise CheckpointError(f"{self.module}: {error}") from error
+
+    def _sized(self, weight: LoadedWeight) -> LoadedWeight:
+        """The weight. Raises ValueError where its own settings give it other sizes than [n, k]."""
+        if (found := sizes_of(weight)) != (self.n, self.k):
+            raise ValueError(
+                f"its tensors say that it is {list(found)}, but this model's is "
+                f"{[self.n, self.k]}; download the file again"
+            )
+        return weight
 
     def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError for scales that are not finite, by which all logits would be NaN."""

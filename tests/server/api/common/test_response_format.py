@@ -112,6 +112,16 @@ def test_two_structured_outputs_are_refused(
         ),
         ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs.structural_tag"),
         ({"response_format": {"type": "structural_tag", "tags": []}}, "response_format.tags"),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "structures": [{"begin": "<a>", "end": "</a>", "x": 1}],
+                    "triggers": ["<a>"],
+                }
+            },
+            "response_format.structures[0].x",
+        ),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {}}, "structured_outputs"),

@@ -94,6 +94,8 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
         ({"options": {"n_predict": 3}}, "options.n_predict: unknown field; did you mean"),
         ({"options": {"temprature": 1}}, "options.temprature: unknown field; did you mean"),
         ({"options": {"num_predict": 0}}, "options.num_predict: must be an integer >= 1"),
+        ({"messages": None, "options": {"num_predict": 0}}, "options.num_predict: must be"),
+        ({"messages": None, "tools": [TOOLS[0] | {"type": "AAA"}]}, "tools[0].type: "),
         ({"format": "xml"}, "format: must be 'json' or a JSON schema"),
         ({"messages": [HI[0] | {"images": ["aa"]}]}, "messages[0].images: models read text alone"),
         ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role: must be one of"),

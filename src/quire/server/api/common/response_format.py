@@ -165,6 +165,9 @@ def check_format_names(found: dict[str, Any]) -> None:
         if "json_schema" in names:
             where = "response_format.json_schema."
             strict_json.check_names(given["json_schema"], JsonSchema.__struct_fields__, {}, where)
+        for index, tag in enumerate(given.get("structures") or ()):
+            where = f"response_format.structures[{index}]."
+            strict_json.check_names(tag, StructuralTag.__struct_fields__, {}, where)
     if isinstance(given := found.get("structured_outputs"), dict):
         strict_json.check_names(
             given, StructuredOutputFields.__struct_fields__, UNSUPPORTED, "structured_outputs."

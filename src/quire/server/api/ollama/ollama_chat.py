@@ -136,8 +136,9 @@ def _route(
     )
 
 
+_FIELDS_BY_ROLE = "`thinking` and `tool_calls` are the assistant's, `tool_call_id` is a tool's."
 _CHAT = _route(
-    *("/api/chat", "Answer a conversation", route_rules.CHAT),
+    *("/api/chat", "Answer a conversation", (*route_rules.CHAT, _FIELDS_BY_ROLE)),
     *({"messages": [route_rules.USER_MESSAGE]}, OllamaChat, ChatPart),
 )
 _PROMPT_RULES = (route_rules.TEMPLATE, "A `raw` prompt has no `system`.")

@@ -63,8 +63,6 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     limit = options.num_predict
-    if limit == 0:
-        raise invalid_value("options.num_predict", "must be an integer >= 1, or -1, not 0")
     chat = ChatRequest(
         **given,
         model=name,
