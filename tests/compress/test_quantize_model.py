@@ -204,6 +204,9 @@ def test_ignored_modules_stay_with_all_parts_of_their_weight(base: Path, tmp_pat
     assert not torch.equal(ours["0.self_attn.qkv_proj"], plain["0.self_attn.qkv_proj"])
     with pytest.raises(ConfigError, match="no linear layer is named"):
         quantize(base, tmp_path / "x", Recipe(method="rtn", ignore=("*.w_proj",)))
+    for wrong in ({"format": "xyz"}, {"act_order": "bogus"}):
+        with pytest.raises(ConfigError, match="must be one of"):
+            Recipe(method="gptq", **wrong)
     with pytest.raises(ConfigError, match="no linear layer is named 'typo'"):
         quantize(base, tmp_path / "x", Recipe(method="rtn", ignore=("lm_head", "typo")))
     quantize(

@@ -52,7 +52,7 @@ class Folding:
             scale = _divide_norm(layer, self.norm, scale, dtype)
         else:
             assert self.source is not None
-            start, end = rows_of(self.source, self.part)
+            start, end = self.source.rows_of(self.part)
             own = torch.unflatten(scale, 0, (-1, self.repeats, self.head))[:, 0].flatten()
             source = linears[self.source.module]
             weight_of(source)[start:end] /= own[:, None]
@@ -80,16 +80,6 @@ def foldings(spec: LayerSpec, chosen: Collection[str]) -> list[Folding]:
         for each in found
         if each.linear.module in chosen and (each.source is None or each.source.module in chosen)
     ]
-
-
-def rows_of(linear: LinearSpec, part: str | None) -> tuple[int, int]:
-    """The first output of a part of a fused weight, and the one after its last; None: all."""
-    start = 0
-    for known in linear.parts if part is not None else ():
-        if known.name == part:
-            return start, start + known.rows
-        start += known.rows
-    return 0, linear.n
 
 
 def _divide_norm(

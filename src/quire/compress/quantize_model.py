@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
-from quire.compress.foldings import rows_of
 from quire.compress.layer_rounding import Coded, LayerRounding
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
@@ -106,7 +105,7 @@ class Quantization:
             rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
             coded = rounding.round(hidden, exact, self._chosen(index))
             self.files.write(index, self._tensors(index, layer, coded))
-        if hidden:
+        if hidden and index + 1 < len(self.parts.spec.layers):  # which nothing reads after the last
             hidden = run.each(self._stored(index), hidden)
         return hidden, exact
 
@@ -171,7 +170,7 @@ class Quantization:
             module, _, leaf = expected.parameter.removeprefix(prefix).rpartition(".")
             name = self.parts.stored_name(expected.name)
             if leaf == "weight" and module in coded:
-                start, end = rows_of(linears[module].spec, expected.part)
+                start, end = linears[module].spec.rows_of(expected.part)
                 stored = self.layout.tensors(coded[module].rows(start, end))
                 owner = name.removesuffix(".weight")
                 found |= {f"{owner}.{own}": tensor for own, tensor in stored.items()}
@@ -192,7 +191,7 @@ class Quantization:
         base, linears = self.parts.stored(name), linears_of(layer)
         if module in linears:
             linear = linears[module]
-            start, end = rows_of(linear.spec, part)
+            start, end = linear.spec.rows_of(part)
             whole = weight_of(linear) if leaf == "weight" else linear.bias
             assert whole is not None
             return whole[start:end].to(base.dtype)

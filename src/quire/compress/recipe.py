@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from quire.compress.checkpoint_layout import ActOrder, CheckpointLayout, Packing
 from quire.errors import ConfigError
@@ -102,6 +102,10 @@ class Recipe:
     def __post_init__(self) -> None:
         """Raise ConfigError for settings that do not go together."""
         method = self.steps_of_method
+        for name, known in (("format", (None, *FORMATS)), ("act_order", get_args(ActOrder))):
+            if (value := getattr(self, name)) not in known:
+                listed = ", ".join(filter(None, known))
+                raise ConfigError(f"{name} must be one of {listed}, not {value!r}")
         if self.format is not None and not method.has_groups:
             raise ConfigError(f"format cannot be chosen with method {self.method}; leave it out")
         packing = self.packing

@@ -15,7 +15,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from quire.compress.foldings import rows_of
 from quire.compress.model_parts import ModelParts
 from quire.compress.shard_files import RECIPE
 from quire.core.layer_spec import LayerSpec, LinearSpec, ModelSpec, NormSpec, layer_module
@@ -136,7 +135,7 @@ def _into_values(qkv: LinearSpec, part: str | None, values: Tensor, tensor: Tens
     """A weight [N, K] or bias [N] of q, k and v, or of one of them, whose values are rotated."""
     if part not in (None, "v"):
         return tensor
-    start, end = rows_of(qkv, "v") if part is None else (0, len(tensor))
+    start, end = qkv.rows_of("v") if part is None else (0, len(tensor))
     by_head = torch.unflatten(tensor[start:end], 0, (-1, len(values)))
     tensor[start:end] = torch.einsum("de,hd...->he...", values, by_head).flatten(0, 1)
     return tensor

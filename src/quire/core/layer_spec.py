@@ -69,6 +69,20 @@ class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The number of weights in W."""
         return self.n * self.k
 
+    def rows_of(self, part: str | None) -> tuple[int, int]:
+        """The first row of a part of a fused weight, and the one after its last; None: all.
+
+        Raises LookupError for a part that it has not.
+        """
+        start = 0
+        for known in self.parts if part is not None else ():
+            if known.name == part:
+                return start, start + known.rows
+            start += known.rows
+        if part is not None:
+            raise LookupError(f"{self.module} has no part {part!r}")
+        return 0, self.n
+
     def sources(self) -> list[tuple[str, str | None]]:
         """Modules of a checkpoint that fill the weight, and the part that each fills, None: all."""
         if self.is_fused_on_disk or not self.parts:

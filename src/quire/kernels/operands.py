@@ -104,15 +104,16 @@ class AttentionParams:
     """The parameters of one layer's attention, the same in all steps.
 
     soft_cap: scores become soft_cap · tanh(score / soft_cap), before the mask. sinks: one logit for
-    each query head, which adds to the denominator of its softmax and has no value. feeds_int4:
-    whether the linear layer that reads the result has INT4 weights.
+    each query head, which adds to the denominator of its softmax and has no value.
+    early_launch_bytes: requests times bytes of a number in the cache, up to which the kernel after
+    a decode's is launched while it runs, on a GPU; a `WeightFormat` says how many.
     """
 
     scale: float  # of query · key
     window: int | None = None  # the last tokens that a query sees, itself included; None for all
     soft_cap: float | None = None
     sinks: Tensor | None = None  # [Hq]
-    feeds_int4: bool = False
+    early_launch_bytes: int = 8
 
     def __post_init__(self) -> None:
         assert self.window is None or self.window > 0

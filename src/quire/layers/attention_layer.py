@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from quire.core.layer_spec import AttentionSpec
@@ -31,8 +33,9 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_id = layer_id
         self.head_dim = spec.key_dim
-        feeds_int4 = following is not None and following.spec.codes == "int4"
-        self.params = AttentionParams(spec.scale, spec.window, spec.soft_cap, feeds_int4=feeds_int4)
+        self.params = AttentionParams(spec.scale, spec.window, spec.soft_cap)
+        if following is not None:
+            self.params = replace(self.params, early_launch_bytes=following.early_launch_bytes)
         self.kernels = options.kernels
 
     def rope_write_kv(

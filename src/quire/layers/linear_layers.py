@@ -108,14 +108,8 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
     def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
         """Load the rows of one part of the merged weight, or of all parts."""
-        if part is None:
-            return copy_whole(param, loaded)
-        start = 0
-        for known in self.spec.parts:
-            if known.name == part:
-                return copy_whole(param.narrow(0, start, known.rows), loaded)
-            start += known.rows
-        raise AssertionError(f"no part {part!r} in {self.spec.parts}")
+        start, end = self.spec.rows_of(part)
+        copy_whole(param[start:end], loaded)
 
 
 class GateUpParallelLinear(MergedColumnParallelLinear):

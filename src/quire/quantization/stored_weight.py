@@ -29,6 +29,7 @@ def describe(weight: Any) -> Description:
         return {"layout": "packed", "format": kernel, **sizes, "permuted": permuted}
     if isinstance(weight, QuantizedWeight):
         return {"layout": "rows", **asdict(weight.spec)}
+    assert not isinstance(weight, GpuWords)  # a GPU's packed words are not stored
     return {"layout": "plain"}
 
 

@@ -33,6 +33,7 @@ class Int4(WeightFormat):
         (False, True): NativeFormat.INT4_HADAMARD,
     }
     is_rounded_natively: ClassVar[bool] = True
+    early_launch_bytes: ClassVar[int] = 16  # its GEMM takes little of a multiprocessor
 
     def row_bytes(self, k: int) -> int:
         """See `WeightFormat`. Where it is rotated, packed codes have another scale in bytes."""

@@ -64,7 +64,7 @@ class QuantizedSource:
             if self.keeps_codes:
                 return self._sized(self.stored.rows(own))
             return self._sized(self.stored.numbers(own, dtype_name(dtype)))
-        except ValueError as error:
+        except (ValueError, LookupError) as error:
             raise CheckpointError(f"{self.module}: {error}") from error
 
     def _sized(self, weight: LoadedWeight) -> LoadedWeight:

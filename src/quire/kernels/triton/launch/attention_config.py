@@ -150,15 +150,14 @@ def _takes_few_registers(k_cache: Tensor, group: int) -> bool:
     return group <= (4 if k_cache.dtype == torch.int8 else 8)
 
 
-def opens_early(k_cache: Tensor, num_tokens: int, *, feeds_int4: bool = False) -> bool:
+def opens_early(k_cache: Tensor, num_tokens: int, most_bytes: int) -> bool:
     """Whether the kernel after attention should be launched while attention still runs.
 
     With few requests the linear layer after it can prefetch its weights meanwhile, if it uses a
     kernel that does, which holds if weights have as many bits as keys. A kernel that only waits
-    costs 4 % of a step's time. With INT4 that layer takes little of a multiprocessor, which pays
-    for twice as many.
+    costs 4 % of a step's time. most_bytes: as in `AttentionParams.early_launch_bytes`.
     """
-    return num_tokens * k_cache.dtype.itemsize <= (16 if feeds_int4 else 8)
+    return num_tokens * k_cache.dtype.itemsize <= most_bytes
 
 
 def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:

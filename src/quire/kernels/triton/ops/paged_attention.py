@@ -85,7 +85,7 @@ def attention(
             query, k_cache, v_cache, layout, plan, params, out, decode, shared, scales,
             pdl=pdl, plan_is_fresh=is_fresh,
             opens_early=pdl and has_hopper_gpu(query.device)
-            and opens_early(k_cache, len(query), feeds_int4=params.feeds_int4),
+            and opens_early(k_cache, len(query), params.early_launch_bytes),
         )  # fmt: skip
     if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, params, out, prefill, scales)
