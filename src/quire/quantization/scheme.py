@@ -54,10 +54,16 @@ class Scheme(msgspec.Struct, frozen=True):
         return next((each for each in formats if each.fits(n, k)), None)
 
     @property
+    def choices(self) -> list[WeightFormat]:
+        """Formats that it may choose, those of overrides included."""
+        own = [each for formats in self.formats.values() for each in formats]
+        others = (each.choices for _, each in self.overrides if each is not None)
+        return own + [each for choices in others for each in choices]
+
+    @property
     def codes(self) -> set[str]:
         """Formats that it may choose, by `QuantSpec.codes`."""
-        own = {each.spec.codes for formats in self.formats.values() for each in formats}
-        return own.union(*(each.codes for _, each in self.overrides if each is not None))
+        return {each.spec.codes for each in self.choices}
 
     def applying_to(self, module: str) -> Scheme | None:
         """This scheme, or the one that overrides it for a module."""

@@ -152,7 +152,9 @@ def test_a_start_says_why_it_needs_pytorch(
     for options, reason in (
         ({}, "there are no prepared weights"),
         ({"quantization": "fp8"}, "quantization is fp8"),
-        ({"quantization": "fp8_w8a16"}, "quantization is fp8_w8a16"),
+        ({"quantization": "fp8_w8a16"}, "quantization is fp8_w8a16: the compiled kernels have no"),
+        ({"quantization": "int8", "quantization_overrides": "lm_head=fp8"}, "quantization is int8"),
+        ({"dtype": "float16"}, "dtype is float16"),
     ):
         caplog.clear()
         start_engine(

@@ -16,9 +16,11 @@ from quire.config import EngineConfig
 from quire.dtypes import DTYPES, FP8_CAPABILITY, MODEL_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
+from quire.kernels.cpu.native_structs import ROW_DTYPES
 from quire.kvcache.kv_sizes import kv_name
 from quire.models.config.model_config import ModelConfig
 from quire.options import require
+from quire.quantization.scheme import scheme_of
 
 DeviceType = Literal["cpu", "cuda"]
 
@@ -89,9 +91,15 @@ def torch_reason(config: EngineConfig) -> str | None:
         return "batch_invariant is for GPUs, which PyTorch looks for"
     if native.library() is None:
         return "there are no compiled kernels for this processor"
-    for name, value in (("quantization", config.model.quantization), ("dtype", config.model.dtype)):
-        if value in ("fp8", "fp8_w8a16", "float16"):
-            return f"{name} is {value}, which the compiled kernels do not have"
+    model = config.model
+    if model.dtype in DTYPES and model.dtype not in ROW_DTYPES:
+        return f"dtype is {model.dtype}, which the compiled kernels do not have"
+    scheme = scheme_of(model.quantization, "cpu", model.quantization_overrides)
+    lacking = (each.name for each in (scheme.choices if scheme else ()) if not each.native_formats)
+    if name := next(lacking, None):
+        return (
+            f"quantization is {model.quantization}: the compiled kernels have no weights in {name}"
+        )
     return None
 
 

@@ -33,6 +33,7 @@ class Int4(WeightFormat):
         (False, True): NativeFormat.INT4_HADAMARD,
     }
     is_rounded_natively: ClassVar[bool] = True
+    has_float16_scales: ClassVar[bool] = True
     early_launch_bytes: ClassVar[int] = 16  # its GEMM takes little of a multiprocessor
 
     def row_bytes(self, k: int) -> int:

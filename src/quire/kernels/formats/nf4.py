@@ -31,6 +31,7 @@ class Nf4(CodebookFormat):
     unit: ClassVar[float] = 1.0 / 127.0
     native_formats: ClassVar[Variants] = {(False, False): NativeFormat.NF4}
     scale_bytes: ClassVar[int] = 2
+    has_float16_scales: ClassVar[bool] = True
 
     def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         from quire.kernels.reference_codebook import quantize_by_largest

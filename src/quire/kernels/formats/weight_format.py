@@ -32,6 +32,7 @@ class WeightFormat(ABC):
     has_groups: ClassVar[bool] = False  # of inputs that share a scale
     native_formats: ClassVar[Variants] = {}  # those with a native kernel on a CPU
     is_rounded_natively: ClassVar[bool] = False  # whether the library also makes the codes
+    has_float16_scales: ClassVar[bool] = False
     early_launch_bytes: ClassVar[int] = 8  # of attention before such a weight: `AttentionParams`
 
     @property

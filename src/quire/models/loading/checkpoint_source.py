@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.dtypes import CHECKPOINT_DTYPES
 from quire.errors import CheckpointError
+from quire.kernels.formats.table import format_of
 from quire.kernels.operands import LoadedWeight
 from quire.layers.parameter import Weight, WeightShapeError
 from quire.models.checkpoint_formats.kv_cache_scheme import kv_scale_name
@@ -26,7 +27,6 @@ from quire.quantization.scheme import FormatChoice
 logger = logging.getLogger(__name__)
 
 _OF_CODES = (".weight_scale", ".weight_scale_inv", ".qweight", ".weight_packed", ".absmax", ".SCB")
-_HALVES = ("int4", "nf4")  # weight formats whose scales are in float16
 _PREFIX = "model."  # of all names but the head's; those saved without a head lack it
 
 # name of a weight → the parameter it fills, and which part of it
@@ -101,7 +101,7 @@ class CheckpointSource:
         scales = read_kv_scales(self._checkpoint, self._prefix)
         sources = self._quantized.values()
         specs = ((source, source.stored.spec(source.k)) for source in sources)
-        halves = [source.fused for source, spec in specs if spec and spec.codes in _HALVES]
+        halves = [s.fused for s, spec in specs if spec and format_of(spec).has_float16_scales]
         in_float16 = {
             layer
             for layer in scales

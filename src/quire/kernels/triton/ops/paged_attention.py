@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
+from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS, HOPPER_MAJOR
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
@@ -246,7 +246,7 @@ def hopper_serves(
 @functools.cache
 def has_hopper_kernels(index: int | None) -> bool:
     """Whether a GPU is a Hopper, and this Triton can import its kernels (in Gluon)."""
-    if torch.cuda.get_device_capability(index)[0] != 9:
+    if torch.cuda.get_device_capability(index)[0] != HOPPER_MAJOR:
         return False
     try:
         importlib.import_module("quire.kernels.triton.hopper.hopper_prefill")
