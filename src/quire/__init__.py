@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.core.request_output import (
         CompletionOutput,
         EmbeddingOutput,
+        Logprob,
         RequestOutput,
         ScoreOutput,
     )
@@ -50,6 +51,7 @@ __all__ = [
     "EngineArgs",
     "FlexibleArgumentParser",
     "LLMEngine",
+    "Logprob",
     "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -79,6 +81,7 @@ _LAZY = {
     "FlexibleArgumentParser": ("quire.cli.vllm_scripts", "FlexibleArgumentParser"),
     "LLMEngine": ("quire.engine.frontend.llm_engine", "LLMEngine"),
     "PoolingParams": ("quire.core.pooling_params", "PoolingParams"),
+    "Logprob": ("quire.core.request_output", "Logprob"),
     "RequestOutput": ("quire.core.request_output", "RequestOutput"),
     "RequestOutputKind": ("quire.core.sampling_params", "RequestOutputKind"),
     "SamplingParams": ("quire.core.sampling_params", "SamplingParams"),

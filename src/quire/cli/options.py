@@ -72,7 +72,8 @@ class CommandParser(argparse.ArgumentParser):
                 home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
                 raise ConfigError(home or f"unknown option {name[:64]}; {hint}")
         if unknown:
-            raise ConfigError(f"unexpected {unknown[0][:64]!r}; see {self.prog} --help")
+            fix = "put arguments without a name before the options"
+            raise ConfigError(f"unexpected {unknown[0][:64]!r}; {fix}, or see {self.prog} --help")
         return args
 
     def in_flags(self, text: str) -> str:

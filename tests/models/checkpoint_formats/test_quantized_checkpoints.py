@@ -223,6 +223,20 @@ def reorder(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors[name] = tensors[name].flip(0)
 
 
+def group_of(**weights: Any) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    """Other settings of the weights of a compressed-tensors group."""
+
+    def change(_: dict[str, Tensor], config: dict[str, Any]) -> None:
+        config["quantization_config"]["config_groups"]["group_0"]["weights"] |= weights
+
+    return change
+
+
+def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.endswith("weight_shape")]:
+        tensors[name] = tensors[name] + 1
+
+
 def reorder_one(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     """A part with an order beside others without any."""
     reorder(tensors, {})
@@ -278,6 +292,10 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             configure(format="nvfp4-pack-quantized"),
             r"num_bits is 4 \(int, group, symmetric",
         ),
+        ("mxfp4", group_of(group_size=64), r"group_size is 64 \(group\), but MXFP4 has a scale"),
+        ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
+        ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
+        ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
         ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is no regular"),
         ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
         ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),

@@ -127,7 +127,12 @@ class FourBitLinear(StoredLinear):
 
     def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """The settings, which are JSON. Raises ValueError for what is none."""
-        found = parse_json(bytes(tensors[self._state_name].tolist()))
+        try:
+            found = parse_json(bytes(tensors[self._state_name].tolist()))
+        except ValueError as error:
+            raise ValueError(
+                f"its {self._state_name} is damaged ({error}); download the file again"
+            ) from error
         if not isinstance(found, dict) or not isinstance(found.get("nested_offset", 0.0), float):
             raise ValueError(f"its {self._state_name} is damaged; download the file again")
         return found

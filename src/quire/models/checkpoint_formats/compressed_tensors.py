@@ -27,7 +27,7 @@ from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
 from quire.models.checkpoint_formats.stored_int8 import Int8Linear
-from quire.models.checkpoint_formats.stored_mxfp4 import Mxfp4Linear
+from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ class PackedLinear(IntegerLinear):
         )
 
         codes, zeros = words_as_rows(tensors["weight_packed"]), None
+        stored, shape = tensors.get("weight_shape"), [len(codes), codes.shape[1] * 8 // self.bits]
+        if stored is not None and stored.tolist() != shape:
+            raise ValueError(
+                f"its weight_shape is {stored.tolist()}, but weight_packed has the codes of {shape}; "
+                "download the file again"
+            )
         order = tensors.get("weight_g_idx")
         permutation = None if order is None else permutation_of(order)
         if permutation is not None:
@@ -164,17 +170,26 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     activations = group.section("input_activations")
     rounds = activations is not None and activations.integer("num_bits", 8) == 8
     where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
-    if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block") and symmetric:
+    packed, size = stored_as.endswith("pack-quantized"), weights.integer("group_size", -1, low=-1)
+    if (
+        not packed
+        and (kind, bits) == ("float", 8)
+        and strategy in ("tensor", "channel", "block")
+        and symmetric
+    ):
         block = read_block(weights, "block_structure") if strategy == "block" else None
         return Fp8Linear(where, "weight_scale", block, "" if block else strategy, rounds)
-    if stored_as == "mxfp4-pack-quantized" and (kind, bits) == ("float", 4):
+    if stored_as == "mxfp4-pack-quantized" and (kind, bits, symmetric) == ("float", 4, True):
+        if (strategy, size) not in (("group", MXFP4_GROUP), ("tensor", -1)):  # or left out
+            problem = f"is {size} ({strategy}), but MXFP4 has a scale for each {MXFP4_GROUP} inputs"
+            raise weights.wrong("group_size", f"{problem}; take the config file of the checkpoint")
         return Mxfp4Linear(where, "weight_packed", "weight_scale")
     if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):
         if strategy in ("group", "channel"):
-            size = weights.integer("group_size", -1, low=-1) if strategy == "group" else -1
-            return PackedLinear(where, bits, size, symmetric, rounds)
-    elif (kind, bits, symmetric) == ("int", 8, True) and strategy in ("tensor", "channel"):
-        return Int8Linear(where, rounds, strategy)
+            return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
+    elif not packed and (kind, bits, symmetric) == ("int", 8, True):
+        if strategy in ("tensor", "channel"):
+            return Int8Linear(where, rounds, strategy)
     raise weights.wrong(
         "num_bits",
         f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "

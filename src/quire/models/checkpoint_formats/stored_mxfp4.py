@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quire.kernels.operands import CodebookWeight, QuantizedWeight
 
-_GROUP = 32
+MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Mxfp4Linear(StoredLinear):
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`."""
-        return f"{k} inputs are no multiple of {_GROUP}" if k % _GROUP else None
+        return f"{k} inputs are no multiple of {MXFP4_GROUP}" if k % MXFP4_GROUP else None
 
     def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
         """See `StoredLinear`."""
-        return QuantSpec("mxfp4", _GROUP)
+        return QuantSpec("mxfp4", MXFP4_GROUP)
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        groups = k // _GROUP
-        shapes = ((n, k // 2), (n, groups, _GROUP // 2))
+        groups = k // MXFP4_GROUP
+        shapes = ((n, k // 2), (n, groups, MXFP4_GROUP // 2))
         return {
             self.codes: StoredTensor(shapes, ("U8",)),
             self.scale: StoredTensor(((n, groups),), ("U8", "F8_E8M0")),
@@ -74,4 +74,4 @@ class Mxfp4Linear(StoredLinear):
         scale = tensors[self.scale].view(torch.uint8)
         if bool((scale == 255).any()):
             raise ValueError("a scale is not a number; download the file again")
-        return CodebookWeight(tensors[self.codes].flatten(1), scale, "mxfp4", _GROUP)
+        return CodebookWeight(tensors[self.codes].flatten(1), scale, "mxfp4", MXFP4_GROUP)

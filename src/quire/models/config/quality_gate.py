@@ -22,21 +22,20 @@ def pass_gate(
 ) -> Quality | None:
     """The figures of a folder's report; None where it has none, or of other weights than served.
 
-    is_quantized: whether the folder's weights are. setting: `quantization`, which may round them
-    again. gate: "report" refuses weights whose report says that they failed, "require" also
-    quantized ones without a report, "off" none; or limits such as "cosine=0.99", which then
-    decide. Raises CheckpointError for weights that it refuses, ConfigError for another gate.
+    is_quantized: whether the folder's weights are. setting: `quantization`, which may round them,
+    or round them again. gate: "report" refuses weights whose report says that they failed,
+    "require" also quantized ones without a report, "off" none; or limits such as "cosine=0.99",
+    which then decide. Raises CheckpointError for weights that it refuses, ConfigError for another
+    gate.
     """
     limits = None if gate in _WORDS else QualityLimits.parse(gate, "quality_gate", _WORDS)
-    if gate == OFF:
-        return None
-    report = read_report(folder) if setting in _AS_STORED else None
+    report = _report(folder, gate) if setting in _AS_STORED else None
     if report is None:
-        if is_quantized and gate != REPORT:
+        if gate not in (REPORT, OFF) and (is_quantized or setting not in _AS_STORED):
             raise _no_report(folder, gate, setting)
         return None
     failures = report["failures"] if limits is None else limits.failures(report)
-    if failures:
+    if failures and gate != OFF:
         raise CheckpointError(
             f"{folder} does not pass the quality gate: {'; '.join(failures)}; quantize it with "
             "more bits, smaller groups or another method, or use quality_gate='off'"
@@ -44,12 +43,23 @@ def pass_gate(
     return _summary(report)
 
 
+def _report(folder: Path, gate: str) -> Mapping[str, Any] | None:
+    """The folder's report, if it has one; a damaged one counts only where there is a gate."""
+    try:
+        return read_report(folder)
+    except CheckpointError:
+        if gate == OFF:
+            return None
+        raise
+
+
 def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
     if setting not in _AS_STORED:
         return CheckpointError(
-            f"quantization {setting!r} rounds the weights of {folder} again, of which there is no "
-            f"quality report, and quality_gate {gate!r} asks for one; leave quantization out, or "
-            "use quality_gate='report'"
+            f"quantization {setting!r} rounds the weights of {folder} as they are loaded, of which "
+            f"there is no quality report, and quality_gate {gate!r} asks for one; leave "
+            "quantization out, make a checkpoint with `quire quantize`, or use "
+            "quality_gate='report'"
         )
     return CheckpointError(
         f"{folder} has no quality report, which quality_gate {gate!r} asks for; run "
