@@ -93,8 +93,8 @@ class PackedLinear(IntegerLinear):
         stored, shape = tensors.get("weight_shape"), [len(codes), codes.shape[1] * 8 // self.bits]
         if stored is not None and stored.tolist() != shape:
             raise ValueError(
-                f"its weight_shape is {stored.tolist()}, but weight_packed has the codes of {shape}; "
-                "download the file again"
+                f"its weight_shape is {stored.tolist()}, but weight_packed has the codes of "
+                f"{shape}; download the file again"
             )
         order = tensors.get("weight_g_idx")
         permutation = None if order is None else permutation_of(order)
@@ -187,9 +187,9 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):
         if strategy in ("group", "channel"):
             return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
-    elif not packed and (kind, bits, symmetric) == ("int", 8, True):
-        if strategy in ("tensor", "channel"):
-            return Int8Linear(where, rounds, strategy)
+    of_int8 = (kind, bits, symmetric) == ("int", 8, True) and strategy in ("tensor", "channel")
+    if of_int8 and not packed:
+        return Int8Linear(where, rounds, strategy)
     raise weights.wrong(
         "num_bits",
         f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "
