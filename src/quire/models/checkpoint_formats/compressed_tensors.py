@@ -171,28 +171,30 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
     rounds = activations is not None and activations.integer("num_bits", 8) == 8
     where, symmetric = weights.where.rstrip("."), weights.boolean("symmetric", True)
     packed, size = stored_as.endswith("pack-quantized"), weights.integer("group_size", -1, low=-1)
-    if (
-        not packed
-        and (kind, bits) == ("float", 8)
-        and strategy in ("tensor", "channel", "block")
-        and symmetric
-    ):
-        block = read_block(weights, "block_structure") if strategy == "block" else None
-        return Fp8Linear(where, "weight_scale", block, "" if block else strategy, rounds)
-    if stored_as == "mxfp4-pack-quantized" and (kind, bits, symmetric) == ("float", 4, True):
-        if (strategy, size) not in (("group", MXFP4_GROUP), ("tensor", -1)):  # or left out
-            problem = f"is {size} ({strategy}), but MXFP4 has a scale for each {MXFP4_GROUP} inputs"
-            raise weights.wrong("group_size", f"{problem}; take the config file of the checkpoint")
-        return Mxfp4Linear(where, "weight_packed", "weight_scale")
-    if stored_as == "pack-quantized" and kind == "int" and bits in (4, 8):
-        if strategy in ("group", "channel"):
+    match kind, bits, strategy:
+        case "float", 8, "tensor" | "channel" | "block" if symmetric and not packed:
+            block = read_block(weights, "block_structure") if strategy == "block" else None
+            return Fp8Linear(where, "weight_scale", block, "" if block else strategy, rounds)
+        case "int", 8, "tensor" | "channel" if symmetric and not packed:
+            return Int8Linear(where, rounds, strategy)
+        case "int", 4 | 8, "group" | "channel" if stored_as == "pack-quantized":
             return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
-    of_int8 = (kind, bits, symmetric) == ("int", 8, True) and strategy in ("tensor", "channel")
-    if of_int8 and not packed:
-        return Int8Linear(where, rounds, strategy)
+        case "float", 4, _ if symmetric and stored_as == "mxfp4-pack-quantized":
+            _check_mxfp4(weights, strategy, size)
+            return Mxfp4Linear(where, "weight_packed", "weight_scale")
     raise weights.wrong(
         "num_bits",
         f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "
         "format), which is not read; take pack-quantized integers of 4 or 8 bits by group or "
         "channel, symmetric int-quantized ones by channel or tensor, FP8 or MXFP4",
     )
+
+
+def _check_mxfp4(weights: ConfigFile, strategy: str, size: int) -> None:
+    """Raise CheckpointError for groups that are not MXFP4's; they may be left out."""
+    if (strategy, size) not in (("group", MXFP4_GROUP), ("tensor", -1)):
+        raise weights.wrong(
+            "group_size",
+            f"is {size} ({strategy}), but MXFP4 has a scale for each {MXFP4_GROUP} inputs; take "
+            "the config file of the checkpoint",
+        )
