@@ -73,7 +73,7 @@ def _start(kind: bytes, *more: tuple[bytes, bytes]) -> Message:
 
 
 async def chat(request: Request) -> Response:
-    """The same work in a route of a framework."""
+    """That work in a route of a framework."""
     request_body = decoder.decode(await request.body())
     if request_body.stream:
         return StreamingResponse(_events(request_body.max_tokens), media_type="text/event-stream")

@@ -82,7 +82,7 @@ class Ours:
 
 
 class Transformers:
-    """The same architecture in transformers: one batch without padding, its own KV cache."""
+    """The architecture in transformers: one batch without padding, its own KV cache."""
 
     def __init__(self) -> None:
         import transformers

@@ -88,7 +88,7 @@ def joined(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) ->
 
 
 def separate(step: Step, stream: ResidualState, weight: Any, rope: RopeWriteKV) -> Tensor:
-    """The same layer with one kernel for each operation."""
+    """A layer with one kernel for each operation."""
     fused = triton_operations.rms_norm_linear(stream, weight, None)
     query = triton_operations.rope_write_kv(*rope.operands(fused))
     params = AttentionParams(step.model.head_dim**-0.5)

@@ -166,8 +166,8 @@ def rounded_rows(x: Tensor) -> Tensor:
 
 
 def rounded_stretches(x: Tensor) -> Tensor:
-    """The same with scales for stretches, as Hopper's product of up to 16 rows rounds: 512 columns
-    at a time or more."""
+    """Activations as FP8 holds them with scales for stretches of 512 columns or more, as Hopper's
+    product of up to 16 rows rounds."""
     stretches = range(0, x.shape[1], STRETCH)
     return torch.cat([rounded_rows(x[:, at : at + STRETCH]) for at in stretches], dim=1)
 

@@ -192,7 +192,7 @@ class LLM:
         pooling_task: Literal["embed"] = "embed",
         use_tqdm: bool = True,
     ) -> list[EmbeddingOutput]:
-        """The same as `embed`; each vector is `outputs.data`, too."""
+        """Vectors of prompts, as `embed` makes them; each is `outputs.data`, too."""
         if pooling_task != "embed":
             problem = f"must be 'embed', not {pooling_task!r}"
             raise invalid_value("pooling_task", problem)

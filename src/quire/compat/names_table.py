@@ -94,7 +94,7 @@ def meaning_of(name: str, value: Any, scopes: Sequence[Scope]) -> Meaning | None
 
 
 def meaning_of_row(row: ForeignName, value: Any, shown: str | None = None) -> Meaning:
-    """The same for a row. shown: the name as its user wrote it, such as --swap-space."""
+    """The meaning of a row with this value. shown: the name as its user wrote it: --swap-space."""
     shown = shown or row.name
     if row.same_as is not None:
         is_own, own = row.own_value(value)

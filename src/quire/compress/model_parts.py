@@ -28,14 +28,12 @@ from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.layers.rope import RotaryEmbedding
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
-from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaDecoderLayer
 from quire.models.loading.checkpoint_source import read_tensors
 from quire.models.loading.expected_tensors import ExpectedTensor, expected_tensors
 from quire.models.loading.quantized_source import QuantizedSource, quantized_sources
-
-_PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
 
 # x [T, K], weight, bias → [T, N]
 Operation = Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
@@ -59,7 +57,7 @@ class ModelParts:
         self.spec, self.device = self.config.spec, device
         self.checkpoint = checkpoint or Checkpoint.open(folder)
         names = self.checkpoint.entries
-        self.prefix = "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
+        self.prefix = "" if any(name.startswith(PREFIX) for name in names) else PREFIX
         kernels = replace(kernels_for("meta"), attention=whole_attention)
         self.options = LayerOptions(torch.float32, device, kernels)
         sources = quantized_sources(self.config, None, self.prefix)
@@ -138,7 +136,7 @@ class ModelParts:
         return loaded
 
     def stored(self, name: str) -> Tensor:
-        """The same in the data type in which a copy of the model has it."""
+        """A tensor by its name, in the data type in which a copy of the model has it."""
         return self.tensor(name)
 
     def tensor_names(self, prefix: str) -> list[ExpectedTensor]:

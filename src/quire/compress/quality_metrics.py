@@ -86,7 +86,7 @@ def cosine_similarity(base: list[Tensor], quantized: list[Tensor]) -> dict[str, 
 
 
 def pooled_cosine_similarity(base: list[Tensor], quantized: list[Tensor]) -> dict[str, float]:
-    """The same of samples' mean states, as embeddings pool them: their mean and the least."""
+    """Cosine similarities of samples' mean states, as embeddings pool them: mean and least."""
     found = [
         F.cosine_similarity(a.mean(0), b.mean(0), dim=0)
         for a, b in zip(base, quantized, strict=True)

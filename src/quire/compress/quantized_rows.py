@@ -16,9 +16,9 @@ from quire.kernels.reference import FP8
 
 @dataclass(frozen=True, slots=True)
 class IntegerCodes:
-    """Codes [N, K] in uint8 on a grid. order: the group of each input where they are not in order.
+    """Codes [N, K] in uint8 on a grid. group_of: each input's group, where they are not in order.
 
-    With an order, column i of the codes is still input i.
+    Column i of the codes is input i in either case.
     """
 
     grid: IntegerGrid

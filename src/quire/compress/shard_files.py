@@ -22,13 +22,12 @@ from torch import Tensor
 from quire.compress.recipe import Recipe
 from quire.errors import ConfigError
 from quire.model_folder import parse_json
-from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
 from quire.models.config.weight_files import weight_files
 
 RECIPE = "quire_quantize.json"
-INDEX = "model.safetensors.index.json"
 _OWN = ("config.json", RECIPE, QUALITY_FILE)  # which are written anew
 _OTHER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 

@@ -83,7 +83,7 @@ class Request:
         self.arrival = arrival  # a sequence number: the order of equal priorities
         self.pooling: PoolingParams | None = message.pooling
         self.queued = queued  # when it reached the engine, in monotonic seconds
-        self.due = 0.0  # when its first token is due; set if there is a TTFT target
+        self.due = 0.0  # when its first token is due: in seconds with a TTFT target, else in tokens
         wanted = message.sampling.max_tokens
         self.max_total_tokens = (
             max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)

@@ -99,6 +99,5 @@ def _check_permutation(permutation: Any, k: int) -> None:
     """Raise LookupError unless it is None or names each of k inputs."""
     if permutation is None:
         return
-    has_size = tuple(permutation.shape) == (k,)
-    if not has_size or int(permutation.min()) < 0 or int(permutation.max()) >= k:
+    if tuple(permutation.shape) != (k,) or set(permutation.tolist()) != set(range(k)):
         raise LookupError(f"its permutation is not one of {k} inputs")

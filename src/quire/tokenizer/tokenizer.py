@@ -87,7 +87,7 @@ class Tokenizer:
         return cls(backend, names=named_tokens(settings), templates=read_templates(path, settings))
 
     def with_chat_template(self, source: str, origin: str = "chat_template") -> Tokenizer:
-        """The same tokenizer with another chat template, and no others.
+        """A tokenizer like this one with another chat template, and no others.
 
         origin: where it is from, for errors. Raises CheckpointError for a damaged template.
         """

@@ -55,7 +55,7 @@ class BeamSearchOutput(msgspec.Struct, frozen=True):
     sequences: list[BeamSearchSequence]
 
     def decoded(self, decode: Callable[[list[int]], str]) -> BeamSearchOutput:
-        """The same with texts. decode: from token ids to text."""
+        """These answers with texts. decode: from token ids to text."""
         return BeamSearchOutput(
             [msgspec.structs.replace(one, text=decode(one.tokens)) for one in self.sequences]
         )

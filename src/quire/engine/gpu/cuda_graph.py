@@ -74,7 +74,7 @@ class _Memory:
 
 
 def _borrowed(tensor: Tensor) -> Tensor:
-    """The same memory without owning it: the other graphs of the pool may use it, too."""
+    """A view of the memory that does not own it: other graphs of the pool may use it, too."""
     assert tensor.is_contiguous()
     plain = torch.as_tensor(_Memory(tensor), device=tensor.device)
     return plain.view(tensor.dtype)

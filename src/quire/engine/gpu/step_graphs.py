@@ -45,7 +45,7 @@ class TokenStates:
         return self.states if self.heads is None else self.heads
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TokenStates:
-        """The same with its tensors changed."""
+        """New states, whose tensors are those of these, changed."""
         heads = None if self.heads is None else change(self.heads)
         return TokenStates(change(self.states), heads)
 

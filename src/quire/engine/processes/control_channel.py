@@ -80,13 +80,12 @@ class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
-class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_condition"):
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_status"):
     """To an API process: the current state of a model.
 
     aliases: further names that requests may use. at_start: loaded with the server, which is not
-    ready before. num_bytes: memory while loaded;
-    None if unknown. failure: why it could not be loaded or kept running; loading is tried again
-    after retry_after seconds.
+    ready before. num_bytes: memory while loaded; None if unknown. failure: why it could not be
+    loaded or kept running; loading is tried again after retry_after seconds.
     """
 
     name: str
@@ -112,7 +111,7 @@ class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag="unload_model")
     grace: float
 
 
-class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model"):
+class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="release_model"):
     """To an API process: start no more requests with this model, and reply with ModelReleased.
 
     grace: seconds for running requests; with 0, the model stays loaded if there are any.
@@ -122,7 +121,7 @@ class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model")
     grace: float
 
 
-class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_left"):
+class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_released"):
     """From an API process: its reply to ReleaseModel. agreed: it no longer uses the model."""
 
     name: str

@@ -16,6 +16,7 @@ from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import LINEAR_ARGS, ROW_DTYPES, Epilogue
 from quire.kernels.formats.native_format import BLOCK, NativeFormat
 from quire.kernels.operands import PackedWeight
+from quire.kernels.reference_arrays import to_float
 
 _MEMORY = ctypes.c_char * 0  # of any size
 ARRAY_DTYPES = {np.dtype(DTYPES[name].array): NATIVE_DTYPES[name] for name in ROW_DTYPES}
@@ -72,9 +73,7 @@ def scale(x: Array, factor: float) -> Array:
         return x
     if x.dtype == np.float32:
         return x * np.float32(factor)
-    wide = (x.astype(np.uint32) << 16).view(np.float32)
-    bits = to_bfloat16(np.array([factor], np.float32)).astype(np.uint32) << 16
-    return to_bfloat16(wide * bits.view(np.float32))
+    return to_bfloat16(to_float(x) * to_float(to_bfloat16(np.array([factor], np.float32))))
 
 
 def soft_capped(logits: Singles, cap: float) -> Singles:

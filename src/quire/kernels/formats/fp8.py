@@ -62,7 +62,7 @@ FP8 = Fp8(QuantSpec("fp8"))
 
 
 class Fp8A16(Fp8):
-    """The same codes for activations of 16 bits. K: a multiple of 32."""
+    """FP8 for activations of 16 bits. K: a multiple of 32."""
 
     __slots__ = ()
 

@@ -80,7 +80,7 @@ INT8_UNROTATED = Int8(QuantSpec("int8"))  # for a GPU, which does not rotate
 
 
 class Int8A16(Int8):
-    """The same codes, not rotated, for activations of 16 bits."""
+    """INT8, not rotated, for activations of 16 bits."""
 
     __slots__ = ()
     native_formats: ClassVar[Variants] = {(False, False): NativeFormat.INT8_A16}

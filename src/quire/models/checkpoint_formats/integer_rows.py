@@ -33,7 +33,7 @@ class IntegerRows:
     rounds: bool = False
 
     def canonical(self) -> QuantizedWeight:
-        """The same as an operand of linear layers. Raises ValueError for scales out of range."""
+        """An operand of linear layers. Raises ValueError for scales out of range."""
         if self.bits == 8:
             return self._in_bytes()
         scale = self.scale.half().contiguous()

@@ -47,7 +47,7 @@ class Checkpoint:
         for name, file in promised.items():
             if name not in entries or entries[name].file != file:
                 raise CheckpointError(
-                    f"{folder / _INDEX} puts {name} into {file.name}, which does not hold it; "
+                    f"{folder / INDEX} puts {name} into {file.name}, which does not hold it; "
                     "download the checkpoint again"
                 )
         return cls(folder, entries)
@@ -76,7 +76,8 @@ class Checkpoint:
                 mapped.forget(entry)
 
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+PREFIX = "model."  # of all names but the head's; checkpoints saved without a head lack it
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -85,14 +86,14 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     single = folder / "model.safetensors"
     if single.is_file():
         return [single], {}
-    if (folder / _INDEX).is_file():
+    if (folder / INDEX).is_file():
         return _read_index(folder)
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return files, {}
     if files:
         raise CheckpointError(
-            f"{folder} has {len(files)} safetensors files but no {_INDEX}; download it too"
+            f"{folder} has {len(files)} safetensors files but no {INDEX}; download it too"
         )
     pickles = sorted(f.name for f in folder.glob("*") if f.suffix in _PICKLES)
     if pickles:
@@ -107,7 +108,7 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
 
 def _read_index(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     """A sharded checkpoint by model.safetensors.index.json: its files, and each tensor's file."""
-    index = ConfigFile.read(folder / _INDEX)
+    index = ConfigFile.read(folder / INDEX)
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:
         raise index.wrong("weight_map", "must be an object from tensor names to file names")
@@ -119,5 +120,5 @@ def _read_index(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     files = {file: folder / file for file in sorted(set(names.values()))}
     for path in files.values():
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing, but {_INDEX} names it; download it")
+            raise CheckpointError(f"{path} is missing, but {INDEX} names it; download it")
     return list(files.values()), {name: files[file] for name, file in names.items()}

@@ -15,7 +15,7 @@ from quire.kernels.formats.table import format_of
 from quire.kernels.operands import LoadedWeight
 from quire.layers.parameter import Weight, WeightShapeError
 from quire.models.checkpoint_formats.kv_cache_scheme import kv_scale_name
-from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
 from quire.models.checkpoints.gpu_transfer import DeviceReader
 from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
@@ -27,7 +27,6 @@ from quire.quantization.scheme import FormatChoice
 logger = logging.getLogger(__name__)
 
 _OF_CODES = (".weight_scale", ".weight_scale_inv", ".qweight", ".weight_packed", ".absmax", ".SCB")
-_PREFIX = "model."  # of all names but the head's; those saved without a head lack it
 
 # name of a weight → the parameter it fills, and which part of it
 Targets = dict[str, tuple[Weight, str | None]]
@@ -43,8 +42,8 @@ class CheckpointSource:
         self, checkpoint: Checkpoint, model_config: ModelConfig, scheme: FormatChoice | None
     ) -> None:
         self._checkpoint, self._model_config = checkpoint, model_config
-        has_prefix = any(name.startswith(_PREFIX) for name in checkpoint.entries)
-        self._prefix = "" if has_prefix else _PREFIX
+        has_prefix = any(name.startswith(PREFIX) for name in checkpoint.entries)
+        self._prefix = "" if has_prefix else PREFIX
         sources = quantized_sources(model_config, scheme, self._prefix)
         self._quantized = {source.weight: source for source in sources}
         self._owners = {

@@ -76,7 +76,11 @@ def load_unsaved(
     dtype: torch.dtype,
     kernels: Kernels | None = None,
 ) -> tuple[LlamaForCausalLM, PreparedWeights | None]:
-    """The same, with where it is still to be saved: writing takes of what steps have."""
+    """The model as `load` makes it, and the prepared weights that are still to be written.
+
+    None in place of these where there is nothing to write. The caller writes them when it likes,
+    since that takes processor time from steps.
+    """
     prepared = None
     if kernels is None and device.type == "cpu":
         prepared = prepared_weights(config, model_config, path, dtype)

@@ -127,7 +127,7 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
 
     @classmethod
     def of(cls, reply: ErrorReply) -> AnthropicError:
-        """The same failure in Anthropic's format; its type follows from the status."""
+        """This failure in Anthropic's format; its type follows from the status."""
         kind = _ANTHROPIC_KINDS.get(reply.status, INVALID_REQUEST)
         return cls(AnthropicErrorBody(kind, reply.error.message), reply.request_id)
 

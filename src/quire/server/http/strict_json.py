@@ -91,7 +91,7 @@ def _without(body: bytes, part: bytes) -> bytes:
 
 
 def _read_unique(body: bytes) -> dict[str, Any] | None:
-    """The same if a quick check shows that no key is lost, as in most bodies; else None.
+    """The decoded body if a quick check shows that no key is lost, as in most bodies; else None.
 
     The decoded values encode to as many colons as the body has, unless a duplicate key was lost.
     """
@@ -121,7 +121,7 @@ def _num_colons(found: dict[str, Any], *, may_be_long: bool) -> int:
 
 
 def _audited(body: bytes) -> dict[str, Any]:
-    """The same by the standard library's decoder, which passes duplicate keys to a hook."""
+    """The body decoded by the standard library, which passes duplicate keys to a hook."""
     try:
         parsed = _audit.decode(body.decode())
     except RecursionError:

@@ -33,7 +33,7 @@ class FieldNames:
         return field
 
     def rename_fields(self, sampling: SamplingParams) -> SamplingParams:
-        """The same sampling params with the API's own field names for grammar errors."""
+        """Sampling params with the API's own field names for grammar errors."""
         outputs = sampling.structured_outputs
         if outputs is None or outputs.field is None or not self._names:
             return sampling

@@ -77,7 +77,7 @@ class ProgressReply(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, progress: PromptProgress, total: int) -> ProgressReply:
-        """The same in this format."""
+        """The reply for the progress of a prompt of `total` tokens."""
         return cls(
             total=total,
             cache=progress.num_cached,

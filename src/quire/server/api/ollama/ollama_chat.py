@@ -48,7 +48,7 @@ def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter |
 
 
 def prepare_prompt(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | NothingToRun]:
-    """The same for /api/generate."""
+    """Decode a body of /api/generate and make its job, in stages; see `prepare_chat`."""
     request = ollama_request.parse_prompt(body)
     return (yield from _prepared(request, models, is_empty=not request.prompt))
 

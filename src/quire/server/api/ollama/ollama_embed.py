@@ -77,7 +77,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
 
 
 def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
-    """The same for /api/embeddings."""
+    """Decode a body of /api/embeddings and check its text, in stages; see `prepare`."""
     request, found = read_body(data, _older_decoder, {})
     request.note_no_effect(*check_options(found))
     return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
@@ -109,7 +109,7 @@ async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> 
 
 
 async def answer_older(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
-    """The same for /api/embeddings."""
+    """Embed the text and send its vector in the older format."""
     await _answer(request, context, send, _encoded_older)
 
 

@@ -59,7 +59,7 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
 
 
 def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) -> ChatRequest:
-    """The same as a ChatRequest. name: the model's. variables: of the chat template."""
+    """Ollama's body as a ChatRequest. name: the model's. variables: of the chat template."""
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     limit = options.num_predict

@@ -49,7 +49,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType | None = UNSET
 
     def with_nulls(self) -> CompletionChoice:
-        """The same with null where something was not asked for, as in replies without a stream."""
+        """Null where something was not asked for, as in replies without a stream."""
         for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
             if getattr(self, name) is UNSET:
                 setattr(self, name, None)

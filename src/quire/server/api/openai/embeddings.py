@@ -53,7 +53,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[VectorJob]:
 
 
 def prepare_pooling(data: bytes, models: ModelRegistry) -> Stages[VectorJob]:
-    """The same for /pooling."""
+    """Decode a body of /pooling and make its job, in stages."""
     return _prepared(embeddings_request.parse_pooling(data), models, "pool", PoolingItem)
 
 

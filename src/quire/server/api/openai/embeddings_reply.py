@@ -34,7 +34,7 @@ class Embedding(msgspec.Struct, kw_only=True):
 
 
 class PoolingItem(msgspec.Struct, kw_only=True):
-    """The same as /pooling has it."""
+    """A vector, or its Base64 text, as /pooling has it. index: of its text."""
 
     object: str = "pooling"
     index: int

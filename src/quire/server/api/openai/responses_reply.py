@@ -89,7 +89,7 @@ class ResponsesUsage(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, usage: Usage) -> ResponsesUsage:
-        """The same counts in the format of this API."""
+        """Token counts in the format of this API."""
         details = usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
