@@ -124,6 +124,15 @@ def test_what_is_not_known_is_refused(description: dict[str, object]) -> None:
         restore(description, tensors)
 
 
+@pytest.mark.parametrize("order", [[0, 0, 2, 3], [0, 1, 2, 4], [0, 1, 2]])
+def test_an_order_that_does_not_name_each_input_is_refused(order: list[int]) -> None:
+    codes, scale = torch.zeros(8, 2, dtype=torch.uint8), torch.ones(8, 1).half()
+    permutation = torch.tensor(order, dtype=torch.int32)
+    rows = Int4Weight(codes, scale, None, 4, permutation=permutation)
+    with pytest.raises(LookupError, match="its permutation is not one of 4 inputs"):
+        sizes_of(rows)
+
+
 def test_a_permutation_gives_the_result_of_weights_in_the_order_of_inputs() -> None:
     """Also in the fused operations, which read the rows of a residual with its norm."""
     rows = rows_of(Int4(QuantSpec("int4", group=32, zeros=True)), 64, 128)
