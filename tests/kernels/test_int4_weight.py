@@ -10,7 +10,7 @@ from ptx import bf16_pair, run_ptx
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words
+from quire.kernels.operands import Fp8Rows, Int4Weight, Int4Words, ResidualState
 from quire.kernels.reference_quantized import dequantize_int4, quantize_int4
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.gemm.int4_config import (
@@ -25,7 +25,7 @@ from quire.kernels.triton.gemm.int4_rows_config import (
     int4_rows_configs,
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
-from quire.kernels.triton.ops import int4_linear, int4_weight, linear_table
+from quire.kernels.triton.ops import int4_linear, int4_weight, linear_table, words_linear
 from quire.kernels.triton.ops.skinny_gemm import skinny_gemm_norm
 
 
@@ -136,6 +136,15 @@ def test_a_norm_that_a_layer_in_16_bits_left_is_done_where_no_ring_does_it() -> 
     normalized = reference.rms_norm(state.residual.float(), norm.float(), 1e-5)
     expected = normalized @ dequantize_int4(rows).T
     torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_hoppers_ring_does_the_norm_itself(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_linear, "has_hopper_gpu", lambda _: True)
+    weight = linear_table.pack(quantize_int4(torch.randn(64, 4096), 64, hadamard=False))
+    x = torch.zeros(rows, 4096).bfloat16()
+    state = ResidualState(x, x, torch.ones(4096).bfloat16(), 1e-5, torch.ones(1, rows))
+    assert linear_table.linear_of(weight).normalizes(state, weight)
 
 
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),
