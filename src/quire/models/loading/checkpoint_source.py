@@ -75,7 +75,7 @@ class CheckpointSource:
         left_over = [name for name in entries if name not in names and not self._is_harmless(name)]
         if missing or left_over:
             raise self._different(missing, left_over)
-        for name in names:
+        for name in sorted(names):  # so that the same one is told each time
             if name in self._owners:
                 self._owners[name].check(entries[name])
             else:
