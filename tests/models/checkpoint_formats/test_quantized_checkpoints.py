@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -227,7 +228,9 @@ def group_of(**weights: Any) -> Callable[[dict[str, Tensor], dict[str, Any]], No
     """Other settings of the weights of a compressed-tensors group."""
 
     def change(_: dict[str, Tensor], config: dict[str, Any]) -> None:
-        config["quantization_config"]["config_groups"]["group_0"]["weights"] |= weights
+        section = copy.deepcopy(config["quantization_config"])  # which other tests use, too
+        section["config_groups"]["group_0"]["weights"] |= weights
+        config["quantization_config"] = section
 
     return change
 
