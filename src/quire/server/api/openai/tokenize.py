@@ -128,7 +128,7 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
 
 def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
     """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
-    request, _ = read_body(data, _detokenize_decoder, {}, long="")
+    request, _ = read_body(data, _detokenize_decoder, {})
     engine = models.find(request.model).engine
     tokenizer, most = engine.tokenizer, counting(engine.info.limits).max_model_len
     if len(request.tokens) > most:
