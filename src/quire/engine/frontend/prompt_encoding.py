@@ -88,9 +88,7 @@ def token_ids_of(
     assert isinstance(prompt, str)
     param = "messages" if is_rendered else "prompt"
     limits.check_chars(len(prompt), param)
-    if len(prompt) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
-        _check_pieces(encode, prompt, limits, param)
-    return encode(prompt)
+    return _encode_all(encode, prompt, limits, param)
 
 
 def ids_of_parts(
@@ -107,8 +105,12 @@ def ids_of_parts(
     limits.check_chars(sum(len(part) for part in parts if isinstance(part, str)))
     ids: list[int] = []
     for index, part in enumerate(parts):
-        one = part if isinstance(part, str) else [part]
-        ids += token_ids_of(one, tokenizer, limits, Encoding(special=index == 0 and special))
+        if not isinstance(part, str):
+            ids.append(part)
+            continue
+        begins = index == 0 and special is not False
+        encode = partial(tokenizer.encode, parse_special=True, add_special_tokens=begins)
+        ids += _encode_all(encode, part, limits, "prompt")
     return ids
 
 
@@ -117,6 +119,15 @@ def counting(limits: RequestLimits) -> RequestLimits:
     longest = limits.max_model_len
     most = max(longest, min(COUNTED_CONTEXTS * longest, COUNTED_TOKENS))
     return msgspec.structs.replace(limits, max_model_len=most, only_counts=True)
+
+
+def _encode_all(
+    encode: Callable[[str], list[int]], text: str, limits: RequestLimits, param: str
+) -> list[int]:
+    """The ids of a text whose length was checked; one that may be too long goes in pieces first."""
+    if len(text) > USUAL_CHARS_PER_TOKEN * limits.max_model_len:
+        _check_pieces(encode, text, limits, param)
+    return encode(text)
 
 
 def _check_pieces(
