@@ -178,6 +178,9 @@ class InputProcessor:
             limits.check(messages[0])  # the same for all answers
         except InvalidRequestError as error:
             raise _renamed(error, prompt_field, prompt_field) from None
+        if -1 in (sampling.logprobs, sampling.prompt_logprobs):
+            for message in messages:
+                _ask_for_all(message.sampling, limits.vocab_size)
         text = _text_of(prompt, encoding)
         return PreparedRequest(
             request_id, text, token_ids, sampling, messages, limits, stop_when, caller
@@ -231,11 +234,7 @@ class InputProcessor:
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
         """Params of parallel sampling: seeds differ; only the first answer scores the prompt."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        answers = [_answer(sampling, seed, index) for index in range(sampling.n)]
-        if -1 in (sampling.logprobs, sampling.prompt_logprobs):
-            for answer in answers:
-                _ask_for_all(answer, self._limits)
-        return answers
+        return [_answer(sampling, seed, index) for index in range(sampling.n)]
 
     def _check_options(self, priority: int, cache_salt: str) -> None:
         if not isinstance(cache_salt, str):
@@ -285,9 +284,8 @@ def _answer(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
     return answer
 
 
-def _ask_for_all(sampling: SamplingParams, limits: RequestLimits) -> None:
-    """Replace -1 in the numbers of log-probabilities. Raises InvalidRequestError."""
+def _ask_for_all(sampling: SamplingParams, vocab_size: int) -> None:
+    """Replace -1 in the numbers of log-probabilities of checked params."""
     for name in ("logprobs", "prompt_logprobs"):
-        if (wanted := getattr(sampling, name)) == -1:
-            limits.check_logprobs(name, wanted)
-            force_setattr(sampling, name, limits.vocab_size)
+        if getattr(sampling, name) == -1:
+            force_setattr(sampling, name, vocab_size)
