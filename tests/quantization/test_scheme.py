@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from quire.config import EngineConfig, ModelSettings
+from quire.engine.startup import resolved_config
+from quire.engine.startup.device_policy import DeviceType
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
@@ -21,7 +23,7 @@ from quire.layers.parameter import LayerOptions
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
-from quire.quantization.scheme import SCHEMES, Role, Scheme, check_device, scheme_of
+from quire.quantization.scheme import SCHEMES, Role, Scheme, scheme_of
 from quire.quantization.stored_weight import tensors_of
 
 
@@ -95,17 +97,17 @@ def test_the_first_format_that_sizes_allow_is_taken() -> None:
     assert scheme.format_for("", "head", 64, 96) is INT8
 
 
-def test_a_device_without_kernels_for_a_scheme_is_refused() -> None:
-    for name in ("none", "fp8", "int8", "int4"):
-        check_device(name, None, "cpu")
-    check_device("fp8", None, "cuda")
-    check_device("int4", None, "cuda")
-    for name in SCHEMES:
-        check_device(name, f"lm_head={name}", "cuda")
-    with pytest.raises(ConfigError, match=r"'nf4', which runs on cpu and cuda alone.*device='cpu'"):
-        check_device("nf4", None, "mps")
-    with pytest.raises(ConfigError, match="'mxfp4', which runs on cpu and cuda alone"):
-        check_device("none", "lm_head=mxfp4", "mps")
+def test_each_scheme_has_formats_for_each_type_of_device() -> None:
+    assert all(schemes.keys() == set(get_args(DeviceType)) for schemes in SCHEMES.values())
+
+
+def test_wrong_overrides_are_refused_before_a_model_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolved_config, "resolve_model", pytest.fail)
+    requested = EngineConfig.from_options(model="a/b", quantization_overrides="lm_head=int3")
+    with pytest.raises(ConfigError, match="the format of 'lm_head' must be one of none, fp8"):
+        resolved_config.resolve(requested, "cpu")
 
 
 @pytest.mark.parametrize("k", [128, 77], ids=str)

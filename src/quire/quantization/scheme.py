@@ -120,11 +120,6 @@ def _named(name: str, setting: str, device: str) -> Scheme | None:
         return None
     if name not in SCHEMES:
         raise ConfigError(f"{setting} must be one of none, {', '.join(SCHEMES)}, not {name!r}")
-    if device not in SCHEMES[name]:
-        raise ConfigError(
-            f"{setting} is {name!r}, which runs on {' and '.join(SCHEMES[name])} alone, but device "
-            f"is {device!r}; use device='cpu'"
-        )
     return SCHEMES[name][device]
 
 
@@ -146,8 +141,3 @@ def check_patterns(scheme: Scheme, modules: Collection[str]) -> None:
                 f"quantization_overrides: {pattern!r} matches no linear layer of the model; their "
                 f"names are such as {next(iter(modules))!r} and end with {', '.join(known)}"
             )
-
-
-def check_device(name: str, overrides: str | None, device: str) -> None:
-    """Raise ConfigError if a scheme of the settings has no kernels for a type of device."""
-    scheme_of(name, device, overrides)

@@ -21,7 +21,7 @@ from quire.kvcache.kv_sizes import layers_with_types
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, pass_gate
-from quire.quantization.scheme import check_device
+from quire.quantization.scheme import scheme_of
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,8 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     Raises ConfigError or CheckpointError, which say what to change.
     """
     model = requested.model
-    check_device(model.quantization, model.quantization_overrides, device)
+    # wrong schemes and overrides are refused before a model is downloaded
+    scheme_of(model.quantization, device, model.quantization_overrides)
     config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)
