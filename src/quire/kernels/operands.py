@@ -99,6 +99,9 @@ class RopeWriteKV:
         return found if self.scales is None else (*found, self.scales)
 
 
+EARLY_LAUNCH_BYTES = 8  # of attention before weights whose format says nothing else
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
     """The parameters of one layer's attention, the same in all steps.
@@ -113,7 +116,7 @@ class AttentionParams:
     window: int | None = None  # the last tokens that a query sees, itself included; None for all
     soft_cap: float | None = None
     sinks: Tensor | None = None  # [Hq]
-    early_launch_bytes: int = 8
+    early_launch_bytes: int = EARLY_LAUNCH_BYTES
 
     def __post_init__(self) -> None:
         assert self.window is None or self.window > 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.formats.native_format import BLOCK, STEP, WIDE, NativeFormat
-from quire.kernels.operands import QuantizedWeight, QuantSpec
+from quire.kernels.operands import EARLY_LAUNCH_BYTES, QuantizedWeight, QuantSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class WeightFormat(ABC):
     native_formats: ClassVar[Variants] = {}  # those with a native kernel on a CPU
     is_rounded_natively: ClassVar[bool] = False  # whether the library also makes the codes
     has_float16_scales: ClassVar[bool] = False
-    early_launch_bytes: ClassVar[int] = 8  # of attention before such a weight: `AttentionParams`
+    early_launch_bytes: ClassVar[int] = EARLY_LAUNCH_BYTES  # see `AttentionParams`
 
     @property
     def name(self) -> str:

@@ -64,12 +64,16 @@ class QuantizedSource:
             if self.keeps_codes:
                 return self._sized(self.stored.rows(own))
             return self._sized(self.stored.numbers(own, dtype_name(dtype)))
-        except (ValueError, LookupError) as error:
+        except ValueError as error:
             raise CheckpointError(f"{self.module}: {error}") from error
 
     def _sized(self, weight: LoadedWeight) -> LoadedWeight:
         """The weight. Raises ValueError where its own settings give it other sizes than [n, k]."""
-        if (found := sizes_of(weight)) != (self.n, self.k):
+        try:
+            found = sizes_of(weight)
+        except LookupError as error:
+            raise ValueError(str(error)) from error
+        if found != (self.n, self.k):
             raise ValueError(
                 f"its tensors say that it is {list(found)}, but this model's is "
                 f"{[self.n, self.k]}; download the file again"

@@ -18,6 +18,7 @@ from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import LINES, answer
+from quire.server.api.common.tool_definitions import tool_use
 from quire.server.api.ollama import ollama_request, ollama_to_chat
 from quire.server.api.ollama.ollama_reply import (
     ChatPart,
@@ -63,6 +64,7 @@ def _prepared(
     yield
     chat = ollama_to_chat.to_chat(request, name, model.engine.tokenizer.chat_variables)
     if is_empty:
+        tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, model.name, has_message=has_message)
     if isinstance(request, OllamaPrompt) and (
         request.raw or not model.engine.tokenizer.has_chat_template

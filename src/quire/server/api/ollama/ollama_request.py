@@ -13,7 +13,7 @@ from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_request import MAX_MESSAGES
-from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools, check_tool_names, tool_use
+from quire.server.api.common.tool_definitions import MAX_TOOLS, Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText
 from quire.server.http.openapi_entry import StructRules
@@ -146,7 +146,6 @@ def parse_chat(data: bytes) -> OllamaChat:
     request, found = read_body(data, _chat_decoder, _REFUSED)
     request.note_no_effect(*check_options(found))
     check_tool_names(found.get("tools"), None)
-    tool_use(request.tools, None)  # also where nothing is run
     for index, message in enumerate(found.get("messages") or ()):
         if message.get("images"):
             raise invalid_value(f"messages[{index}].images", "models read text alone; remove them")

@@ -144,7 +144,9 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
 
 
 def _check_length(models: ModelRegistry, request: TokenizeRequest) -> None:
-    """Refuse a text that is far too long. Raises ContextLengthError."""
+    """Refuse a text that is far too long, before the body is read again, which no stream can
+    interrupt. Raises ContextLengthError.
+    """
     if text := request.prompt or request.content:
         counting(models.find(request.model).engine.info.limits).check_chars(len(text))
 
