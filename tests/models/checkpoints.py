@@ -113,6 +113,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 24, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 36},
+    ),
+    "qwen3_moe_mixed": (
+        "Qwen3Moe",
+        {**WHOLE, "hidden_size": 96, "intermediate_size": 96, "head_dim": 16, "num_experts": 7}
+        | {"num_experts_per_tok": 3, "moe_intermediate_size": 64, "mlp_only_layers": [0]},
+    ),
     "gemma2": (
         "Gemma2",
         {"head_dim": 24, "sliding_window": 29, "query_pre_attn_scalar": 20, **SOFT_CAPS},

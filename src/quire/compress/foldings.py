@@ -64,7 +64,7 @@ class Folding:
 
 def foldings(spec: LayerSpec, chosen: Collection[str]) -> list[Folding]:
     """The foldings of a decoder layer whose linear layer and source are both chosen modules."""
-    attention, mlp = spec.attention, spec.mlp
+    attention, mlp = spec.attention, spec.dense_mlp
     repeats = attention.num_heads // attention.num_kv_heads
     found = (
         Folding(attention.qkv, attention.output, norm=spec.pre_attention_norm),

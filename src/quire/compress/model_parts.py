@@ -16,7 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.compress.whole_attention import whole_attention
-from quire.core.layer_spec import LayerSpec, LinearSpec, layer_module
+from quire.core.layer_spec import (
+    LayerSpec,
+    LinearSpec,
+    UnsupportedModelError,
+    check_features,
+    layer_module,
+)
 from quire.errors import CheckpointError
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
@@ -30,7 +36,7 @@ from quire.layers.rope import RotaryEmbedding
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of
 from quire.models.checkpoints.checkpoint import PREFIX, Checkpoint
 from quire.models.config.model_config import ModelConfig
-from quire.models.families.llama import LlamaDecoderLayer
+from quire.models.families.llama import COMPUTED, LlamaDecoderLayer
 from quire.models.loading.checkpoint_source import read_tensors
 from quire.models.loading.expected_tensors import ExpectedTensor, expected_tensors
 from quire.models.loading.quantized_source import QuantizedSource, quantized_sources
@@ -55,6 +61,13 @@ class ModelParts:
     ) -> None:
         self.config = config or ModelConfig.from_folder(folder)
         self.spec, self.device = self.config.spec, device
+        try:
+            check_features(self.spec, COMPUTED - {"MoESpec"})
+        except UnsupportedModelError as error:
+            raise CheckpointError(
+                f"{folder} has a {error}, which is neither quantized nor verified layer by layer; "
+                "serve it with --quantization int8, or another format"
+            ) from error
         self.checkpoint = checkpoint or Checkpoint.open(folder)
         names = self.checkpoint.entries
         self.prefix = "" if any(name.startswith(PREFIX) for name in names) else PREFIX
@@ -185,10 +198,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def linears_of(layer: LlamaDecoderLayer) -> dict[str, LinearBase]:
     """Linear layers of a decoder layer by their names in it, in the order in which they run."""
-    modules = dict(layer.named_modules())
-    found = [layer.self_attn.qkv_proj, layer.self_attn.o_proj]
-    ordered = [*found, layer.mlp.gate_up_proj, layer.mlp.down_proj]
-    assert all(modules[linear.spec.module] is linear for linear in ordered)
+    ordered = (module for module in layer.modules() if isinstance(module, LinearBase))
     return {linear.spec.module: linear for linear in ordered}
 
 

@@ -18,8 +18,9 @@ import msgspec
 from quire.core.rope_settings import RopeSettings
 
 # What a weight multiplies, by which its format is chosen: the hidden states of a layer, or the last
-# ones to logits. Embeddings are looked up, norms and biases are few: they have no role.
-Role = Literal["layer", "head"]
+# ones to logits, or by a router to probabilities of experts. Embeddings are looked up, norms and
+# biases are few: they have no role.
+Role = Literal["layer", "head", "router"]
 Activation = Literal["silu", "gelu_tanh"]
 
 LAYERS = "model.layers"  # module that holds the layers, by their index
@@ -144,9 +145,43 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation = "silu"
 
     @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """Its linear layers, in the order in which a step reads them."""
+        return self.gate_up, self.down
+
+    @property
     def intermediate_size(self) -> int:
         """The number of rows of the gate weight, and of the up weight."""
         return self.down.k
+
+
+class MoESpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts (MoE): many MLPs, of which each token passes through a few.
+
+    A router [E, H] gives a probability per expert (softmax over all E). A token's result is the sum
+    of the results of its `experts_per_token` most probable experts, each times its probability;
+    is_normalized: after division by their sum. (Shazeer et al., 2017; Fedus et al., 2022)
+    """
+
+    router: LinearSpec
+    experts: tuple[MLPSpec, ...]
+    experts_per_token: int
+    is_normalized: bool
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """The router, then the experts' linear layers in their order."""
+        return self.router, *(linear for expert in self.experts for linear in expert.linears)
+
+    @property
+    def intermediate_size(self) -> int:
+        """The greatest of the experts' sizes, see `MLPSpec`."""
+        return max(expert.intermediate_size for expert in self.experts)
+
+    @property
+    def words(self) -> str:
+        """Its name in messages."""
+        return f"mixture of {len(self.experts)} experts (MoE)"
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +192,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     attention: AttentionSpec
-    mlp: MLPSpec
+    mlp: MLPSpec | MoESpec
     pre_attention_norm: NormSpec
     pre_mlp_norm: NormSpec
     post_attention_norm: NormSpec | None = None
@@ -166,7 +201,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def linears(self) -> tuple[LinearSpec, ...]:
         """All linear layers, in the order in which a step reads them."""
-        return self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down
+        return self.attention.qkv, self.attention.output, *self.mlp.linears
+
+    @property
+    def dense_mlp(self) -> MLPSpec:
+        """Its MLP. Raises UnsupportedModelError for experts."""
+        if isinstance(self.mlp, MoESpec):
+            raise UnsupportedModelError(self.mlp.words)
+        return self.mlp
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
@@ -265,6 +307,8 @@ def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
     """The features that a record and those in it use, as (class.field, words for a message)."""
     if isinstance(record, RopeSettings) and record.kind != "default":
         yield f"RopeSettings.kind={record.kind}", f"RoPE of the kind {record.kind}"
+    if isinstance(record, MoESpec):
+        yield "MoESpec", record.words
     names, defaults = record.__struct_fields__, record.__struct_defaults__
     required = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
     for name, default in zip(names, required + defaults, strict=True):
@@ -273,7 +317,7 @@ def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
             words = _WORDS.get(name, name.replace("_", " "))
             shown = f"{words} {value}" if isinstance(value, float | str) else words
             yield f"{type(record).__name__}.{name}", shown
-        for inner in value if isinstance(value, tuple) else (value,):
+        for inner in dict.fromkeys(value) if isinstance(value, tuple) else (value,):
             if isinstance(inner, msgspec.Struct):
                 yield from features(inner)
 

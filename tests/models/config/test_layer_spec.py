@@ -30,13 +30,17 @@ def test_sizes_follow_from_the_config(case: tuple[ModelConfig, Checkpoint]) -> N
     config, _ = case
     hidden, dim, size = config.hidden_size, config.head_dim, config.intermediate_size
     heads = config.num_heads + 2 * config.num_kv_heads
-    linears = [
-        (heads * dim, hidden), (hidden, config.num_heads * dim), (2 * size, hidden), (hidden, size)
-    ]  # fmt: skip
-    for layer in config.spec.layers:
+    attention = [(heads * dim, hidden), (hidden, config.num_heads * dim)]
+    expected = 0
+    for layer, experts in zip(config.spec.layers, config.experts, strict=True):
+        linears = [*attention, (2 * size, hidden), (hidden, size)]
+        if experts is not None:
+            own = experts.intermediate_size
+            linears = [*attention, (experts.num_experts, hidden)]
+            linears += experts.num_experts * [(2 * own, hidden), (hidden, own)]
         assert [(linear.n, linear.k) for linear in layer.linears] == linears
+        expected += sum(n * k for n, k in linears)
     tables = 1 if config.tie_word_embeddings else 2
-    expected = config.num_layers * sum(n * k for n, k in linears)
     assert config.num_parameters == expected + tables * config.vocab_size * hidden
     for item, name in ((4, "float32"), (1, "float8_e4m3fn")):
         found = block_bytes(config.spec.kv_layers, 16, name)

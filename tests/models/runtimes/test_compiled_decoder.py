@@ -206,6 +206,7 @@ def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
         ("llama", 16, "heads of 8 "),
         ("llama_d96", 12, "heads of 96 in blocks of 12"),
         ("llama_dynamic", 16, "depend on a sequence's length"),
+        ("qwen3_moe", 16, "mixture of 5 experts"),
     ],
 )
 def test_shapes_that_are_left_to_the_modules(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from quire.config import EngineConfig
-from quire.core.layer_spec import LayerSpec
+from quire.core.layer_spec import LayerSpec, MoESpec
 from quire.dtypes import DTYPES, HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS, HOPPER_MAJOR
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup.footprint import (
@@ -211,7 +211,10 @@ def _widest(layer: LayerSpec) -> int:
     queries = attention.num_heads * attention.key_dim
     keys = attention.num_kv_heads * attention.key_dim
     heads = 3 * (queries + keys)  # projected, after RoPE, attention's result
-    return max(heads, 3 * layer.mlp.intermediate_size)  # gate and up, and their product
+    inner = 3 * layer.mlp.intermediate_size  # gate and up, and their product
+    if isinstance(layer.mlp, MoESpec):  # an expert's rows and results, all experts' in float32
+        inner += 4 * layer.mlp.router.k
+    return max(heads, inner)
 
 
 def logits_bytes(model_config: ModelConfig, num_rows: int, item: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config import EngineConfig
-from quire.core.layer_spec import KVLayerSpec
+from quire.core.layer_spec import KVLayerSpec, MoESpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.engine.startup.device_policy import DeviceType, choose_dtype, choose_kv_dtype
@@ -61,6 +61,8 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)
+    if device == "cuda":
+        _refuse_experts(model_config)
     dtype = choose_dtype(config, model_config)
     return ResolvedConfig(
         requested=requested,
@@ -86,6 +88,16 @@ def _quality(config: EngineConfig, folder: Path, model_config: ModelConfig) -> Q
     return pass_gate(
         folder, model.quality_gate, is_quantized=is_quantized, setting=model.quantization
     )
+
+
+def _refuse_experts(model_config: ModelConfig) -> None:
+    """Raise ConfigError for what no CUDA graph holds: sizes that depend on what tokens are."""
+    for layer in model_config.spec.layers:
+        if isinstance(layer.mlp, MoESpec):
+            raise ConfigError(
+                f"the model has a {layer.mlp.words}, which runs on CPUs only; use device='cpu', or "
+                "take a dense model"
+            )
 
 
 def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -21,6 +21,7 @@ from quire.core.layer_spec import (
     LinearSpec,
     MLPSpec,
     ModelSpec,
+    MoESpec,
     NormSpec,
 )
 from quire.core.rope_settings import RopeSettings
@@ -41,6 +42,7 @@ from quire.models.config.config_values import (
     refuse_unsupported,
 )
 from quire.models.config.rope_config import read_rope
+from quire.models.families.family import ExpertSizes
 from quire.models.families.registry import FAMILIES
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: the class named in config.json; family: a name in `registry.FAMILIES`.
     sliding_windows: per layer, how many of the last tokens a query sees; None for all.
+    experts: per layer, the sizes of its mixture of experts; None where its MLP is dense.
     attention_scale: multiplies scores; the soft caps are None where there are none.
     dtype: name of the checkpoint's data type, such as "bfloat16"; checkpoint_format: how its
     weights are quantized, if they are; kv_cache_dtype: the setting that its KV cache was made for.
@@ -70,6 +73,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float
     rope: RopeSettings
     sliding_windows: tuple[int | None, ...]
+    experts: tuple[ExpertSizes | None, ...]
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
@@ -127,6 +131,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             rms_norm_eps=config.number("rms_norm_eps", family.rms_norm_eps),
             rope=read_rope(config, head_dim),
             sliding_windows=family.windows(config, num_layers),
+            experts=family.experts(config, num_layers),
             tie_word_embeddings=config.boolean("tie_word_embeddings", family.ties_embeddings),
             qkv_bias=read_bias(config, family.qkv_bias),
             output_bias=read_bias(config, family.output_bias),
@@ -155,7 +160,10 @@ def _describe(config: ModelConfig) -> ModelSpec:
             hidden_size=config.hidden_size,
             scale=config.hidden_size**0.5 if facts.is_embedding_scaled else 1.0,
         ),
-        layers=tuple(_layer(config, window) for window in config.sliding_windows),
+        layers=tuple(
+            _layer(config, window, experts)
+            for window, experts in zip(config.sliding_windows, config.experts, strict=True)
+        ),
         final_norm=_norm(config, "model.norm"),
         head=head if config.has_head else None,
         is_head_tied=config.has_head and config.tie_word_embeddings,
@@ -163,11 +171,13 @@ def _describe(config: ModelConfig) -> ModelSpec:
     )
 
 
-def _layer(config: ModelConfig, window: int | None) -> LayerSpec:
+def _layer(config: ModelConfig, window: int | None, experts: ExpertSizes | None) -> LayerSpec:
     names = FAMILIES[config.family].norm_names
     return LayerSpec(
         attention=_attention(config, window),
-        mlp=_mlp(config),
+        mlp=_mlp(config, "mlp", config.intermediate_size)
+        if experts is None
+        else _moe(config, experts),
         pre_attention_norm=_norm(config, names.pre_attention),
         pre_mlp_norm=_norm(config, names.pre_mlp),
         post_attention_norm=_norm(config, names.post_attention) if names.post_attention else None,
@@ -212,22 +222,39 @@ def _attention(config: ModelConfig, window: int | None) -> AttentionSpec:
     )
 
 
-def _mlp(config: ModelConfig) -> MLPSpec:
-    size = config.intermediate_size
+def _mlp(config: ModelConfig, module: str, size: int) -> MLPSpec:
     return MLPSpec(
         gate_up=LinearSpec(
-            module="mlp.gate_up_proj",
+            module=f"{module}.gate_up_proj",
             n=2 * size,
             k=config.hidden_size,
             role="layer",
             bias=config.mlp_bias,
-            parts=_parts("mlp", {"gate": size, "up": size}),
+            parts=_parts(module, {"gate": size, "up": size}),
             is_fused_on_disk=FAMILIES[config.family].has_fused_weights,
         ),
         down=LinearSpec(
-            module="mlp.down_proj", n=config.hidden_size, k=size, role="layer", bias=config.mlp_bias
+            module=f"{module}.down_proj",
+            n=config.hidden_size,
+            k=size,
+            role="layer",
+            bias=config.mlp_bias,
         ),
         activation=config.activation,
+    )
+
+
+def _moe(config: ModelConfig, sizes: ExpertSizes) -> MoESpec:
+    return MoESpec(
+        router=LinearSpec(
+            module="mlp.gate", n=sizes.num_experts, k=config.hidden_size, role="router"
+        ),
+        experts=tuple(
+            _mlp(config, f"mlp.experts.{index}", sizes.intermediate_size)
+            for index in range(sizes.num_experts)
+        ),
+        experts_per_token=sizes.experts_per_token,
+        is_normalized=sizes.is_normalized,
     )
 
 

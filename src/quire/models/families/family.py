@@ -1,4 +1,4 @@
-"""A dense model family: how its decoders differ from Llama, as a table of facts. No torch.
+"""A model family: how its decoders differ from Llama, as a table of facts. No torch.
 
 The defaults are Llama's. A family that differs has a file with its table, which registry.py lists;
 the modules for all of them are in llama.py.
@@ -48,6 +48,20 @@ def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
     return tuple(window if i >= first else None for i in range(num_layers))
 
 
+class ExpertSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a layer's mixture of experts, see `MoESpec`. intermediate_size: of one expert."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    is_normalized: bool
+
+
+def no_experts(_: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, ...]:
+    """Every layer has one dense MLP."""
+    return (None,) * num_layers
+
+
 class NormNames(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of a layer's norms in checkpoints; None where there is no such norm."""
 
@@ -61,7 +75,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a family that its config files do not say, or say under keys of their own.
 
     architectures: classes named in config.json; those that do not end in "ForCausalLM" have no
-    head, so they make embeddings and draw no tokens. windows: reads the window of each layer.
+    head, so they make embeddings and draw no tokens. windows: reads the window of each layer;
+    experts: the sizes of each layer's mixture of experts, None where its MLP is dense.
     head_norms: queries and keys are normalised by head. has_fused_weights: checkpoints hold
     qkv_proj and gate_up_proj as one weight each. rms_norm_eps: where config.json has none.
     activations: by their names in config.json. The keys of attention_scale (its value's inverse
@@ -77,6 +92,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     has_fused_weights: bool = False
     rms_norm_eps: float = 1e-6
     windows: Callable[[ConfigFile, int], Windows] = no_windows
+    experts: Callable[[ConfigFile, int], tuple[ExpertSizes | None, ...]] = no_experts
     norm_names: NormNames = NormNames()
     norms_add_one: bool = False
     activation_key: str = "hidden_act"

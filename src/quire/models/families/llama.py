@@ -23,7 +23,8 @@ from quire.kernels.reference import soft_capped
 from quire.layers.attention_layer import Attention, Rope
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.forward_context import ForwardContext
-from quire.layers.linear_layers import GateUpParallelLinear, QKVParallelLinear, RowParallelLinear
+from quire.layers.linear_layers import QKVParallelLinear, RowParallelLinear
+from quire.layers.mlp import GatedMLP, MixtureOfExperts
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope import RotaryEmbedding
@@ -39,6 +40,7 @@ COMPUTED = frozenset(
         "AttentionSpec.query_norm",
         "AttentionSpec.key_norm",
         "MLPSpec.activation",
+        "MoESpec",
         "LayerSpec.post_attention_norm",
         "LayerSpec.post_mlp_norm",
         "NormSpec.adds_one",
@@ -47,10 +49,6 @@ COMPUTED = frozenset(
         *ROPE_FEATURES,
     }
 )
-
-
-# of the residual, for the next part; of a part's output before it is added, where there is one
-Norms = tuple[RMSNorm, RMSNorm | None]
 
 
 class LlamaAttention(nn.Module):
@@ -78,19 +76,6 @@ class LlamaAttention(nn.Module):
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
-class LlamaMLP(nn.Module):
-    """A gated MLP: down(activation(gate(x)) * up(x))."""
-
-    def __init__(self, spec: MLPSpec, options: LayerOptions) -> None:
-        super().__init__()
-        self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options, spec.activation, spec.down)
-        self.down_proj = RowParallelLinear(spec.down, options)
-
-    def forward(self, residual: ResidualState, norms: Norms) -> ResidualState:
-        """The residual [T, H] with the MLP's output added, for the next norm."""
-        return self.down_proj.add(self.gate_up_proj.act_and_mul(residual), residual, *norms)
-
-
 class LlamaDecoderLayer(nn.Module):
     """Attention and MLP, each between norms and adding to the residual."""
 
@@ -99,7 +84,11 @@ class LlamaDecoderLayer(nn.Module):
         self.pre_attention_norm = self._add_norm(spec.pre_attention_norm, options)
         self.self_attn = LlamaAttention(spec.attention, layer_id, options)
         self.pre_mlp_norm = self._add_norm(spec.pre_mlp_norm, options)
-        self.mlp = LlamaMLP(spec.mlp, options)
+        self.mlp: GatedMLP | MixtureOfExperts = (
+            GatedMLP(spec.mlp, options)
+            if isinstance(spec.mlp, MLPSpec)
+            else MixtureOfExperts(spec.mlp, options)
+        )
         after = spec.post_attention_norm, spec.post_mlp_norm
         self.post_attention_norm, self.post_mlp_norm = (
             None if norm is None else self._add_norm(norm, options) for norm in after

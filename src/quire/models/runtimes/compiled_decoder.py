@@ -123,7 +123,7 @@ class CompiledDecoder:
         attention = self._first.attention
         # heads as projected, queries after RoPE, and attention's result
         heads = 3 * attention.num_heads + 2 * attention.num_kv_heads
-        numbers = heads * attention.key_dim + self._first.mlp.intermediate_size
+        numbers = heads * attention.key_dim + self._first.dense_mlp.intermediate_size
         numbers += attention.output.n  # a part's output, where a norm follows
         size = max(num_tokens, FEW_TOKENS) * numbers * self._dtype.itemsize + _LINE
         if num_tokens > FEW_TOKENS:

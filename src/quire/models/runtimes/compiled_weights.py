@@ -102,7 +102,7 @@ def _check_sizes(spec: ModelSpec, block_size: int) -> None:
         raise UnsupportedModelError("angles that depend on a sequence's length")
     if len({_heads(layer.attention) for layer in spec.layers}) != 1:
         raise UnsupportedModelError("layers with different heads")
-    if len({layer.mlp.intermediate_size for layer in spec.layers}) != 1:
+    if len({layer.dense_mlp.intermediate_size for layer in spec.layers}) != 1:
         raise UnsupportedModelError("MLPs of different sizes")
     head_norms = {
         norm
@@ -214,9 +214,10 @@ def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
             layer.post_attention_norm, layer.post_mlp_norm,
         )
     )  # fmt: skip
-    activation = _EPILOGUES.get(layer.mlp.activation)
+    mlp = layer.dense_mlp
+    activation = _EPILOGUES.get(mlp.activation)
     if activation is None:
-        raise UnsupportedModelError(f"activation {layer.mlp.activation}")
+        raise UnsupportedModelError(f"activation {mlp.activation}")
     args = LayerArgs(
         norm=address(reader.norm(prefix, layer.pre_attention_norm)),
         mlp_norm=address(reader.norm(prefix, layer.pre_mlp_norm)),
@@ -233,8 +234,8 @@ def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
     )
     args.qkv = reader.linear(prefix, attention.qkv)
     args.o = reader.linear(prefix, attention.output)
-    args.gate_up = reader.linear(prefix, layer.mlp.gate_up)
-    args.down = reader.linear(prefix, layer.mlp.down)
+    args.gate_up = reader.linear(prefix, mlp.gate_up)
+    args.down = reader.linear(prefix, mlp.down)
     if args.gate_up.outputs % (2 * BLOCK):
         raise UnsupportedModelError("gate and up rows that are not interleaved")
     return args

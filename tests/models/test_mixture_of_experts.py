@@ -1,0 +1,116 @@
+"""A mixture of experts beyond what every family is tested for: routing, formats, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from harness import load_folder
+
+from quire.compress.model_parts import ModelParts
+from quire.config import EngineConfig
+from quire.core.layer_spec import MoESpec
+from quire.engine.startup.footprint import weights_by_format
+from quire.engine.startup.resolved_config import resolve
+from quire.errors import CheckpointError, ConfigError
+from quire.kernels.operands import ResidualState
+from quire.layers.mlp import GatedMLP, MixtureOfExperts
+from quire.models.config.model_config import ModelConfig
+
+CASE = "qwen3_moe_mixed"  # a dense layer, then one of 7 experts of which each token takes 3
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Callable) -> Path:
+    found: Path = checkpoint(CASE)[0]
+    return found
+
+
+def test_layers_may_differ(folder: Path) -> None:
+    model, config = load_folder(folder)
+    kinds = [type(layer.mlp) for layer in model.model.layers]
+    assert kinds == [GatedMLP, MixtureOfExperts]
+    spec = config.spec.layers[1].mlp
+    assert isinstance(spec, MoESpec)
+    assert (len(spec.experts), spec.experts_per_token, spec.is_normalized) == (7, 3, False)
+
+
+@torch.inference_mode()
+def test_a_tokens_result_does_not_depend_on_others(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = load_folder(folder)[0].model
+    layer, rows = model.layers[1], torch.randn(50, 96)
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        norm = layer.pre_mlp_norm
+        state = ResidualState(rows, None, norm.weight, norm.eps)
+        return layer.mlp(state, (model.norm, None)).residual
+
+    together = run(rows)
+    assert layer.mlp.route(rows)[1].unique().tolist() == list(range(7))
+    for index in (0, 17, 49):
+        torch.testing.assert_close(run(rows[index : index + 1])[0], together[index])
+
+
+def test_routers_keep_the_models_type(folder: Path) -> None:
+    """Experts are quantized as MLPs are, and the plan counts each."""
+    model = load_folder(folder, "bfloat16", quantization="int8")[0]
+    moe = model.model.layers[1].mlp
+    assert moe.gate.method.weight_format is None
+    assert {expert.down_proj.method.weight_format.name for expert in moe.experts} == {"int8"}
+    config = EngineConfig.from_options(
+        model=str(folder), quantization="int8", dtype="bfloat16", device="cpu"
+    )
+    planned = weights_by_format(config, ModelConfig.from_folder(folder), folder)
+    numbers = 512 * 96 + 7 * 96  # embedding and router; norms are few
+    assert 2 * numbers <= planned["bfloat16"] < 2 * numbers + 2000
+    experts, attention = 7 * 3 * 64 * 96, 2 * (96 + 2 * 48 + 96) * 96
+    codes = experts + 3 * 96 * 96 + attention + 512 * 96
+    assert codes < planned["int8"] < 1.2 * codes
+
+
+def test_it_is_refused_by_name_where_it_is_not_computed(folder: Path) -> None:
+    config = EngineConfig.from_options(model=str(folder), device="cuda")
+    with pytest.raises(ConfigError, match=r"mixture of 7 experts .* device='cpu'"):
+        resolve(config, "cuda")
+    with pytest.raises(CheckpointError, match=r"mixture of 7 experts .* --quantization"):
+        ModelParts(folder, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_local_experts": None}, "num_local_experts is missing"),
+        ({"num_experts_per_tok": 8}, "num_experts_per_tok must be an integer between 1 and 7"),
+        ({"mlp_only_layers": [0.5]}, "mlp_only_layers must be a list of layers' numbers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer"),
+    ],
+)
+def test_wrong_sizes_are_refused_by_their_key(
+    changes: dict[str, object], words: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        changed_config(folder, tmp_path, changes)
+
+
+def test_the_older_name_of_the_number_of_experts(folder: Path, tmp_path: Path) -> None:
+    config = changed_config(folder, tmp_path, {"num_experts": 7}, without="num_local_experts")
+    assert config == ModelConfig.from_folder(folder)
+
+
+def test_experts_in_every_second_layer(folder: Path, tmp_path: Path) -> None:
+    changes = {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    config = changed_config(folder, tmp_path, changes)
+    assert [experts is not None for experts in config.experts] == [False, True, *[False] * 3]
+
+
+def changed_config(
+    folder: Path, to: Path, changes: dict[str, object], without: str = ""
+) -> ModelConfig:
+    values = json.loads((folder / "config.json").read_text()) | changes
+    values.pop(without, None)
+    (to / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_folder(to)
