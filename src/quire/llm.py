@@ -33,8 +33,10 @@ from quire.engine.frontend.prompt_inputs import (
 )
 from quire.engine.frontend.prompt_options import (
     EncodingOptions,
+    read_call,
+    read_chat,
     read_encoding,
-    template_options,
+    take_renamed,
     without_foreign,
 )
 from quire.errors import invalid_value
@@ -82,7 +84,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompts,
+        prompts: Prompts | None = None,
         sampling_params: Sampling = None,
         *,
         use_tqdm: bool = True,
@@ -92,19 +94,19 @@ class LLM:
         """Answer every prompt; results come in the order of the prompts.
 
         prompts: text, token ids (a list, tuple, array or tensor) or a map with `prompt` or
-        `prompt_token_ids`; one, or any iterable of them. sampling_params: one for all, or one for
-        each; None: get_default_sampling_params().
+        `prompt_token_ids`; one, or any iterable of them; vLLM's older names are known.
+        sampling_params: one for all, or one for each; None: get_default_sampling_params().
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
         outputs, and the others run. encoding: how text becomes token ids.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
-        found = read_prompts(prompts)
+        found, how = read_call(prompts, encoding)
         return self._engine.answer(
             "prompt",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
             lambda prompt: prompt,
-            read_encoding(encoding),
+            how,
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
         )
@@ -123,22 +125,23 @@ class LLM:
         """Answer one conversation, or each of a list, through a chat template.
 
         chat_template: the template to use instead of the model's. template_kwargs (or the map
-        chat_template_kwargs): add_generation_prompt, continue_final_message, tools, and variables
-        that the template reads. Raises as `generate` does.
+        chat_template_kwargs): add_generation_prompt, continue_final_message, tools, variables that
+        the template reads, and EncodingOptions. Raises as `generate` does.
         """
         tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
-        own = template_options(template_kwargs, tokenizer.chat_variables)
+        own, how = read_chat(template_kwargs, tokenizer.chat_variables)
         variables = {**(chat_template_kwargs or {}), **own}
 
         def encode(conversation: list[Message]) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
-            return token_ids_of(rendered, tokenizer, self.info.limits, is_rendered=True)
+            return token_ids_of(rendered, tokenizer, self.info.limits, how, is_rendered=True)
 
         found = read_conversations(messages)
         return self._engine.answer(
             "messages",
             list(zip(found, self._sampling(sampling_params, len(found)), strict=True)),
             encode,
+            how,  # where as many tokens are kept as fit, those beside the answer
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
         )
@@ -163,7 +166,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: Prompts,
+        prompts: Prompts | None = None,
         *,
         pooling: Pooling | None = None,
         normalize: bool | None = None,
@@ -180,39 +183,50 @@ class LLM:
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         params = (pooling_params or self.info.pooling).changed(**changes)
-        found, how = read_prompts(prompts), read_encoding(encoding)
+        found, how = read_call(prompts, encoding)
         outputs = self._engine.embed(found, params, how, use_tqdm=use_tqdm)
         return [_vector(output) for output in outputs]
 
     def encode(
         self,
-        prompts: Prompts,
+        prompts: Prompts | None = None,
         pooling_params: PoolingParams | None = None,
         *,
         pooling_task: Literal["embed"] = "embed",
         use_tqdm: bool = True,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[EmbeddingOutput]:
         """Vectors of prompts, as `embed` makes them; each is `outputs.data`, too."""
         if pooling_task != "embed":
             problem = f"must be 'embed', not {pooling_task!r}"
             raise invalid_value("pooling_task", problem)
-        return self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm)
+        return self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm, **encoding)
 
     def score(
-        self, data_1: Prompts, data_2: Prompts, *, use_tqdm: bool = True
+        self,
+        data_1: Prompts | None = None,
+        data_2: Prompts | None = None,
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        **encoding: Unpack[EncodingOptions],
     ) -> list[ScoreOutput]:
         """The similarity of each pair of texts, by their vectors; one text is paired with each.
 
-        Raises InvalidRequestError for lists of different lengths, and as `embed` does.
+        pooling_params, encoding: as `embed` takes them; vectors are normalized in any case. Raises
+        InvalidRequestError for lists of different lengths, and as `embed` does.
         """
-        first, second = read_prompts(data_1), read_prompts(data_2)
+        rest: dict[str, Any] = dict(encoding)
+        first = read_prompts(take_renamed("data_1", data_1, rest))
+        second = read_prompts(take_renamed("data_2", data_2, rest))
         if len(first) == 1:
             first *= len(second)
         if len(first) != len(second):
             problem = f"must have as many texts as data_1 ({len(first)}), not {len(second)}"
             raise invalid_value("data_2", problem)
-        params = self.info.pooling.changed(normalize=True)
-        outputs = self._engine.embed([*first, *second], params, use_tqdm=use_tqdm)
+        params = (pooling_params or self.info.pooling).changed(normalize=True)
+        how = read_encoding(rest)
+        outputs = self._engine.embed([*first, *second], params, how, use_tqdm=use_tqdm)
         vectors = [_vector(output) for output in outputs]
         return [_score(*pair) for pair in zip(vectors, vectors[len(first) :], strict=False)]
 

@@ -31,7 +31,7 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": set(CONSTRAINTS), "call": set(), "pooling": POOLING,
+    "cli": set(CONSTRAINTS), "call": {"prompts", "data_1", "data_2"}, "pooling": POOLING,
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 

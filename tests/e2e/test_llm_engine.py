@@ -71,6 +71,22 @@ def test_kinds_of_items(engine: LLMEngine, texts: list[str]) -> None:
     assert len(found["CUMULATIVE"]) == len(found["DELTA"]) > 1
 
 
+def test_prompts_and_options_by_vllms_names(engine: LLMEngine, texts: list[str]) -> None:
+    ids = engine.get_tokenizer().encode(PROMPTS[0])
+    engine.add_request("ids", None, PARAMS, prompt_token_ids=ids, lora_request=None)
+    long = [*engine.get_tokenizer().encode(PROMPTS[1]), *ids]
+    engine.add_request(
+        "cut", long, PARAMS, tokenization_kwargs={"truncate_prompt_tokens": len(ids)}
+    )
+    found = run(engine)
+    assert {name: items[-1].outputs[0].text for name, items in found.items()} == {
+        "ids": texts[0], "cut": texts[0],
+    }  # fmt: skip
+    with pytest.raises(InvalidRequestError, match=r"^lora_request 'x' is not supported: .*; merge"):
+        engine.add_request("a", PROMPTS[0], PARAMS, lora_request="x")
+    assert not engine.has_unfinished_requests()
+
+
 def test_aborted_and_refused_requests_leave_others(engine: LLMEngine, texts: list[str]) -> None:
     for request_id, prompt in zip("ab", PROMPTS, strict=False):
         engine.add_request(request_id, prompt, PARAMS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,51 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
         llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
     with pytest.warns(NoEffectWarning, match="content_format has no effect"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+
+
+def test_prompts_under_their_older_names(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("A list is")
+    plain = texts(llm.generate("A list is", GREEDY, use_tqdm=False))
+    for call in ({"prompt_token_ids": [ids]}, {"prompt_token_ids": ids}, {"inputs": "A list is"}):
+        assert texts(llm.generate(sampling_params=GREEDY, use_tqdm=False, **call)) == plain
+    vector = llm.embed("A list is", use_tqdm=False)[0].embedding
+    for method in (llm.embed, llm.encode):
+        (output,) = method(prompt_token_ids=[ids], use_tqdm=False, lora_request=None)
+        np.testing.assert_array_equal(output.embedding, vector)
+    (score,) = llm.score(text_1="A list is", text_2="A list is", use_tqdm=False)
+    assert score.outputs.score == pytest.approx(1, abs=1e-5)
+    with pytest.raises(InvalidRequestError, match=r"^prompt_token_ids: it is the same as prompts"):
+        llm.generate("A list is", GREEDY, prompt_token_ids=[ids])
+    with pytest.raises(InvalidRequestError, match=r"^prompt: must be text, token ids or a list"):
+        llm.generate()
+
+
+@pytest.mark.parametrize("method", ["generate", "embed", "encode", "score"])
+def test_each_call_knows_other_engines_arguments(llm: LLM, method: str) -> None:
+    prompts = ["A list is"] * (2 if method == "score" else 1)
+    call = partial(getattr(llm, method), *prompts, use_tqdm=False)
+    assert call(lora_request=None, mm_processor_kwargs={}, tokenization_kwargs={})
+    assert len(call(truncate_prompt_tokens=1)[0].prompt_token_ids) == len(prompts)
+    for name, value in (("lora_request", "x"), ("chat_template", "{{ x }}"), ("priority", [1])):
+        with pytest.raises(InvalidRequestError, match=f"^{name} .* is not supported: .*; "):
+            call(**{name: value})
+    with pytest.raises(InvalidRequestError, match=r"^colour: unknown option; remove it"):
+        call(colour="red")
+
+
+def test_conversations_are_cut_at_their_start(llm: LLM) -> None:
+    whole = llm.chat(CHAT, GREEDY, use_tqdm=False, tokenization_kwargs=None)[0].prompt_token_ids
+    for options in (
+        {"truncate_prompt_tokens": 3},
+        {"tokenization_kwargs": {"truncation_side": "left", "truncate_prompt_tokens": 3}},
+    ):
+        (output,) = llm.chat(CHAT, GREEDY, use_tqdm=False, **options)
+        assert output.prompt_token_ids == whole[-3:]
+    long = [{"role": "user", "content": "list " * 9999}]
+    (output,) = llm.chat(long, GREEDY, use_tqdm=False, truncate_prompt_tokens=-1)
+    assert len(output.prompt_token_ids) == llm.info.limits.max_model_len - 8
+    with pytest.raises(InvalidRequestError, match=r"^truncate_prompt_tokens: must be"):
+        llm.chat(CHAT, GREEDY, use_tqdm=False, truncate_prompt_tokens=0)
 
 
 def test_engine_args_make_an_llm() -> None:

@@ -11,6 +11,10 @@ _NO_ADAPTER = "the weights are those of the model's folder"
 _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 
 CALL_NAMES: tuple[ForeignName, ...] = (
+    alias("prompt_token_ids", "prompts", _V),
+    alias("inputs", "prompts", _V),
+    alias("text_1", "data_1", _V),
+    alias("text_2", "data_2", _V),
     only("lora_request", _V, ([],), _NO_ADAPTER, _MERGE),
     only("prompt_adapter_request", _V, (), _NO_ADAPTER, _MERGE),
     only("mm_processor_kwargs", _V, ({},), "models read text alone", "leave it out"),
@@ -20,6 +24,13 @@ CALL_NAMES: tuple[ForeignName, ...] = (
          "sort them, or give add_request of an LLMEngine a priority"),
     no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
     no_effect("concurrency_limit", _V, "requests beyond max_num_seqs wait for their turn"),
+    only("pooling_params", _V, (), "they are params of embeddings", "use embed"),
+    only("chat_template", _V, (), "a text is taken as it is",
+         "use chat, or render it by the tokenizer first"),
+    no_effect("arrival_time", _V, "a request is timed from its call"),
+    only("trace_headers", _V, ({},), "requests over HTTP are traced", "use `quire serve`"),
+    only("data_parallel_rank", _V, (0,), "a model runs on one device", "leave it out"),
+    only("reasoning_ended", _V, (), "the prompt says whether a thought is open", "leave it out"),
 )  # fmt: skip
 
 _TO_EMBED = "give it to LLM.embed instead"

@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.prompt_inputs import read_prompts
+from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
 from quire.errors import EngineError, invalid_value
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
@@ -44,30 +44,32 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        **encoding: Unpack[EncodingOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the answers to a prompt. prompt: as `LLM.generate` takes one.
+        """Stream the answers to a prompt. prompt, encoding: as `LLM.generate` takes them.
 
         One that is aborted ends without a last item. Raises as `AsyncEngine.generate` does.
         """
         if request_id in self._aborts:
             raise invalid_value("request_id", f"{request_id!r} runs already; use another one")
         aborted = self._aborts[request_id] = asyncio.Event()
+        items = self._items(prompt, sampling_params, priority, encoding)
         try:
-            async for item in _until(aborted, self._items(prompt, sampling_params, priority)):
+            async for item in _until(aborted, items):
                 item.request_id = request_id
                 yield item
         finally:
             del self._aborts[request_id]
 
     async def _items(
-        self, prompt: Any, params: SamplingParams, priority: int
+        self, prompt: Any, params: SamplingParams, priority: int, options: EncodingOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         engine = await self._started()
         if params.output_kind is None:
             params = params.clone()
             params.output_kind = RequestOutputKind.CUMULATIVE
-        (one,) = read_prompts([prompt])
-        async for item in engine.generate(one, params, priority=priority):
+        one, how = read_one_call(prompt, options)
+        async for item in engine.generate(one, params, priority=priority, encoding=how):
             yield item
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

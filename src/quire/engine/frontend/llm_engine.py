@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
@@ -13,7 +13,7 @@ from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.offline_engine import OfflineEngine
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
-from quire.engine.frontend.prompt_inputs import read_prompts
+from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
 from quire.errors import QuireError, invalid_value
@@ -48,8 +48,9 @@ class LLMEngine(OfflineEngine):
         params: SamplingParams,
         *,
         priority: int = 0,
+        **encoding: Unpack[EncodingOptions],
     ) -> str:
-        """Start a request; returns its id. prompt: as `LLM.generate` takes one.
+        """Start a request; returns its id. prompt, encoding: as `LLM.generate` takes them.
 
         Raises InvalidRequestError.
         """
@@ -57,9 +58,11 @@ class LLMEngine(OfflineEngine):
             raise invalid_value("request_id", f"{request_id!r} runs already; use another one")
         if not isinstance(params, SamplingParams):
             raise invalid_value("params", "must be SamplingParams; use LLM.embed for embeddings")
-        engine, (one,) = self._awake(), read_prompts([prompt])
+        engine, (one, how) = self._awake(), read_one_call(prompt, encoding)
         with DeferredInterrupt() as interrupt:
-            prepared = self._inputs.prepare(request_id, one, params, priority=priority)
+            prepared = self._inputs.prepare(
+                request_id, one, params, priority=priority, encoding=how
+            )
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
             interrupt.deliver()

@@ -1,4 +1,4 @@
-"""Options of `LLM` for the encoding of text: truncation, and special tokens."""
+"""Options of `LLM`'s calls: truncation and special tokens of text, names of other engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
 from quire.compat.no_effect_warnings import warn_no_effect
-from quire.engine.frontend.prompt_encoding import Encoding
+from quire.engine.frontend.prompt_encoding import Encoding, Prompt
+from quire.engine.frontend.prompt_inputs import Prompts, read_prompts
 from quire.errors import InvalidRequestError, invalid_value
 
 
@@ -40,16 +41,6 @@ def refuse_misplaced(names: Iterable[str]) -> None:
             raise InvalidRequestError(text, param=name, code="unknown_parameter")
 
 
-def template_options(options: Mapping[str, Any], variables: Collection[str]) -> dict[str, Any]:
-    """The options of a chat for its template, which reads `variables`, whatever their names.
-
-    Raises InvalidRequestError for others that are refused or misplaced.
-    """
-    rest = without_foreign({n: value for n, value in options.items() if n not in variables})
-    refuse_misplaced(rest)
-    return {n: value for n, value in options.items() if n in variables} | rest
-
-
 class EncodingOptions(TypedDict, total=False):
     """Options of a prompt's encoding.
 
@@ -65,12 +56,56 @@ class EncodingOptions(TypedDict, total=False):
     tokenization_kwargs: Mapping[str, Any] | None
 
 
-def read_encoding(options: EncodingOptions) -> Encoding:
+def take_renamed(name: str, value: Any, options: dict[str, Any]) -> Any:
+    """The value of an argument, which the options may have under another engine's name.
+
+    Takes such names out of the options. Raises InvalidRequestError for a value under two names.
+    """
+    if not options:
+        return value
+    from quire.compat.call_names import CALL_NAMES  # usually not needed
+
+    for row in CALL_NAMES:
+        if row.same_as == name and (other := options.pop(row.name, None)) is not None:
+            if value is not None:
+                raise invalid_value(row.name, f"it is the same as {name}; use one of them")
+            value = other
+    return value
+
+
+def read_call(prompts: Prompts | None, options: EncodingOptions) -> tuple[list[Prompt], Encoding]:
+    """The prompts of a call, and how they become token ids. Raises InvalidRequestError."""
+    rest: dict[str, Any] = dict(options)
+    return read_prompts(take_renamed("prompts", prompts, rest)), read_encoding(rest)
+
+
+def read_one_call(prompt: Any, options: Mapping[str, Any]) -> tuple[Prompt, Encoding]:
+    """The one prompt of a call, and how it becomes token ids. Raises InvalidRequestError."""
+    rest = dict(options)
+    (one,) = read_prompts([take_renamed("prompts", prompt, rest)])
+    return one, read_encoding(rest)
+
+
+def read_chat(
+    options: Mapping[str, Any], variables: Collection[str]
+) -> tuple[dict[str, Any], Encoding]:
+    """The options of a chat for its template, which reads `variables`, and for its encoding.
+
+    Raises InvalidRequestError for others that are refused or misplaced.
+    """
+    own = {name: value for name, value in options.items() if name in variables}
+    rest = without_foreign({n: value for n, value in options.items() if n not in own})
+    encoding = {name: rest.pop(name) for name in EncodingOptions.__annotations__.keys() & rest}
+    refuse_misplaced(rest)
+    return own | rest, read_encoding(encoding)
+
+
+def read_encoding(options: Mapping[str, Any]) -> Encoding:
     """The encoding that the options, nested ones too, describe. Raises InvalidRequestError."""
     given = {**(options.get("tokenization_kwargs") or {}), **options}
     given.pop("tokenization_kwargs", None)
     truncate = given.pop("truncate_prompt_tokens", None)
-    special = given.pop("add_special_tokens", True)
+    special = given.pop("add_special_tokens", None)
     side = given.pop("truncation_side", None)
     if side not in (None, "left", "right"):
         raise invalid_value("truncation_side", f"must be 'left' or 'right', not {side!r}")
@@ -80,6 +115,6 @@ def read_encoding(options: EncodingOptions) -> Encoding:
     if truncate is not None and (type(truncate) is not int or truncate == 0 or truncate < -1):
         problem = f"must be an integer >= 1, or -1, not {truncate!r}"
         raise invalid_value("truncate_prompt_tokens", problem)
-    if not isinstance(special, bool):
+    if not isinstance(special, bool | None):
         raise invalid_value("add_special_tokens", f"must be true or false, not {special!r}")
     return Encoding(truncate, special, side == "right")
