@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.compat.own_options import own_options
@@ -30,6 +30,13 @@ __path__: list[str] = []  # `from quire.config import X` then asks ForeignModule
 
 BUNDLED_MODEL = "quire-tiny"
 _MILLISECONDS = (0.001, 3_600_000)
+
+SchemeName = Literal[
+    "none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"
+]
+# what other engines' users say of a checkpoint that is quantized: its own method
+StoredMethod = Literal["awq", "gptq", "auto-round", "compressed-tensors", "modelopt", "gguf"]
+STORED_METHODS = get_args(StoredMethod)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,15 +73,14 @@ class ModelSettings:
         "data type of weights and KV cache, unless they have one of their own; auto takes the "
         "checkpoint's, or float32 for a small model on a CPU without 16-bit instructions",
     )
-    quantization: Literal[
-        "none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"
-    ] = setting(
+    quantization: Literal[SchemeName, StoredMethod] = setting(
         "none",
         "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
         "bits, with a scale for each output, also of the head; fp8_w8a16 and w8a16: the same, and "
         "activations in 16; int4: 4 bits, with a scale for each 32 numbers, and the head in int8; "
         "nf4: 4-bit quantiles, with a scale for each 64; mxfp4: 4-bit floats, with an exponent for "
-        "each 32; dequantized: the weights of a quantized checkpoint as numbers in dtype",
+        "each 32; dequantized: the weights of a quantized checkpoint as numbers in dtype; awq, "
+        "gptq and others: none, as it is said of a checkpoint that has them, with a warning if not",
     )
     quantization_overrides: str | None = setting(
         None,
@@ -128,12 +134,18 @@ class ModelSettings:
         return self._names[1:]
 
     @property
+    def scheme(self) -> SchemeName:
+        """The scheme that weights are converted to; "none" where they stay as they are stored."""
+        is_stored = self.quantization in STORED_METHODS
+        return "none" if is_stored else cast(SchemeName, self.quantization)
+
+    @property
     def named_schemes(self) -> list[tuple[str, str]]:
         """Each quantization scheme that the settings name, after the name of its setting."""
         rules = (self.quantization_overrides or "").split(",")
         named = [rule.rpartition("=")[2].strip() for rule in rules if "=" in rule]
         overrides = [("quantization_overrides", name) for name in named]
-        return [("quantization", self.quantization), *overrides]
+        return [("quantization", self.scheme), *overrides]
 
     @property
     def _names(self) -> list[str]:
@@ -329,7 +341,8 @@ class EngineConfig:
         )
         device = dataclasses.replace(self.device, device="cuda" if device_type == "cuda" else "cpu")
         scheduler = self.scheduler.resolved(device_type)
-        return dataclasses.replace(self, device=device, scheduler=scheduler)
+        model = dataclasses.replace(self.model, quantization=self.model.scheme)
+        return dataclasses.replace(self, model=model, device=device, scheduler=scheduler)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

@@ -21,9 +21,12 @@ class LLMOptions(TypedDict, total=False):
     served_model_name: str | list[str] | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     quantization: (
-        Literal["none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"]
+        Literal[
+            "none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized",
+            "awq", "gptq", "auto-round", "compressed-tensors", "modelopt", "gguf",
+        ]
         | None
-    )
+    )  # fmt: skip
     quantization_overrides: str | None
     quality_gate: str | None
     max_model_len: int | None

@@ -17,7 +17,7 @@ from quire.compat import call_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES
-from quire.config import EngineConfig, iter_options
+from quire.config import STORED_METHODS, EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError, NoEffectWarning
@@ -116,11 +116,6 @@ def test_what_has_no_effect_warns_by_name(option: dict[str, Any]) -> None:
     with pytest.warns(NoEffectWarning, match=f"^{next(iter(option))} has no effect: ") as caught:
         assert EngineConfig.from_options(**option) == EngineConfig()
     assert caught[0].filename == __file__
-
-
-def test_a_checkpoints_own_quantization_is_no_setting() -> None:
-    with pytest.warns(NoEffectWarning, match="^quantization 'awq' has no effect: a quantized"):
-        assert EngineConfig.from_options(quantization="awq") == EngineConfig()
 
 
 @pytest.mark.parametrize(
@@ -279,5 +274,5 @@ def test_a_value_that_is_known_and_not_there_says_what_to_use(value: str) -> Non
 
 
 def test_formats_that_are_read_are_values_of_quantization() -> None:
-    own = {"fp8", *OWN_VALUES["quantization"], *REFUSED_VALUES["quantization"]}
-    assert set(READERS) <= own
+    assert {*STORED_METHODS, "fp8", *REFUSED_VALUES["quantization"]} >= set(READERS)
+    assert {*STORED_METHODS} <= set(READERS)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.compat.foreign_name import DEFAULT
-from quire.compat.own_values import own_value, value_notice
+from quire.compat.own_values import own_value
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ class _Reader:
                 raise ConfigError(text)
 
     def _store(self, name: str, given_as: str, value: Any) -> None:
-        if (notice := value_notice(name, value)) is not None:
-            self.notices.append(notice)
         value = own_value(name, value)
         if value is DEFAULT:
             return

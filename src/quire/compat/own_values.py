@@ -18,19 +18,13 @@ _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-think
 # settings that are a JSON object, which a YAML file has as a map
 _JSON = ("default_chat_template_kwargs", "override_generation_config")
 # of vLLM's `quantization`: what the checkpoint itself is
-_CHECKPOINTS = (
-    "awq",
-    "auto_awq",
-    "awq_marlin",
-    "gptq",
-    "auto_gptq",
-    "gptq_marlin",
-    "auto-round",
-    "inc",
-    "compressed-tensors",
-    "modelopt",
-    "gguf",
-)
+_CHECKPOINTS = {
+    "auto_awq": "awq",
+    "awq_marlin": "awq",
+    "auto_gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "inc": "auto-round",
+}
 _NOT_READ = (
     "torchao",
     "quark",
@@ -49,7 +43,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
               "fp32": "float32"},
     "load_format": dict.fromkeys(_FORMATS, "auto"),
-    "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"} | dict.fromkeys(_CHECKPOINTS, "none"),
+    "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"} | _CHECKPOINTS,
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "generation_config": {"vllm": "none"},
     "device": {"gpu": "cuda", "cuda:0": "cuda", "CUDA0": "cuda", "none": "cpu"},
@@ -73,13 +67,6 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     },
     "load_format": dict.fromkeys(("pt", "npcache", "tensorizer", "sharded_state"), _NO_PICKLE),
 }
-
-
-def value_notice(name: str, value: Any) -> str | None:
-    """A sentence on a value of one of Quire's settings that has no effect; None if it has one."""
-    if name == "quantization" and value in _CHECKPOINTS:
-        return f"quantization {value!r} has no effect: a quantized checkpoint says it itself"
-    return None
 
 
 def own_value(name: str, value: Any) -> Any:

@@ -19,6 +19,7 @@ from quantized_checkpoints import DOWN, METHODS, words, write_quantized
 from safetensors.torch import load_file
 from torch import Tensor
 
+from quire import LLM
 from quire.config import EngineConfig, ModelSettings
 from quire.engine.startup import footprint
 from quire.engine.startup.footprint import weights_by_format
@@ -45,6 +46,30 @@ from quire.models.runtimes.compiled_weights import find_weights
 from quire.quantization.stored_weight import tensors_of
 
 PROMPT = torch.randint(3, 500, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def test_a_quantization_that_the_checkpoint_lacks_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_quantized("awq", tmp_path)
+
+    def warnings(model: str | Path, quantization: str) -> str:
+        caplog.clear()
+        options = {"dtype": "float32", "prepared_weights": "none", "num_blocks": 64}
+        with LLM(model, quantization=quantization, skip_tokenizer_init=True, **options) as llm:
+            assert llm.info.quantization == ("awq" if model == tmp_path else "none")
+        return "\n".join(each.getMessage() for each in caplog.records if "quantization" in each.msg)
+
+    for name in ("awq", "auto_awq", "awq_marlin", "none"):
+        assert warnings(tmp_path, name) == ""
+    assert warnings(tmp_path, "gptq_marlin") == (
+        "quantization is 'gptq', but the checkpoint's is awq, in which it is served"
+    )
+    assert warnings("quire-tiny", "awq") == (
+        "quantization is 'awq', but the checkpoint is not quantized: it is served in float32; use "
+        "quantization 'int4' to quantize it while it is loaded, or `quire quantize --method awq` "
+        "to make a quantized checkpoint"
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)

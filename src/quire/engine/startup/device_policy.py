@@ -94,7 +94,7 @@ def torch_reason(config: EngineConfig) -> str | None:
     model = config.model
     if model.dtype in DTYPES and model.dtype not in ROW_DTYPES:
         return f"dtype is {model.dtype}, which the compiled kernels do not have"
-    scheme = scheme_of(model.quantization, "cpu", model.quantization_overrides)
+    scheme = scheme_of(model.scheme, "cpu", model.quantization_overrides)
     lacking = (each.name for each in (scheme.choices if scheme else ()) if not each.native_formats)
     if name := next(lacking, None):
         return (

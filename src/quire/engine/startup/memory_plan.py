@@ -120,6 +120,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     if config.model.load_format == "null":
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
     resolved = resolve(config, memory.device)
+    resolved.warn_of_quantization()
     config, model_config = resolved.config, resolved.model_config
     sizes = _sizes(config, model_config, DTYPES[resolved.dtype].num_bytes)
     if memory.device == "cuda" and dequantizes_keys(resolved, driver_capability()):

@@ -6,11 +6,12 @@ and in a profile. No torch, and no look at a weight.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
 
-from quire.config import EngineConfig
+from quire.config import STORED_METHODS, EngineConfig
 from quire.core.layer_spec import KVLayerSpec, MoESpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
@@ -22,6 +23,8 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, pass_gate
 from quire.quantization.scheme import scheme_of
+
+logger = logging.getLogger(__name__)
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,23 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """A record of each layer, equal for those that launch the same kernels."""
         return list(zip(self.model_config.spec.layers, self.kv_layers, strict=True))
 
+    def warn_of_quantization(self) -> None:
+        """Log a warning if the settings name a method of quantization that the checkpoint lacks."""
+        wanted, stored = self.requested.model.quantization, self.model_config.checkpoint_format
+        if wanted not in STORED_METHODS or (stored is not None and stored.name == wanted):
+            return
+        if stored is not None:
+            text = "quantization is %r, but the checkpoint's is %s, in which it is served"
+            logger.warning(text, wanted, stored.name)
+            return
+        method = f" --method {wanted}" if wanted in ("awq", "gptq") else ""
+        logger.warning(
+            "quantization is %r, but the checkpoint is not quantized: it is served in %s; use "
+            "quantization 'int4' to quantize it while it is loaded, or `quire quantize%s` to make "
+            "a quantized checkpoint",
+            wanted, self.dtype, method,
+        )  # fmt: skip
+
 
 def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     """Resolve settings for a device. Reads config files; downloads a model if need be.
@@ -57,7 +77,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     """
     model = requested.model
     # wrong schemes and overrides are refused before a model is downloaded
-    scheme_of(model.quantization, device, model.quantization_overrides)
+    scheme_of(model.scheme, device, model.quantization_overrides)
     config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)

@@ -106,7 +106,7 @@ def choose_formats(
     `served_formats`. Raises ConfigError for a format that the GPU has no kernels for, and for
     overrides that match nothing, or that would be of a checkpoint's formats.
     """
-    setting, overrides = settings.quantization, settings.quantization_overrides
+    setting, overrides = settings.scheme, settings.quantization_overrides
     served = served_formats(device, dtype, capability)
     if setting == "none" and checkpoint is not None:
         require(
