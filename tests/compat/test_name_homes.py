@@ -6,6 +6,8 @@ import importlib
 import os
 import re
 import shlex
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -15,6 +17,7 @@ from quire.cli import generate, quantize, serve
 from quire.compat.call_names import METHODS
 from quire.compat.environment import VARIABLES, unread_variables
 from quire.compat.foreign_imports import MODULES, NAMES
+from quire.compat.foreign_programs import PROGRAMS
 from quire.compat.name_homes import CALL_OPTIONS, DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
 from quire.compat.names_table import row_of
 from quire.config import EngineConfig, iter_options
@@ -169,6 +172,15 @@ def test_names_of_such_modules_may_be_tried() -> None:
         pass
     with pytest.raises(ImportError):
         importlib.import_module("quire.sampling_params.SamplingParams")
+
+
+@pytest.mark.parametrize("module", PROGRAMS)
+def test_programs_of_other_engines_end_with_the_command(module: str) -> None:
+    argv = ["-m", f"quire.{module}", "--model", "X", "--max-model-len", "8 K"]
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
+    command = " ".join(["quire", *PROGRAMS[module], "--model X --max-model-len '8 K'"])
+    text = f"quire has no program {module}; use `{command}`\n"
+    assert (done.returncode, done.stderr) == (1, text)
 
 
 def test_other_modules_fail_as_ever() -> None:

@@ -53,6 +53,7 @@ MODULES = {
     "forward_context": _INSIDE,
     "inputs": "a prompt is text, token ids, TextPrompt or TokensPrompt",
     "ir": _INSIDE,
+    "launch_server": "run `quire serve`",
     "logger": "use Python's logging",
     "logits_process": _SAMPLING,
     "logprobs": _THEIR_OWN,
@@ -181,6 +182,10 @@ class ForeignModules:
             return None
         if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
             raise ImportError(what_to_use(module), name=name)
+        if module.endswith(".__main__"):
+            from quire.compat.foreign_programs import program_spec  # asked for by python -m alone
+
+            return program_spec(name)
         if any(f"{module}.".startswith(f"{each}.") for each in MODULES):
             parent, _, last = module.rpartition(".")
             if module not in MODULES and (not last.islower() or _is_from_import()):
