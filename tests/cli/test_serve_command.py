@@ -128,7 +128,9 @@ def test_the_parent_reads_no_web_framework_before_it_starts_the_others() -> None
 def test_a_chat_template_that_is_no_file_is_refused_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """llama.cpp's names of templates, such as chatml, are neither files nor templates here."""
+    """Also where it is llama.cpp's name of a template, such as chatml."""
     assert main(["serve", "--dry-run", "--chat-template", "chatml"]) == 2
-    error = "--chat-template 'chatml' cannot be read (No such file or directory); use a file, or"
+    assert "--chat-template 'chatml' is not supported: llama.cpp's" in capsys.readouterr().err
+    assert main(["serve", "--dry-run", "--chat-template", "mine"]) == 2
+    error = "--chat-template 'mine' cannot be read (No such file or directory); use a file, or"
     assert error in capsys.readouterr().err

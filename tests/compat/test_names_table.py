@@ -267,10 +267,28 @@ def test_one_model_is_the_model() -> None:
         assert [(p.name, p.config.model.model) for p in plans] == [("a", "quire-tiny")]
 
 
-@pytest.mark.parametrize("value", ["torchao", "bitsandbytes"])
+@pytest.mark.parametrize("value", ["torchao", "bitsandbytes", "q4_0", "Q4_K_M", "q8_0", "F16"])
 def test_a_value_that_is_known_and_not_there_says_what_to_use(value: str) -> None:
     with pytest.raises(ConfigError, match=f"^quantization '{value}' is not supported: .*use "):
         EngineConfig.from_options(quantization=value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "fix"),
+    [
+        ("quantization", "Q4_K_M", "leave it out there; use 'int4'"),
+        ("quantization", "q8_0", "leave it out there; use 'int8'"),
+        ("quantization", "bf16", "leave it out there; use dtype 'bfloat16'"),
+        ("chat_template", "chatml", "; leave it out to use the model's own, or use a file"),
+    ],
+)
+def test_names_of_llama_cpp_say_what_to_use(
+    option: str, value: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{option} '{value}' is not supported: .*{fix}"):
+        EngineConfig.from_options(**{option: value})
+    assert main(["serve", f"--{option.replace('_', '-')}", value]) == 2
+    assert fix.partition(";")[2] in capsys.readouterr().err
 
 
 def test_formats_that_are_read_are_values_of_quantization() -> None:

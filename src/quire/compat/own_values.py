@@ -39,6 +39,40 @@ _NOT_READ = (
     "modelopt_mixed",
 )
 
+# types of GGUF files, of llama-quantize and `ollama create`, by their fix; in lower case
+_OF_FILES = "a GGUF file says its types itself, so leave it out there"
+_EIGHT_BITS = "q6_k q8_0"
+_FOUR_BITS = """
+    q2_k q2_k_s q3_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k q4_k_s q4_k_m q5_0 q5_1 q5_k q5_k_s q5_k_m
+    iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m iq3_xxs iq3_xs iq3_s iq3_m iq4_nl iq4_xs tq1_0 tq2_0
+"""
+_GGUF_TYPES = {
+    name: f"{_OF_FILES}; use {own} to convert another model while it is loaded"
+    for names, own in (
+        (_FOUR_BITS, "'int4'"),
+        (_EIGHT_BITS, "'int8'"),
+        ("mxfp4_moe", "'mxfp4'"),
+        ("f16", "dtype 'float16'"),
+        ("bf16", "dtype 'bfloat16'"),
+        ("f32", "dtype 'float32'"),
+    )
+    for name in names.split()
+}
+
+# names of the templates in llama.cpp's code
+_TEMPLATES = """
+    bailing bailing-think bailing2 chatglm3 chatglm4 chatml command-r deepseek deepseek-ocr
+    deepseek2 deepseek3 exaone-moe exaone3 exaone4 falcon3 gemma gigachat glmedge gpt-oss granite
+    granite-4.0 grok-2 hunyuan-dense hunyuan-moe hunyuan-ocr kimi-k2 llama2 llama2-sys
+    llama2-sys-bos llama2-sys-strip llama3 llama4 megrez minicpm mistral-v1 mistral-v3
+    mistral-v3-tekken mistral-v7 mistral-v7-tekken monarch openchat orion pangu-embedded phi3 phi4
+    rwkv-world seed_oss smolvlm solar-open vicuna vicuna-orca yandex zephyr
+"""
+_NO_TEMPLATE = (
+    "llama.cpp's names are those of templates in its code; leave it out to use the model's own, or "
+    "use a file, such as ./template.jinja, or the template itself"
+)
+
 OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
               "fp32": "float32"},
@@ -54,7 +88,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "reasoning_parser": dict.fromkeys(_THINK, "think"),
 }  # fmt: skip
 
-# values that other engines have and Quire has not: why, and what to use
+# values that other engines have and Quire has not, in any case: why, and what to use
 REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "quantization": {
         **dict.fromkeys(
@@ -62,9 +96,11 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
             "such checkpoints are not read; use `quire quantize` on the "
             "original, or quantization 'fp8', 'int8' or 'int4'",
         ),
+        **_GGUF_TYPES,
         "bitsandbytes": "a checkpoint of bitsandbytes says it itself, so leave it out there; use "
         "'nf4' to quantize another one while it is loaded",
     },
+    "chat_template": dict.fromkeys(_TEMPLATES.split(), _NO_TEMPLATE),
     "load_format": dict.fromkeys(("pt", "npcache", "tensorizer", "sharded_state"), _NO_PICKLE),
 }
 
@@ -86,6 +122,6 @@ def own_value(name: str, value: Any) -> Any:
     for foreign, own in OWN_VALUES.get(name, {}).items():
         if same_value(value, foreign):
             return own
-    if isinstance(value, str) and (why := REFUSED_VALUES.get(name, {}).get(value)):
+    if isinstance(value, str) and (why := REFUSED_VALUES.get(name, {}).get(value.lower())):
         raise ConfigError(f"{name} {value!r} is not supported: {why}")
     return value
