@@ -29,6 +29,7 @@ from quire.errors import (
     InvalidRequestError,
     NoEffectWarning,
 )
+from quire.hub import BUNDLED_FOLDER
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +261,11 @@ def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
     for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": True}}):
         with pytest.raises(InvalidRequestError, match=r"^trunca.*: (must be|unknown)"):
             llm.generate("a", use_tqdm=False, **wrong)
+
+
+def test_the_size_of_a_models_files_is_known(llm: LLM) -> None:
+    files = (BUNDLED_FOLDER / "quire-tiny").glob("*.safetensors")
+    assert llm.info.file_bytes == sum(file.stat().st_size for file in files) > 0
 
 
 def test_tokens_in_and_tokens_out(llm: LLM) -> None:

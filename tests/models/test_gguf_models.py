@@ -116,7 +116,9 @@ def test_the_bundled_model_answers_the_same_from_a_gguf_file(tmp_path: Path) -> 
     params = SamplingParams(temperature=0, max_tokens=24)
     answers = []
     for model in (str(BUNDLED), str(file), str(tmp_path)):  # the last: the folder that holds it
-        outputs = LLM(model, dtype="float32").chat(chats, params, use_tqdm=False)
+        llm = LLM(model, dtype="float32")
+        outputs = llm.chat(chats, params, use_tqdm=False)
+        assert model == str(BUNDLED) or llm.info.file_bytes == file.stat().st_size
         answers.append([output.outputs[0].text for output in outputs])
     assert answers[0][0] == "red running shoes"
     assert answers[1] == answers[2] == answers[0]

@@ -49,6 +49,7 @@ class FakeInfo:
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     quality: dict[str, bool | float | str] | None = None
     model: str = "/models/fake.gguf"
+    file_bytes: int = 7 << 20
 
 
 class FakeTokenizer:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError
 from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.checkpoints.safetensors_header import read_header
 
 
@@ -194,6 +195,11 @@ class TestShards:
         whole = PagedModel(*load_folder(checkpoint("qwen2")[0])).prefill(prompt)
         assert torch.equal(ours, whole)
 
+    def test_the_size_of_all_files_that_it_names(self, sharded: Path) -> None:
+        sizes = [file.stat().st_size for file in sharded.glob("model-*.safetensors")]
+        (sharded / "consolidated.safetensors").write_bytes(b"of no tensor")
+        assert weight_bytes(sharded) == sum(sizes) > 0
+
     def test_missing_shard(self, sharded: Path) -> None:
         (sharded / "model-1.safetensors").unlink()
         assert "model-1.safetensors is missing" in refused(sharded)
@@ -226,6 +232,7 @@ def test_pickles_are_refused(folder: Path) -> None:
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
+    assert weight_bytes(folder) == 0
     assert "has no safetensors files" in refused(folder)
 
 

@@ -16,7 +16,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
     pooling: how embeddings are made unless a request says otherwise. sampling_defaults: sampling
     params that the model's files ask for, by name. quality: figures of the weights' quality report.
-    model: the folder, file or hub name that was loaded.
+    model: the folder, file or hub name that was loaded. file_bytes: of the files with its weights;
+    0 where there are none.
     """
 
     model_name: str
@@ -34,3 +35,4 @@ class EngineInfo(msgspec.Struct, frozen=True):
     sampling_defaults: dict[str, int | float] = msgspec.field(default_factory=dict)
     quality: dict[str, bool | float | str] | None = None
     model: str = ""
+    file_bytes: int = 0

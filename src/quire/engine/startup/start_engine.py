@@ -30,6 +30,7 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.kvcache.kv_sizes import block_bytes
 from quire.layers.forward_context import Heartbeat, no_heartbeat
+from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.scheduler.scheduler import Scheduler
@@ -89,6 +90,7 @@ def start_engine(
         sampling_defaults=read_sampling_defaults(config),
         quality=resolved.quality,
         model=str(config.model.model),
+        file_bytes=weight_bytes(resolved.folder),
     )
 
 

@@ -36,7 +36,7 @@ class Checkpoint:
 
         Raises CheckpointError naming the file and the byte where a claim is wrong.
         """
-        files, promised = _find_files(folder)
+        files, promised = find_files(folder)
         entries: dict[str, TensorEntry] = {}
         for file in files:
             for entry in read_header(file):
@@ -81,7 +81,7 @@ PREFIX = "model."  # of all names but the head's; checkpoints saved without a he
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+def find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     """The safetensors files of a checkpoint, and each tensor's file if it is sharded."""
     single = folder / "model.safetensors"
     if single.is_file():

@@ -259,8 +259,10 @@ def test_vectors(app: Starlette, engine: FakeEngine) -> None:
 def test_models(app: Starlette) -> None:
     (one,) = call(app, "/api/tags").json()["models"]
     assert (one["name"], one["details"]["format"], len(one["digest"])) == ("fake", "gguf", 64)
+    assert one["size"] == 7 << 20  # of the files; those in memory are not known here
     (loaded,) = call(app, "/api/ps").json()["models"]
     assert loaded["context_length"] > 0
+    assert loaded["size"] == loaded["size_vram"] == 0
     shown = call(app, "/api/show", {"model": "fake:latest"}).json()
     assert shown["modelfile"] == "FROM /models/fake.gguf\n"
     assert "completion" in shown["capabilities"]

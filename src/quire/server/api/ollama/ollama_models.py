@@ -38,9 +38,10 @@ class ModelDetails(msgspec.Struct, kw_only=True):
 
 
 class TaggedModel(msgspec.Struct, kw_only=True):
-    """A model. modified_at: start of the server. size: bytes of its memory; 0 if not known.
+    """A model. modified_at: start of the server. digest: made of its name.
 
-    digest: made of its name. Of a model in memory: size_vram, expires_at and context_length.
+    size: bytes of the files with its weights, 0 before it was loaded; of a model in memory those
+    that it takes there, size_vram: on a GPU. expires_at, context_length: of a model in memory.
     """
 
     name: str
@@ -110,6 +111,7 @@ class OllamaModels:
         for name, entry in self._models.named_entries():
             if entry.model is not None and entry.is_usable:
                 one, info = self._tagged(name, entry), entry.model.engine.info
+                one.size = entry.condition.num_bytes or 0
                 one.size_vram = one.size if info.device != "cpu" else 0
                 one.expires_at, one.context_length = _NEVER, info.limits.max_model_len
                 found.append(one)
@@ -123,7 +125,7 @@ class OllamaModels:
             name=name,
             model=name,
             modified_at=_STARTED,
-            size=entry.condition.num_bytes or 0,
+            size=0 if entry.model is None else entry.model.engine.info.file_bytes,
             digest=hashlib.sha256(entry.name.encode()).hexdigest(),
             details=_details(entry.model),
         )
