@@ -30,6 +30,7 @@ MODELS = {"chat": "quire-tiny", "small": "quire-tiny-draft"}
 PROMPTS = [f"stream number {number}" for number in range(2)]
 PATIENCE = 60.0
 LENGTH = 100
+ENDLESS = 1_000_000  # tokens, which take minutes also without a model
 
 
 @dataclass
@@ -101,17 +102,26 @@ class Stream(threading.Thread):
         )
         self.text, self.num_events, self.gaps = "", 0, [0.0]
         self.error: dict[str, Any] = {}
+        self._leaves = False
         self.start()
 
     def run(self) -> None:
         with urllib.request.urlopen(self._request, timeout=PATIENCE) as response:
             for line in response:
+                if self._leaves:
+                    return
                 data = line.removeprefix(b"data: ").strip()
                 if data and data != b"[DONE]":
                     chunk = json.loads(data)
                     self.error = chunk.get("error", {})
                     self.text += "" if self.error else chunk["choices"][0]["text"]
                     self.num_events += 1
+
+    def leave(self) -> None:
+        """Close the connection while the answer goes on."""
+        self._leaves = True
+        self.join(PATIENCE)
+        assert not self.is_alive()
 
 
 @contextmanager
@@ -222,6 +232,7 @@ def test_a_killed_engine_is_nothing_to_the_others(
 
 MIB = 1 << 20
 NULL = ["--load-format", "null", "--model-load", "on_demand"]
+NULL += ["--max-model-len", str(ENDLESS + LENGTH)]
 
 
 @pytest.fixture(scope="module")
@@ -262,15 +273,24 @@ def test_models_in_use_stay(memory_for_two: Server) -> None:
     memory_for_two.complete("a", "x")
     memory_for_two.complete("c", "x")
     streams = [Stream(memory_for_two, name, "x", length=4000) for name in "ac"]
-    wait_until(lambda: all(stream.num_events for stream in streams))
+    endless = [Stream(memory_for_two, name, "x", length=ENDLESS) for name in "ac"]
+    wait_until(lambda: all(stream.num_events for stream in (*streams, *endless)))
     status, reply = memory_for_two.ask("/v1/completions", model="b", prompt="x")
     assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
     assert f"of {600 * MIB:,} bytes" in reply["error"]["message"]
     assert int(reply["headers"]["retry-after"]) >= 1
-    assert all(stream.is_alive() for stream in streams), "too late: make the answers longer"
+    assert all(stream.is_alive() for stream in endless), "too late: make the answers longer"
+    seen = [stream.num_events for stream in endless]
+    wait_until(lambda: all(s.num_events > n for s, n in zip(endless, seen, strict=True)))
     for stream in streams:
         stream.join(PATIENCE)
+        assert not stream.is_alive()
         assert not stream.error
+    for stream in endless:
+        stream.leave()
+        assert not stream.error
+    # the server sees a moment later that they left
+    wait_until(lambda: memory_for_two.ask("/v1/completions", model="b", prompt="x")[0] == 200)
     assert memory_for_two.complete("b", "x")
 
 
@@ -284,7 +304,7 @@ def test_an_administrator_unloads_a_model_when_its_requests_are_done(
     assert (reply["state"], running.error) == ("unloaded", {})
     running.join(PATIENCE)
     assert running.text
-    endless = Stream(memory_for_two, "a", "x", length=4000)
+    endless = Stream(memory_for_two, "a", "x", length=ENDLESS)
     wait_until(lambda: endless.num_events > 0)
     memory_for_two.order("POST", "/admin/models/unload", model="a", grace=0)
     endless.join(PATIENCE)
