@@ -24,6 +24,7 @@ _CHECKPOINTS = {
     "auto_gptq": "gptq",
     "gptq_marlin": "gptq",
     "inc": "auto-round",
+    "modelopt_fp8": "modelopt",
 }
 _NOT_READ = (
     "torchao",
@@ -37,6 +38,17 @@ _NOT_READ = (
     "modelopt_fp4",
     "modelopt_mxfp8",
     "modelopt_mixed",
+    "petit_nvfp4",
+    "aqlm",
+    "marlin",
+    "gptq_marlin_24",
+    "bitblas",
+    "gptq_bitblas",
+    "deepspeedfp",
+    "blockwise_int8",
+    "w4afp8",
+    "qoq",
+    "rtn",
 )
 
 # types of GGUF files, of llama-quantize and `ollama create`, by their fix; in lower case
@@ -77,7 +89,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
               "fp32": "float32"},
     "load_format": dict.fromkeys(_FORMATS, "auto"),
-    "quantization": {"w8a8_fp8": "fp8", "w8a8_int8": "int8"} | _CHECKPOINTS,
+    "quantization": {"w8a8_fp8": "fp8", "ptpc_fp8": "fp8", "w8a8_int8": "int8"} | _CHECKPOINTS,
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "generation_config": {"vllm": "none"},
     "device": {"gpu": "cuda", "cuda:0": "cuda", "CUDA0": "cuda", "none": "cpu"},

@@ -70,6 +70,7 @@ def test_a_quantization_that_the_checkpoint_lacks_is_a_warning(
         "quantization 'int4' to quantize it while it is loaded, or `quire quantize --method awq` "
         "to make a quantized checkpoint"
     )
+    assert "use quantization 'fp8' to" in warnings("quire-tiny", "modelopt")
 
 
 @pytest.mark.parametrize("name", METHODS)

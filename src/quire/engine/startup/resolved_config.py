@@ -62,11 +62,12 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
             logger.warning(text, wanted, stored.name)
             return
         method = f" --method {wanted}" if wanted in ("awq", "gptq") else ""
+        scheme = "fp8" if wanted == "modelopt" else "int4"
         logger.warning(
             "quantization is %r, but the checkpoint is not quantized: it is served in %s; use "
-            "quantization 'int4' to quantize it while it is loaded, or `quire quantize%s` to make "
-            "a quantized checkpoint",
-            wanted, self.dtype, method,
+            "quantization '%s' to quantize it while it is loaded, or `quire quantize%s` to make a "
+            "quantized checkpoint",
+            wanted, self.dtype, scheme, method,
         )  # fmt: skip
 
 
