@@ -25,6 +25,7 @@ KERNELS = {
     "ring_int4": ["90"],
     "ring_int4_zeros": ["90"],
     "ring_int4_few": ["90"],
+    "ring_int4_parts": ["90"],
     "ring_int4_many": ["90"],
     "ring_int4_most": ["90"],
     "ring_int4_sums": ["90"],

@@ -60,13 +60,14 @@ def make_plan(
     pdl = launches_early(layout.seq_lens.device)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
     runs = layout.seq_lens.new_empty(num_programs, 10)
-    plan_kernel[(triton.cdiv(num_programs, 16),)](
+    most = padded_count(num_requests)
+    plan_kernel[(triton.cdiv(num_programs, 4),)](
         layout.query_start_loc, layout.seq_lens, index, lens, starts[0], starts[1], runs,
         num_requests, num_programs, config.min_units,
         KEY_TILE=config.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
         WHOLE=keeps_requests(config),
-        BLOCK_B=padded_count(num_requests), BLOCK_P=16, PDL=pdl, launch_pdl=pdl,
+        BLOCK_B=most, BLOCK_P=4, PDL=pdl, launch_pdl=pdl, num_warps=1 if most <= 256 else 4,
     )  # fmt: skip
     work = starts.new_empty(1, WORK_FIELDS)
     if layout.has_prefills or decode is None:

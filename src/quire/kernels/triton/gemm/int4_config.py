@@ -51,7 +51,7 @@ def shared_memory(
 ) -> int:
     """Bytes of shared memory of a program: the ring of words and columns of x, scales, zeros."""
     stage = config.parts * (128 * config.block_n + 512 * block_rows(m))
-    groups = config.parts * config.block_n * group_rows(k, group, config) * (2 if codebook else 4)
+    groups = config.parts * config.block_n * group_rows(k, group, config) * 2
     return config.stages * stage + (2 if zeros else 1) * groups + 64
 
 
@@ -81,7 +81,7 @@ def int4_config(
     if m == 1 and block_n == 32 and not codebook:
         registers = 96  # for which ptxas takes 71: seven programs on a multiprocessor
     elif not codebook and m <= 16 and parts < 4:
-        is_small = split == parts == 1 and block_n == 64 and m <= 8
+        is_small = split == parts == 1 and block_n == 64
         registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
     found = Int4Config(block_n, parts, stages, split, warps, registers)
     return _fitting(found, m, k, group, tiles, zeros=zeros, codebook=codebook)
@@ -135,6 +135,9 @@ def _cut(
         if programs <= num_sms < 4 / 3 * programs and 3072 < k <= 4096:  # x and W in two stages
             return 64, 4, 8
         return 32 if n > 64 * num_sms else 64, 2, 4
+    if 8 < m <= 16 and not (codebook or head_dim) and n <= 32 * num_sms:
+        if k <= 8192 and k % 1024 == 0:  # programs of equally many steps, and two at least
+            return 64, 2, 4
     large = n > 128 * num_sms
     in_one_round = n <= 256 * num_sms and not codebook  # four programs on a multiprocessor
     if m > (16 if codebook else 8) or (m > 8 and k <= 8192) or (large and (m > 4 or in_one_round)):

@@ -30,7 +30,7 @@ def multiply_integers(
     x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
 ):  # fmt: skip
-    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]; scales and zeros twice."""
+    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]; scales and zeros as bits."""
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[2]
     STAGES: gl.constexpr = full.shape[0]
@@ -89,20 +89,20 @@ def _block(words, zeros, scales, step, GROUP: gl.constexpr, B: gl.constexpr):
     in_rows: gl.constexpr = gl.SliceLayout(1, layout)
     first = step * GROUPS + 64 * B // GROUP
     last = step * GROUPS + (64 * B + 32) // GROUP
-    scale = scales.index(first).load(in_rows)[:, None]
+    scale = _twice(scales.index(first).load(in_rows)[:, None])
     other_scale = scale
     if GROUP == 32:
-        other_scale = scales.index(last).load(in_rows)[:, None]
+        other_scale = _twice(scales.index(last).load(in_rows)[:, None])
     if zeros is None:
         zero = _times(scale, _EIGHT)
         other_zero = zero
         if GROUP == 32:
             other_zero = _times(other_scale, _EIGHT)
     else:
-        zero = zeros.index(first).load(in_rows)[:, None]
+        zero = _twice(zeros.index(first).load(in_rows)[:, None])
         other_zero = zero
         if GROUP == 32:
-            other_zero = zeros.index(last).load(in_rows)[:, None]
+            other_zero = _twice(zeros.index(last).load(in_rows)[:, None])
         other_zero = other_zero << 4
     one = _numbers(words, scale, zero, 2 * B, zeros is not None)
     other = _numbers(words, _times(other_scale, _SIXTEENTH), other_zero, 2 * B + 1,
@@ -138,6 +138,14 @@ def _numbers(words, scale, zero, INDEX: gl.constexpr, HAS_ZEROS: gl.constexpr):
     asm: gl.constexpr = _numbers_asm(INDEX, HAS_ZEROS)
     return gl.inline_asm_elementwise(
         asm, "=r,r,r,r,r,r,r", [words, scale, zero], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _twice(bits):
+    """16 bits → words that have them twice, as instructions for pairs of numbers take them."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, {$1, $1};", "=r,h", [bits], dtype=gl.int32, is_pure=True, pack=1
     )
 
 

@@ -114,7 +114,7 @@ def read_groups(
 def load_groups(
     ptr, row_scale_ptr, row, begin, end, N, K, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
     GROUP: gl.constexpr, ROWS: gl.constexpr, NUMBERS: gl.constexpr,
-    EXPONENTS: gl.constexpr = False, TWICE: gl.constexpr = False, HEAD_DIM: gl.constexpr = 0,
+    EXPONENTS: gl.constexpr = False, AS_BITS: gl.constexpr = False, HEAD_DIM: gl.constexpr = 0,
     values=None,
 ):  # fmt: skip
     """A program's scales (or zeros) [K / GROUP, N] in shared memory, as its steps read them.
@@ -122,8 +122,8 @@ def load_groups(
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
     of two, as many at least. Scales are divided by their row's, if there are such. Zeros are bytes;
     in NUMBERS unsigned ones, in float16, become 1024 more. EXPONENTS: scales are bytes, too, and
-    become powers of two in bfloat16. TWICE: words with a number twice, as instructions for pairs
-    take it; scales in bfloat16 times 2^112, zeros as they are.
+    become powers of two in bfloat16. AS_BITS: in 16 bits; scales in bfloat16 times 2^112, zeros as
+    they are.
     """
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
@@ -131,19 +131,18 @@ def load_groups(
     IS_BYTE: gl.constexpr = ptr.dtype.element_ty == gl.uint8
     IS_SIGNED: gl.constexpr = ptr.dtype.element_ty == gl.int8
     bits_or_own: gl.constexpr = NUMBERS if IS_BYTE or IS_SIGNED else ptr.dtype.element_ty
-    kind: gl.constexpr = gl.int32 if TWICE else bits_or_own
+    kind: gl.constexpr = gl.int16 if AS_BITS else bits_or_own
     memory = gl.allocate_shared_memory(kind, [ROWS, WIDTH], shared)
     if values is None:
         values = read_groups(
             ptr, row, begin, end, N, K, PARTS, BLOCK_N, GROUP, ROWS, HEAD_DIM
         )  # fmt: skip
-    if TWICE:
+    if AS_BITS:
         if IS_BYTE:
-            bits = values.to(gl.int32)
+            values = values.to(gl.int16)
         else:
             scaled = (values.to(gl.bfloat16).to(gl.float32) * 2.0**112).to(gl.bfloat16)
-            bits = scaled.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
-        values = bits | (bits << 16)
+            values = scaled.to(gl.int16, bitcast=True)
     elif IS_BYTE:
         bits = values.to(gl.int16)
         if EXPONENTS:  # bfloat16 has them all; the least is subnormal
