@@ -49,16 +49,16 @@ from quire.kernels.triton.step.rope_kernels import rope_write_kv_kernel
 BF16, INTS = "*bf16", "*i32"
 
 
-def plan(capability: int, *, whole: bool = False) -> Compiled:
+def plan(capability: int, *, whole: bool = False, most: int = 256, warps: int = 1) -> Compiled:
     """The plan of attention: where each program begins."""
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
     constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 1 if whole else 8}
     constants |= {"DECODES": True}
-    constants |= {"BLOCK_B": 256, "BLOCK_P": 4, "MEMBERS": 16, "PDL": True, "WHOLE": whole}
+    constants |= {"BLOCK_B": most, "BLOCK_P": 4, "MEMBERS": 16, "PDL": True, "WHOLE": whole}
     names += ["shared_index_ptr", "lens_ptr"]
     types = dict.fromkeys(names, INTS) | numbers
-    return compile_kernel(plan_kernel, types, constants, capability, num_warps=1)
+    return compile_kernel(plan_kernel, types, constants, capability, num_warps=warps)
 
 
 def skinny(
@@ -725,6 +725,7 @@ KERNELS = {
     "ring_int4": ring_int4,
     "ring_int4_zeros": functools.partial(ring_int4, rows=16, parts=1, group=64, zeros=True),
     "ring_int4_few": functools.partial(ring_int4, rows=4, parts=1, group=32, zeros=True),
+    "plan_many": functools.partial(plan, most=1024, warps=4),
     "ring_int4_parts": functools.partial(ring_int4, rows=16, group=64, warps=4),
     "ring_int4_many": functools.partial(ring_int4, rows=128, block_n=128, parts=1),
     "ring_int4_most": functools.partial(ring_int4, rows=64, parts=1, group=64),

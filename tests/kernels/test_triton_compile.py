@@ -26,6 +26,7 @@ KERNELS = {
     "ring_int4_zeros": ["90"],
     "ring_int4_few": ["90"],
     "ring_int4_parts": ["90"],
+    "plan_many": ["90"],
     "ring_int4_many": ["90"],
     "ring_int4_most": ["90"],
     "ring_int4_sums": ["90"],

@@ -116,7 +116,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
         {"head_dim": 24, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
-        | {"moe_intermediate_size": 36},
+        | {"moe_intermediate_size": 36, "use_sliding_window": True, "sliding_window": 21},
     ),
     "qwen3_moe_mixed": (
         "Qwen3Moe",

@@ -106,7 +106,7 @@ class PagedModel:
 def load_folder(
     folder: Path, dtype: str = "float32", device: str = "cpu", **options: object
 ) -> tuple[LlamaForCausalLM, ModelConfig]:
-    """A model and its shape from a folder; options go to ModelSettings."""
+    """A model and its config from a folder; options go to ModelSettings."""
     model_config = ModelConfig.from_folder(folder)
     config = ModelSettings(model=str(folder), dtype=dtype, **options)
     wanted = torch_dtype(model_config.dtype if dtype == "auto" else dtype)

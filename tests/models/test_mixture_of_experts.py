@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from harness import load_folder
+from harness import PagedModel, PagedRequest, load_folder
+from quantized_checkpoints import METHODS
+from safetensors.torch import load_file, save_file
 
 from quire.compress.model_parts import ModelParts
 from quire.config import EngineConfig
 from quire.core.layer_spec import MoESpec
 from quire.engine.startup.footprint import weights_by_format
+from quire.engine.startup.memory_plan import activation_bytes
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError, ConfigError
 from quire.kernels.operands import ResidualState
@@ -35,7 +39,7 @@ def test_layers_may_differ(folder: Path) -> None:
     assert kinds == [GatedMLP, MixtureOfExperts]
     spec = config.spec.layers[1].mlp
     assert isinstance(spec, MoESpec)
-    assert (len(spec.experts), spec.experts_per_token, spec.is_normalized) == (7, 3, False)
+    assert (len(spec.experts), spec.experts_per_token, spec.renormalize) == (7, 3, False)
 
 
 @torch.inference_mode()
@@ -52,7 +56,7 @@ def test_a_tokens_result_does_not_depend_on_others(folder: Path) -> None:
     together = run(rows)
     assert layer.mlp.route(rows)[1].unique().tolist() == list(range(7))
     for index in (0, 17, 49):
-        torch.testing.assert_close(run(rows[index : index + 1])[0], together[index])
+        assert torch.equal(run(rows[index : index + 1])[0], together[index])
 
 
 def test_routers_keep_the_models_type(folder: Path) -> None:
@@ -114,3 +118,55 @@ def changed_config(
     values.pop(without, None)
     (to / "config.json").write_text(json.dumps(values))
     return ModelConfig.from_folder(to)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8", "nf4_nested"])
+def test_routers_are_plain_in_quantized_checkpoints(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    """Though the config file does not say so: the logits are those of the codes' numbers."""
+    method = METHODS[name]
+    tensors, numbers = load_file(folder / "model.safetensors"), {}
+    for key in [key for key in tensors if key.endswith(("_proj.weight", "o_proj.weight"))]:
+        stored, numbers[key] = method.pack(tensors.pop(key))
+        module = key.removesuffix(".weight")
+        tensors |= {f"{module}.{leaf}": tensor.contiguous() for leaf, tensor in stored.items()}
+    config = json.loads((folder / "config.json").read_text())
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    for to, content, more in (
+        (plain, load_file(folder / "model.safetensors") | numbers, {}),
+        (quantized, tensors, {"quantization_config": dict(method.config)}),
+    ):
+        to.mkdir()
+        save_file(content, to / "model.safetensors")
+        (to / "config.json").write_text(json.dumps(config | more))
+    prompt = list(range(3, 40))
+    expected, found = (
+        PagedModel(*load_folder(each)).step([(PagedRequest(list(prompt)), len(prompt))])[0]
+        for each in (plain, quantized)
+    )
+    assert (found - expected).norm() <= 0.03 * expected.norm()  # codes' products are rounded, too
+
+
+@pytest.mark.parametrize("pattern", ["*.mlp.gate", "*gate"])
+def test_an_override_of_routers_alone_is_refused(pattern: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="matches no linear layer"):
+        load_folder(folder, quantization_overrides=f"{pattern}=int8")
+
+
+@torch.inference_mode()
+def test_memory_is_planned_for_what_a_layer_takes(folder: Path) -> None:
+    """All tokens may choose the same experts."""
+    model, config = load_folder(folder, "bfloat16")
+    moe, hidden = model.model.layers[1].mlp, config.hidden_size
+    moe.gate.forward = lambda rows: rows.new_tensor([3.0, 2, 1, 0, 0, 0, 0]).expand(len(rows), 7)
+    rows = torch.randn(1024, hidden, dtype=torch.bfloat16)
+    norm = model.model.norm
+    with torch.profiler.profile(profile_memory=True) as profile:
+        moe(ResidualState(rows, None, norm.weight, norm.eps), (norm, None))
+    events = [each for each in profile.profiler.kineto_results.events() if each.nbytes()]
+    taken = itertools.accumulate(
+        each.nbytes() for each in sorted(events, key=lambda e: e.start_ns())
+    )
+    peak = max(taken) + rows.nbytes
+    assert 6 * rows.nbytes < peak <= activation_bytes(config, len(rows), 2)

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from quire.config import EngineConfig, ModelSettings
+from quire.config import STORED_METHODS, EngineConfig, ModelSettings
 from quire.engine.startup import resolved_config
 from quire.engine.startup.device_policy import DeviceType
 from quire.errors import ConfigError
@@ -28,13 +28,16 @@ from quire.quantization.stored_weight import tensors_of
 
 
 def test_the_setting_names_the_schemes_that_there_are() -> None:
-    assert get_args(get_type_hints(ModelSettings)["quantization"]) == ("none", *SCHEMES)
+    assert get_args(get_type_hints(ModelSettings)["quantization"]) == (
+        "none", *SCHEMES, *STORED_METHODS
+    )  # fmt: skip
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
-        match="one of none, fp8, fp8_w8a16, int8, w8a16, int4, nf4, mxfp4, dequantized, not 'fp7'",
+        match="one of none, fp8, fp8_w8a16, int8, w8a16, int4, nf4, mxfp4, dequantized, "
+        "awq, gptq, auto-round, compressed-tensors, modelopt, gguf, not 'fp7'",
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):

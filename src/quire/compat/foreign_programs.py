@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.machinery import ModuleSpec
-from types import CodeType
+from types import CodeType, ModuleType
 
 # by the module's name without its package, such as vllm
 PROGRAMS = {
@@ -23,7 +23,7 @@ def program_spec(name: str) -> ModuleSpec | None:
     module = name.partition(".")[2].removesuffix(".__main__")
     if module not in PROGRAMS:
         return None
-    return ModuleSpec(name, _Program(module))  # type: ignore[arg-type]  # it is never imported
+    return ModuleSpec(name, _Program(module))  # type: ignore[arg-type]  # a loader by its methods
 
 
 class _Program:
@@ -31,6 +31,13 @@ class _Program:
 
     def __init__(self, module: str) -> None:
         self._module = module
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Raise ImportError: it can only be run."""
+        raise ImportError(f"quire has no module {self._module}", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Never called; Python asks whether it is there."""
 
     def get_code(self, _: str) -> CodeType:
         """Code that ends with the command, with the options that this one was called with."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from quire.compat.foreign_name import DEFAULT, same_value
@@ -53,17 +54,16 @@ _NOT_READ = (
 
 # types of GGUF files, of llama-quantize and `ollama create`, by their fix; in lower case
 _OF_FILES = "a GGUF file says its types itself, so leave it out there"
-_EIGHT_BITS = "q6_k q8_0"
-_FOUR_BITS = """
-    q2_k q2_k_s q3_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k q4_k_s q4_k_m q5_0 q5_1 q5_k q5_k_s q5_k_m
+_AS_INT8 = "q5_0 q5_1 q5_k q5_k_s q5_k_m q6_k q8_0"
+_AS_INT4 = """
+    q2_k q2_k_s q3_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k q4_k_s q4_k_m mxfp4_moe
     iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m iq3_xxs iq3_xs iq3_s iq3_m iq4_nl iq4_xs tq1_0 tq2_0
 """
 _GGUF_TYPES = {
     name: f"{_OF_FILES}; use {own} to convert another model while it is loaded"
     for names, own in (
-        (_FOUR_BITS, "'int4'"),
-        (_EIGHT_BITS, "'int8'"),
-        ("mxfp4_moe", "'mxfp4'"),
+        (_AS_INT4, "'int4'"),
+        (_AS_INT8, "'int8'"),
         ("f16", "dtype 'float16'"),
         ("bf16", "dtype 'bfloat16'"),
         ("f32", "dtype 'float32'"),
@@ -131,9 +131,11 @@ def own_value(name: str, value: Any) -> Any:
         return ",".join(map(str, value)) or DEFAULT
     if name in _JSON and isinstance(value, dict):
         return json.dumps(value)
+    spelled = value.lower() if name == "quantization" and isinstance(value, str) else value
     for foreign, own in OWN_VALUES.get(name, {}).items():
-        if same_value(value, foreign):
+        if same_value(spelled, foreign):
             return own
-    if isinstance(value, str) and (why := REFUSED_VALUES.get(name, {}).get(value.lower())):
+    why = REFUSED_VALUES.get(name, {}).get(value.lower()) if isinstance(value, str) else None
+    if why and not (name == "chat_template" and Path(value).is_file()):
         raise ConfigError(f"{name} {value!r} is not supported: {why}")
-    return value
+    return spelled

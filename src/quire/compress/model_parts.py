@@ -198,8 +198,12 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def linears_of(layer: LlamaDecoderLayer) -> dict[str, LinearBase]:
     """Linear layers of a decoder layer by their names in it, in the order in which they run."""
-    ordered = (module for module in layer.modules() if isinstance(module, LinearBase))
-    return {linear.spec.module: linear for linear in ordered}
+    found = {}
+    for spec in layer.spec.linears:
+        linear = layer.get_submodule(spec.module)
+        assert isinstance(linear, LinearBase)
+        found[spec.module] = linear
+    return found
 
 
 def stored_norm(spec: LayerSpec, layer: LlamaDecoderLayer, module: str, base: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ import msgspec
 
 from quire.core.rope_settings import RopeSettings
 
-# What a weight multiplies, by which its format is chosen: the hidden states of a layer, or the last
-# ones to logits, or by a router to probabilities of experts. Embeddings are looked up, norms and
-# biases are few: they have no role.
+# What a weight is for, by which its format is chosen: a linear layer of a decoder layer, the head,
+# which makes logits, or a router, which makes probabilities of experts. Embeddings are looked up,
+# norms and biases are few: they have no role.
 Role = Literal["layer", "head", "router"]
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -55,6 +55,7 @@ class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     module: its name within its layer, or within the model for the head. parts: of a fused weight,
     in order of their rows; is_fused_on_disk: checkpoints hold it under `module` and not by parts.
+    Its weight format follows from module name, role and sizes (`FormatChoice.format_for`).
     """
 
     module: str
@@ -102,6 +103,8 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class KVLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Keys and values that one layer stores of each token in the KV cache.
+
+    Layers with equal records are a group: they may share their block table.
 
     window: how many of the last tokens are read; None for all. dtype: of its keys and values, by
     PyTorch's name, where it is not the cache's.
@@ -160,13 +163,13 @@ class MoESpec(msgspec.Struct, frozen=True, kw_only=True):
 
     A router [E, H] gives a probability per expert (softmax over all E). A token's result is the sum
     of the results of its `experts_per_token` most probable experts, each times its probability;
-    is_normalized: after division by their sum. (Shazeer et al., 2017; Fedus et al., 2022)
+    renormalize: these are divided by their sum first. (Shazeer et al., 2017; Fedus et al., 2022)
     """
 
     router: LinearSpec
     experts: tuple[MLPSpec, ...]
     experts_per_token: int
-    is_normalized: bool
+    renormalize: bool
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:
@@ -179,7 +182,7 @@ class MoESpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(expert.intermediate_size for expert in self.experts)
 
     @property
-    def words(self) -> str:
+    def name(self) -> str:
         """Its name in messages."""
         return f"mixture of {len(self.experts)} experts (MoE)"
 
@@ -207,7 +210,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def dense_mlp(self) -> MLPSpec:
         """Its MLP. Raises UnsupportedModelError for experts."""
         if isinstance(self.mlp, MoESpec):
-            raise UnsupportedModelError(self.mlp.words)
+            raise UnsupportedModelError(self.mlp.name)
         return self.mlp
 
     @property
@@ -308,7 +311,7 @@ def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
     if isinstance(record, RopeSettings) and record.kind != "default":
         yield f"RopeSettings.kind={record.kind}", f"RoPE of the kind {record.kind}"
     if isinstance(record, MoESpec):
-        yield "MoESpec", record.words
+        yield "MoESpec", record.name
     names, defaults = record.__struct_fields__, record.__struct_defaults__
     required = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
     for name, default in zip(names, required + defaults, strict=True):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.layer_spec import EmbeddingSpec, LinearSpec
-from quire.kernels.operands import LinearWeight, LoadedWeight
-from quire.layers.linear_layers import LinearBase
+from quire.kernels.operands import LinearWeight
+from quire.layers.linear_layers import PaddedLinear
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.stored_weight import Description
 
@@ -35,7 +35,7 @@ class VocabParallelEmbedding(nn.Module):
         self.table = table
 
 
-class ParallelLMHead(LinearBase):
+class ParallelLMHead(PaddedLinear):
     """Logits of the vocabulary. tied: the embedding whose weight is used, or None for an own one.
 
     A tied weight stays in memory for look-ups, also where the head's is quantized, which is then a
@@ -48,19 +48,10 @@ class ParallelLMHead(LinearBase):
         super().__init__(spec, options, tied.weight if tied else None)
         self.tied = (tied,) if tied else ()  # a tuple: it is no part of this module
 
-    def loaded_weight(self) -> LoadedWeight:
-        """The weight as it is loaded, with rows of padding where the kernels need them."""
-        weight = super().loaded_weight()
-        return self.method.kernels.pad_rows(weight) if isinstance(weight, Tensor) else weight
-
     def process_after_load(self) -> None:
         """Also let a tied embedding use the packed weight."""
         super().process_after_load()
         self._share()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [S, H] → [S, V], without what rows of padding give."""
-        return super().forward(x)[:, : self.out_features]
 
     def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:
         """Take the weight's tensors; a tied embedding uses them, too."""

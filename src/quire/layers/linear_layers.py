@@ -80,6 +80,19 @@ class LinearBase(LinearModule):
         return self.method.apply(self, x)
 
 
+class PaddedLinear(LinearBase):
+    """A linear layer with any number of outputs, padded where kernels need whole blocks."""
+
+    def loaded_weight(self) -> LoadedWeight:
+        """The weight as it is loaded, with rows of padding where the kernels need them."""
+        weight = super().loaded_weight()
+        return self.method.kernels.pad_rows(weight) if isinstance(weight, Tensor) else weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] → [T, out], without what rows of padding give."""
+        return super().forward(x)[:, : self.out_features]
+
+
 class ColumnParallelLinear(LinearBase):
     """A linear layer whose outputs are split among ranks; each has the full input."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from quire.core.layer_spec import MLPSpec, MoESpec
 from quire.kernels.operands import ResidualState
-from quire.layers.linear_layers import GateUpParallelLinear, LinearBase, RowParallelLinear
+from quire.layers.linear_layers import GateUpParallelLinear, PaddedLinear, RowParallelLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 
@@ -29,8 +30,8 @@ class GatedMLP(nn.Module):
     def output(self, state: ResidualState) -> Tensor:
         """The MLP's output [T, H] alone."""
         inner = self.gate_up_proj.act_and_mul(state)
-        rows = inner if isinstance(inner, Tensor) else inner.dequantize()
-        return self.down_proj.forward(rows)
+        assert isinstance(inner, Tensor)  # GPUs alone make others
+        return self.down_proj.forward(inner)
 
 
 class MixtureOfExperts(nn.Module):
@@ -38,29 +39,41 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, spec: MoESpec, options: LayerOptions) -> None:
         super().__init__()
-        self.gate = LinearBase(spec.router, options)
-        self.experts = nn.ModuleList(GatedMLP(expert, options) for expert in spec.experts)
+        self.gate = PaddedLinear(spec.router, options)
+        self.mlps = [GatedMLP(expert, options) for expert in spec.experts]
+        self.experts = nn.ModuleList(self.mlps)
         self.spec = spec
         self.kernels = options.kernels
 
     def forward(self, residual: ResidualState, norms: Norms) -> ResidualState:
         """The residual [T, H] with the experts' weighted outputs added, for the next norm."""
-        rows = self.kernels.normalized_rows(residual)
-        probs, chosen = self.route(rows)
-        # float32, and always in the order of experts: a token's sum does not depend on the others
-        total = rows.new_zeros(rows.shape, dtype=probs.dtype)
-        for index in sorted(set(chosen.flatten().tolist())):
-            tokens, choice = (chosen == index).nonzero(as_tuple=True)
-            own = rows[tokens]
-            found = self.experts[index].output(
-                ResidualState(own, own, residual.weight, residual.eps)
-            )
-            total.index_add_(0, tokens, found * probs[tokens, choice, None])
+        output = self._weighted_sum(residual)
         norm, post_norm = norms
-        output = total.to(rows.dtype)
         return norm.add(output if post_norm is None else post_norm(output), residual.residual)
+
+    def _weighted_sum(self, residual: ResidualState) -> Tensor:
+        """The sum of the experts' outputs, each times its token's weight: [T, H].
+
+        In float32, and for each token in the order of the experts.
+        """
+        rows = self.kernels.normalized_rows(residual)
+        weights, chosen = self.route(rows)
+        by_expert = chosen.flatten().argsort(stable=True)
+        tokens = by_expert // chosen.shape[1]
+        weights = weights.flatten()[by_expert, None]
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.mlps)).tolist()
+        total = rows.new_zeros(rows.shape, dtype=torch.float32)
+        parts = zip(
+            self.mlps, torch.split(tokens, counts), torch.split(weights, counts), strict=True
+        )
+        for expert, taken, share in parts:
+            if len(taken):
+                own = rows[taken]
+                found = expert.output(ResidualState(own, own, residual.weight, residual.eps))
+                total.index_add_(0, taken, found * share)
+        return total.to(rows.dtype)
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts: their weights, float32 [T, k], and their numbers, int64 [T, k]."""
         probs, chosen = self.gate(rows).float().softmax(-1).topk(self.spec.experts_per_token)
-        return (probs / probs.sum(-1, keepdim=True) if self.spec.is_normalized else probs), chosen
+        return (probs / probs.sum(-1, keepdim=True) if self.spec.renormalize else probs), chosen

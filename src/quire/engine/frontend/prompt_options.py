@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypedDict
 
 from quire.compat.no_effect_warnings import warn_no_effect
@@ -32,11 +32,21 @@ def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def refuse_misplaced(names: Iterable[str]) -> None:
-    """Raises InvalidRequestError for the name of a sampling param, or of a server's setting."""
-    from quire.compat.name_homes import python_home  # usually not needed
+def refuse_misplaced(names: Collection[str]) -> None:
+    """Raises InvalidRequestError for the name of a sampling param, or of a server's setting.
 
+    Also for another engine's name of an argument that the call does not have.
+    """
+    if not names:
+        return
+    from quire.compat.call_names import CALL_NAMES  # usually not needed
+    from quire.compat.name_homes import python_home
+
+    renamed = {row.name: row.same_as for row in CALL_NAMES if row.same_as}
     for name in names:
+        if name in renamed:
+            problem = f"it is another name of {renamed[name]}, which this call does not have"
+            raise invalid_value(name, f"{problem}; remove it")
         if (text := python_home(name)) is not None:
             raise InvalidRequestError(text, param=name, code="unknown_parameter")
 
@@ -102,7 +112,10 @@ def read_chat(
 
 def read_encoding(options: Mapping[str, Any]) -> Encoding:
     """The encoding that the options, nested ones too, describe. Raises InvalidRequestError."""
-    given = {**(options.get("tokenization_kwargs") or {}), **options}
+    nested = options.get("tokenization_kwargs") or {}
+    if not isinstance(nested, Mapping):
+        raise invalid_value("tokenization_kwargs", f"must be a map, not {nested!r}")
+    given = {**nested, **options}
     given.pop("tokenization_kwargs", None)
     truncate = given.pop("truncate_prompt_tokens", None)
     special = given.pop("add_special_tokens", None)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from quire.config import EngineConfig
-from quire.core.layer_spec import UnsupportedModelError
+from quire.core.layer_spec import UnsupportedModelError, check_features
 from quire.engine.startup.backend import HostBackend
 from quire.engine.startup.device_policy import torch_reason
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
@@ -21,6 +21,7 @@ from quire.kvcache.host_kv_cache import HostCache
 from quire.models.prepared.prepared_files import prepared_file
 from quire.models.prepared.prepared_reader import StoredArrays, open_prepared
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
+from quire.models.runtimes.compiled_weights import COMPUTED
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ def resolve_for_compiled(config: EngineConfig) -> ResolvedConfig:
     """The resolved config of a start without PyTorch; raises as `load_prepared`."""
     if reason := torch_reason(config):
         raise UnsupportedModelError(reason)
-    return resolve(config, "cpu")
+    resolved = resolve(config, "cpu")
+    check_features(resolved.model_config.spec, COMPUTED)
+    return resolved
 
 
 def open_stored(resolved: ResolvedConfig) -> StoredArrays:

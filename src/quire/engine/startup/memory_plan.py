@@ -213,8 +213,8 @@ def _widest(layer: LayerSpec) -> int:
     keys = attention.num_kv_heads * attention.key_dim
     heads = 3 * (queries + keys)  # projected, after RoPE, attention's result
     inner = 3 * layer.mlp.intermediate_size  # gate and up, and their product
-    if isinstance(layer.mlp, MoESpec):  # an expert's rows and results, all experts' in float32
-        inner += 4 * layer.mlp.router.k
+    if isinstance(layer.mlp, MoESpec):  # inputs, an expert's own and results; these and the sums
+        inner += 8 * layer.mlp.router.k  # of all in float32, which is two numbers of 16 bits
     return max(heads, inner)
 
 

@@ -19,6 +19,7 @@ from quire.engine.startup.device_policy import DeviceType, choose_dtype, choose_
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import layers_with_types
+from quire.model_folder import GGUF_LINK
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, pass_gate
@@ -56,6 +57,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Log a warning if the settings name a method of quantization that the checkpoint lacks."""
         wanted, stored = self.requested.model.quantization, self.model_config.checkpoint_format
         if wanted not in STORED_METHODS or (stored is not None and stored.name == wanted):
+            return
+        if wanted == "gguf" and (self.folder / GGUF_LINK).exists():  # with numbers of 16 bits
             return
         if stored is not None:
             text = "quantization is %r, but the checkpoint's is %s, in which it is served"
@@ -116,7 +119,7 @@ def _refuse_experts(model_config: ModelConfig) -> None:
     for layer in model_config.spec.layers:
         if isinstance(layer.mlp, MoESpec):
             raise ConfigError(
-                f"the model has a {layer.mlp.words}, which runs on CPUs only; use device='cpu', or "
+                f"the model has a {layer.mlp.name}, which runs on CPUs only; use device='cpu', or "
                 "take a dense model"
             )
 

@@ -117,7 +117,8 @@ def choose_formats(
         return CheckpointScheme(checkpoint, spec, device, served)
     found = scheme_of(setting, device, overrides)
     if found is not None:
-        check_patterns(found, [name for name, _ in spec.named_linears])
+        modules = [name for name, linear in spec.named_linears if linear.role != "router"]
+        check_patterns(found, modules)
         missing = found.codes & set(_ON_HOPPER) - set(served)
         require(
             "int8_group" not in missing,
@@ -148,14 +149,17 @@ def stored_weights(spec: ModelSpec) -> list[tuple[str, LinearSpec]]:
 
 
 def parts_of(checkpoint: CheckpointFormat, module: str, linear: LinearSpec) -> list[StoredPart]:
-    """The stored tensors that fill the weight of a linear layer."""
+    """The stored tensors that fill the weight of a linear layer.
+
+    Routers of experts are never quantized, though not all config files say so.
+    """
     prefix, rows = module.removesuffix(linear.module), {p.name: p.rows for p in linear.parts}
     return [
         StoredPart(
             f"{prefix}{source}",
             part,
             linear.n if part is None else rows[part],
-            checkpoint.stored_linear(f"{prefix}{source}"),
+            None if linear.role == "router" else checkpoint.stored_linear(f"{prefix}{source}"),
         )
         for source, part in linear.sources()
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from re import _parser as parser  # type: ignore[attr-defined]  # as re.compile parses them
 from typing import Any
 
@@ -38,7 +39,7 @@ class ModuleRules(CheckpointFormat):
     name: str
     linear: StoredLinear
     rules: tuple[Rule, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: frozenset[str] = frozenset()
     only: tuple[str, ...] = ()
     has_head: bool = False
     otherwise: str = "none"
@@ -50,13 +51,24 @@ class ModuleRules(CheckpointFormat):
         for pattern, linear in self.rules:
             if pattern.match(module):
                 return linear
-        if any(module.endswith(words) or names_module(words, module) for words in self.ignored):
+        if any(name in self.ignored for name in _endings_and_runs(module)):
             return None
         is_chosen = not self.only or any(names_module(words, module) for words in self.only)
         return self.linear if is_chosen or module == "lm_head" else None
 
 
-def read_ignored(config: ConfigFile, *keys: str) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+def _endings_and_runs(module: str) -> Iterator[str]:
+    """All ends of a module's name, and all runs of its words.
+
+    They are few; the modules that a config file ignores may be tens of thousands.
+    """
+    yield from (module[at:] for at in range(len(module)))
+    words = module.split(".")
+    for begin, end in combinations(range(len(words) + 1), 2):
+        yield ".".join(words[begin:end])
+
+
+def read_ignored(config: ConfigFile, *keys: str) -> tuple[tuple[Rule, ...], frozenset[str]]:
     """Modules that are not quantized: rules for patterns of how names begin, and plain names.
 
     As transformers reads such lists; each entry is a name as well. Raises CheckpointError.
@@ -68,7 +80,7 @@ def read_ignored(config: ConfigFile, *keys: str) -> tuple[tuple[Rule, ...], tupl
         check_patterns(config, key, patterns)
         rules += [(re.compile(f"(?:{pattern}){_BOUNDARY}"), None) for pattern in patterns]
         names += [name for name in listed if name]
-    return tuple(rules), tuple(names)
+    return tuple(rules), frozenset(names)
 
 
 def _compiles(pattern: str) -> bool:

@@ -254,7 +254,7 @@ def _moe(config: ModelConfig, sizes: ExpertSizes) -> MoESpec:
             for index in range(sizes.num_experts)
         ),
         experts_per_token=sizes.experts_per_token,
-        is_normalized=sizes.is_normalized,
+        renormalize=sizes.renormalize,
     )
 
 

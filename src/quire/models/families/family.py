@@ -54,7 +54,7 @@ class ExpertSizes(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    is_normalized: bool
+    renormalize: bool
 
 
 def no_experts(_: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, ...]:

@@ -81,6 +81,7 @@ class LlamaDecoderLayer(nn.Module):
 
     def __init__(self, spec: LayerSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
+        self.spec = spec
         self.pre_attention_norm = self._add_norm(spec.pre_attention_norm, options)
         self.self_attn = LlamaAttention(spec.attention, layer_id, options)
         self.pre_mlp_norm = self._add_norm(spec.pre_mlp_norm, options)

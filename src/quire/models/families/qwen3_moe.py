@@ -5,19 +5,19 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from quire.models.checkpoints.config_file import ConfigFile
-from quire.models.families.family import ExpertSizes
+from quire.models.families.family import ExpertSizes, Windows
 from quire.models.families.qwen3 import QWEN3
 
 
 def _experts(config: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, ...]:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list."""
     key = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
-    num_experts = config.integer(key, high=2**12)  # the first since transformers 5
+    num_experts = config.integer(key, high=2**12)  # transformers 5 writes num_local_experts
     sizes = ExpertSizes(
         num_experts=num_experts,
         experts_per_token=config.integer("num_experts_per_tok", high=num_experts),
         intermediate_size=config.integer("moe_intermediate_size", high=2**22),
-        is_normalized=config.boolean("norm_topk_prob", False),
+        renormalize=config.boolean("norm_topk_prob", False),
     )
     step = config.integer("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
@@ -26,9 +26,16 @@ def _experts(config: ConfigFile, num_layers: int) -> tuple[ExpertSizes | None, .
     return tuple(None if i in dense or (i + 1) % step else sizes for i in range(num_layers))
 
 
+def _windows(config: ConfigFile, num_layers: int) -> Windows:
+    """A switch, then one window for all layers."""
+    uses_window = config.boolean("use_sliding_window", False)
+    return (config.integer("sliding_window", 4096) if uses_window else None,) * num_layers
+
+
 QWEN3_MOE = replace(
     QWEN3,
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
+    windows=_windows,
     experts=_experts,
 )

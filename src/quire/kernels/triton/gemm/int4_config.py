@@ -46,9 +46,7 @@ def group_rows(k: int, group: int, config: Int4Config) -> int:
     return max(4, 1 << (256 // group * steps - 1).bit_length())
 
 
-def shared_memory(
-    m: int, k: int, group: int, *, zeros: bool, config: Int4Config, codebook: bool = False
-) -> int:
+def shared_memory(m: int, k: int, group: int, *, zeros: bool, config: Int4Config) -> int:
     """Bytes of shared memory of a program: the ring of words and columns of x, scales, zeros."""
     stage = config.parts * (128 * config.block_n + 512 * block_rows(m))
     groups = config.parts * config.block_n * group_rows(k, group, config) * 2
@@ -84,7 +82,7 @@ def int4_config(
         is_small = split == parts == 1 and block_n == 64
         registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
     found = Int4Config(block_n, parts, stages, split, warps, registers)
-    return _fitting(found, m, k, group, tiles, zeros=zeros, codebook=codebook)
+    return _fitting(found, m, k, group, tiles, zeros=zeros)
 
 
 @functools.cache
@@ -107,16 +105,15 @@ def half_heads_config(
 
 
 def _fitting(
-    config: Int4Config, m: int, k: int, group: int, tiles: int, *, zeros: bool,
-    codebook: bool = False,
-) -> Int4Config | None:  # fmt: skip
+    config: Int4Config, m: int, k: int, group: int, tiles: int, *, zeros: bool
+) -> Int4Config | None:
     """The config, with as many parts of k as it takes for their scales to fit, or None."""
     steps, sums = math.ceil(k / (256 * config.parts)), tiles * config.block_n * block_rows(m)
     for split in range(config.split, steps + 1):
         found = replace(config, split=split)
         if split > 1 and split * sums > NUM_PARTIALS:
             return None
-        used = shared_memory(m, k, group, zeros=zeros, config=found, codebook=codebook)
+        used = shared_memory(m, k, group, zeros=zeros, config=found)
         if used <= SHARED_MEMORY:
             return found
     return None
@@ -136,7 +133,7 @@ def _cut(
             return 64, 4, 8
         return 32 if n > 64 * num_sms else 64, 2, 4
     if 8 < m <= 16 and not (codebook or head_dim) and n <= 32 * num_sms:
-        if k <= 8192 and k % 1024 == 0:  # programs of equally many steps, and two at least
+        if k <= 8192 and k % 1024 == 0:  # o of 3,584 columns was slower so, others quicker
             return 64, 2, 4
     large = n > 128 * num_sms
     in_one_round = n <= 256 * num_sms and not codebook  # four programs on a multiprocessor
