@@ -181,6 +181,8 @@ def test_programs_of_other_engines_end_with_the_command(module: str) -> None:
     command = " ".join(["quire", *PROGRAMS[module], "--model X --max-model-len '8 K'"])
     text = f"quire has no program {module}; use `{command}`\n"
     assert (done.returncode, done.stderr) == (1, text)
+    with pytest.raises(ImportError, match=f"quire has no module {module}"):
+        importlib.import_module(f"quire.{module}.__main__")
 
 
 def test_other_modules_fail_as_ever() -> None:

@@ -6,6 +6,7 @@ import re
 import shlex
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from quire.cli.sampling import CONSTRAINTS
 from quire.compat import call_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
-from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES
+from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES, own_value
 from quire.config import STORED_METHODS, EngineConfig, iter_options
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
@@ -278,6 +279,7 @@ def test_a_value_that_is_known_and_not_there_says_what_to_use(value: str) -> Non
     [
         ("quantization", "Q4_K_M", "leave it out there; use 'int4'"),
         ("quantization", "q8_0", "leave it out there; use 'int8'"),
+        ("quantization", "Q5_K_M", "leave it out there; use 'int8'"),
         ("quantization", "bf16", "leave it out there; use dtype 'bfloat16'"),
         ("chat_template", "chatml", "; leave it out to use the model's own, or use a file"),
     ],
@@ -289,6 +291,21 @@ def test_names_of_llama_cpp_say_what_to_use(
         EngineConfig.from_options(**{option: value})
     assert main(["serve", f"--{option.replace('_', '-')}", value]) == 2
     assert fix.partition(";")[2] in capsys.readouterr().err
+
+
+def test_a_file_may_have_a_name_of_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chatml").write_text("{{ messages }}")
+    assert own_value("chat_template", "chatml") == "chatml"
+
+
+@pytest.mark.parametrize(
+    ("value", "own"), [("AWQ", "awq"), ("GPTQ_Marlin", "gptq"), ("FP8", "fp8")]
+)
+def test_a_quantization_in_any_case(value: str, own: str) -> None:
+    assert own_value("quantization", value) == own
 
 
 def test_formats_that_are_read_are_values_of_quantization() -> None:

@@ -315,6 +315,14 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
         llm.generate("A list is", GREEDY, prompt_token_ids=[ids])
     with pytest.raises(InvalidRequestError, match=r"^prompt: must be text, token ids or a list"):
         llm.generate()
+    for name, same_as in (("prompt_token_ids", "prompts"), ("text_1", "data_1")):
+        problem = f"^{name}: it is another name of {same_as}, which this call does not have"
+        with pytest.raises(InvalidRequestError, match=problem):
+            llm.chat(CHAT, GREEDY, **{name: ids})
+    with pytest.raises(InvalidRequestError, match=r"^text_1: it is another name of data_1"):
+        llm.generate("A list is", GREEDY, text_1="A list is")
+    with pytest.raises(InvalidRequestError, match=r"^tokenization_kwargs: must be a map, not 3"):
+        llm.chat(CHAT, GREEDY, tokenization_kwargs=3)
 
 
 @pytest.mark.parametrize("method", ["generate", "embed", "encode", "score"])

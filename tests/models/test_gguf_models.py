@@ -108,7 +108,9 @@ def test_tokens_are_those_of_the_dequantized_weights(family: str, tmp_path: Path
         assert greedy(file, quantization="dequantized") == greedy(plain), kind
 
 
-def test_the_bundled_model_answers_the_same_from_a_gguf_file(tmp_path: Path) -> None:
+def test_the_bundled_model_answers_the_same_from_a_gguf_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "tiny.gguf"
     write_checkpoint(BUNDLED, file, "F16")
     queries = ["red runing shoes", "megenta microphone", "hello, who are you?"]
@@ -116,12 +118,13 @@ def test_the_bundled_model_answers_the_same_from_a_gguf_file(tmp_path: Path) -> 
     params = SamplingParams(temperature=0, max_tokens=24)
     answers = []
     for model in (str(BUNDLED), str(file), str(tmp_path)):  # the last: the folder that holds it
-        llm = LLM(model, dtype="float32")
+        llm = LLM(model, dtype="float32", quantization="none" if model == str(BUNDLED) else "gguf")
         outputs = llm.chat(chats, params, use_tqdm=False)
         assert model == str(BUNDLED) or llm.info.file_bytes == file.stat().st_size
         answers.append([output.outputs[0].text for output in outputs])
     assert answers[0][0] == "red running shoes"
     assert answers[1] == answers[2] == answers[0]
+    assert not [each for each in caplog.records if "quantization" in each.msg]
 
 
 def test_prepared_weights_are_made_once_for_a_file(tmp_path: Path) -> None:
