@@ -74,6 +74,6 @@ class MixtureOfExperts(nn.Module):
         return total.to(rows.dtype)
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's experts: their weights, float32 [T, k], and their numbers, int64 [T, k]."""
+        """The router's choice for each token: weights, float32 [T, k], of experts, int64 [T, k]."""
         probs, chosen = self.gate(rows).float().softmax(-1).topk(self.spec.experts_per_token)
         return (probs / probs.sum(-1, keepdim=True) if self.spec.renormalize else probs), chosen
