@@ -321,6 +321,10 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
             llm.chat(CHAT, GREEDY, **{name: ids})
     with pytest.raises(InvalidRequestError, match=r"^text_1: it is another name of data_1"):
         llm.generate("A list is", GREEDY, text_1="A list is")
+    for name, value in (("response_format", {"type": "json_object"}), ("stream", True)):
+        with pytest.raises(InvalidRequestError, match=f"^{name} .*is not supported: .*; use "):
+            llm.chat(CHAT, GREEDY, **{name: value})
+    assert llm.chat(CHAT, GREEDY, use_tqdm=False, stream=False, response_format={"type": "text"})
     with pytest.raises(InvalidRequestError, match=r"^tokenization_kwargs: must be a map, not 3"):
         llm.chat(CHAT, GREEDY, tokenization_kwargs=3)
 

@@ -56,7 +56,7 @@ class _EngineArgs:
 
 
 def _names() -> Iterable[str]:
-    foreign = (row.name for row in NAMES["engine"])
+    foreign = (row.name for row in NAMES["engine"] + NAMES["server"])
     return dict.fromkeys([*(option.name for _, option in iter_options()), *foreign])
 
 

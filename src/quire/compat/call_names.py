@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
 _V = "vLLM"
+_OF_PARAMS = "each request has params of its own"
 _NO_ADAPTER = "the weights are those of the model's folder"
 _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load the merged folder"
 
@@ -22,6 +23,17 @@ CALL_NAMES: tuple[ForeignName, ...] = (
          "use structured_outputs in SamplingParams"),
     only("priority", _V, ([],), "the prompts of a call run in their order",
          "sort them, or give add_request of an LLMEngine a priority"),
+    only("response_format", "OpenAI", ({"type": "text"},), _OF_PARAMS,
+         "use structured_outputs in SamplingParams"),
+    only("grammar", "llama.cpp", (), _OF_PARAMS, "use structured_outputs in SamplingParams"),
+    only("format", "Ollama", ("",), _OF_PARAMS, "use structured_outputs in SamplingParams"),
+    only("options", "Ollama", ({},), _OF_PARAMS, "use SamplingParams"),
+    only("top_logprobs", "OpenAI", (), _OF_PARAMS, "use logprobs in SamplingParams"),
+    only("stream", "OpenAI", (False,), "answers come whole", "use AsyncEngine"),
+    only("echo", "OpenAI", (False,), "answers come without their prompts",
+         "put them in front"),
+    only("tool_choice", "OpenAI", ("auto",), "the model chooses",
+         "run `quire serve`, whose chats take it"),
     no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
     no_effect("concurrency_limit", _V, "requests beyond max_num_seqs wait for their turn"),
     only("pooling_params", _V, (), "they are params of embeddings", "use embed"),

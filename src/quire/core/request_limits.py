@@ -3,8 +3,8 @@
 The frontend checks a request where it enters, before any work is spent on it, so that its caller
 gets HTTP 400 at once. It checks again only what is to run on another engine, which may have other
 limits (request_tracker.py). Two checks of HTTP look ahead: at all texts of a request before any is
-embedded, and at numbers of log-probabilities, by the API's own field and before their bound in all. The engine core trusts its frontends: they are processes of the same
-user.
+embedded, and at numbers of log-probabilities, by the API's own field and before their bound in all.
+The engine core trusts its frontends: they are processes of the same user.
 """
 
 from __future__ import annotations

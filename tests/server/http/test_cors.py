@@ -31,6 +31,8 @@ def test_off_by_default(app: Starlette) -> None:
     assert [name for name in reply.headers if name.startswith("access-control")] == []
     refused = preflight(app, OURS)
     assert refused.status == 405
+    assert "--allowed-origins localhost" in refused.body.decode()
+    assert "allowed-origins" not in call(app, "/v1/models", method="OPTIONS").body.decode()
     assert NAMES not in refused.headers
 
 

@@ -99,10 +99,18 @@ class Envelope:
                 raise
             reply = describe(error, request_id)
             record.error_code = reply.error.code
+            if (record.method, reply.status) == ("OPTIONS", 405) and b"origin" in headers:
+                reply.error.message = _NO_CORS  # a browser asks before a page's request
             if not record.status:
                 await send_error(send_with_id, reply, api_path_of(scope))
         finally:
             self._on_end(record)
+
+
+_NO_CORS = (
+    "pages of other origins may not call this server; start it with --allowed-origins and theirs, "
+    "such as --allowed-origins localhost"
+)
 
 
 def _header_value(sentences: Sequence[str]) -> bytes:
