@@ -41,6 +41,9 @@ def test_options_are_settings_of_an_engine() -> None:
 
 def test_engine_args_hold_settings() -> None:
     args = EngineArgs(model="quire-tiny", max_num_seqs=3, tensor_parallel_size=1)
+    older = EngineArgs(model="quire-tiny", disable_log_requests=True)  # a server's name
+    with pytest.warns(NoEffectWarning, match="disable_log_requests has no effect"):
+        quire.LLM.from_engine_args(older).close()
     config = EngineConfig.from_options(**asdict(args))
     assert config == EngineConfig.from_options(max_num_seqs=3)
     parsed = parser_of_a_script().parse_args(["--max-num-seqs", "3", "--no-enforce-eager"])

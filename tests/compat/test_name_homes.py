@@ -195,7 +195,12 @@ def test_variables_of_other_engines_are_named() -> None:
     assert found == ["VLLM_API_KEY is not read; use QUIRE_API_KEY"]
     assert not list(unread_variables({"VLLM_API_KEY": "x", "QUIRE_API_KEY": "y"}, ()))
     assert not list(unread_variables({"OLLAMA_HOST": "::"}, {"host"}))
-    others = {"OLLAMA_DEBUG": "1", "VLLM_CPU_KVCACHE_SPACE": "4", "PATH": "/bin"}
+    others = {
+        "OLLAMA_MAX_QUEUE": "",
+        "OLLAMA_DEBUG": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "PATH": "/bin",
+    }
     assert list(unread_variables(others | {"LLAMA_ARG_MODEL": "x"}, ())) == [
         "LLAMA_ARG_MODEL is not read; use --model",
         "OLLAMA_DEBUG, VLLM_CPU_KVCACHE_SPACE are not read; use options (quire serve --help)",

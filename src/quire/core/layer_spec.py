@@ -104,7 +104,7 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 class KVLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Keys and values that one layer stores of each token in the KV cache.
 
-    Layers with equal records are a group: they may share their block table.
+    Layers with equal records are a group; all groups share a request's block table.
 
     window: how many of the last tokens are read; None for all. dtype: of its keys and values, by
     PyTorch's name, where it is not the cache's.
@@ -320,6 +320,7 @@ def features(record: msgspec.Struct) -> Iterator[tuple[str, str]]:
             words = _WORDS.get(name, name.replace("_", " "))
             shown = f"{words} {value}" if isinstance(value, float | str) else words
             yield f"{type(record).__name__}.{name}", shown
+        # equal records once: layers are many, and experts in each
         for inner in dict.fromkeys(value) if isinstance(value, tuple) else (value,):
             if isinstance(inner, msgspec.Struct):
                 yield from features(inner)

@@ -45,7 +45,7 @@ def resolve_for_compiled(config: EngineConfig) -> ResolvedConfig:
     if reason := torch_reason(config):
         raise UnsupportedModelError(reason)
     resolved = resolve(config, "cpu")
-    check_features(resolved.model_config.spec, COMPUTED)
+    check_features(resolved.model_config.spec, COMPUTED)  # before its weights are mapped
     return resolved
 
 

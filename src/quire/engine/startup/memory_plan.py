@@ -213,8 +213,10 @@ def _widest(layer: LayerSpec) -> int:
     keys = attention.num_kv_heads * attention.key_dim
     heads = 3 * (queries + keys)  # projected, after RoPE, attention's result
     inner = 3 * layer.mlp.intermediate_size  # gate and up, and their product
-    if isinstance(layer.mlp, MoESpec):  # inputs, an expert's own and results; these and the sums
-        inner += 8 * layer.mlp.router.k  # of all in float32, which is two numbers of 16 bits
+    if isinstance(layer.mlp, MoESpec):
+        # all tokens' inputs, an expert's inputs and results; in float32, each two numbers of 16
+        # bits, its weighted results and the sums; the rest is the router's
+        inner += 8 * layer.mlp.router.k
     return max(heads, inner)
 
 
