@@ -35,8 +35,8 @@ def unread_variables(environ: Mapping[str, str], given: Collection[str]) -> Iter
             if environ.get(variable):
                 yield f"{variable} is not read; use {own_spelling(name)}"
     known = {variable for _, others in VARIABLES.values() for variable in others}
-    others = (name for name, value in environ.items() if value and name.startswith(_PREFIXES))
-    rest = sorted(set(others) - known)
+    foreign = {name for name, value in environ.items() if value and name.startswith(_PREFIXES)}
+    rest = sorted(foreign - known)
     if rest:
         verb = "is" if len(rest) == 1 else "are"
         yield f"{', '.join(rest)} {verb} not read; use options (quire serve --help)"
