@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.utils import Namespace
 
 from quire.errors import InvalidRequestError
 from quire.tokenizer.chat_template import ChatTemplate
+from quire.tokenizer.template_work import TemplateLimitError, start_render, weight
 
 DOUBLED = (
     "{% set n = namespace(a=[1], b=[1]) %}"
@@ -104,6 +108,51 @@ def test_a_bomb_is_stopped(source: str) -> None:
     with pytest.raises(InvalidRequestError, match="template"):
         render(template)
     assert time.thread_time() - begin < 3.0  # one second, on a machine that is not busy
+
+
+LEAVES = st.one_of(st.integers(), st.none(), st.text(max_size=200))
+HELD = st.recursive(
+    LEAVES, lambda held: st.lists(held, max_size=4) | st.dictionaries(st.text(max_size=40), held)
+)
+
+
+def walked(value: object) -> int:
+    """The weight of a value, part by part."""
+    if isinstance(value, str):
+        return 1 + len(value) // 32
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(walked, [*value.keys(), *value.values()]))
+    return 1 + len(value) + sum(map(walked, value)) if isinstance(value, list) else 1
+
+
+@given(HELD, st.integers(0, 5))
+def test_a_weight_counts_a_part_as_often_as_it_appears(value: object, doublings: int) -> None:
+    start_render()
+    for _ in range(doublings):
+        value = [value, {"a": value}, value]
+    assert weight(value) == walked(value)
+    if isinstance(value, dict):
+        assert weight(value.items()) == 1 + sum(
+            2 + walked(k) + walked(v) + 2 for k, v in value.items()
+        )
+
+
+@pytest.mark.parametrize("depth", [40, 10_000])
+def test_what_holds_one_list_in_many_places_is_weighed_at_once(depth: int) -> None:
+    value: object = [1]
+    for _ in range(depth):
+        value = [value, value]
+    begin = time.thread_time()
+    with pytest.raises(TemplateLimitError):
+        weight(value)
+    assert time.thread_time() - begin < 0.05
+
+
+def test_what_holds_itself_is_too_heavy() -> None:
+    value = Namespace()
+    value["own"] = value
+    with pytest.raises(TemplateLimitError):
+        weight(value)
 
 
 def test_each_render_has_its_own_budget() -> None:

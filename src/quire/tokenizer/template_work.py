@@ -102,9 +102,8 @@ def start_render() -> None:
 
 def take(price: int) -> None:
     """Take a price off the budget. Raises TemplateLimitError if it is more than is left."""
+    _check(price)
     _budget.left -= price
-    if _budget.left < 0:
-        raise _too_heavy()
 
 
 def take_copy(value: Any) -> None:
@@ -117,22 +116,32 @@ def take_copy(value: Any) -> None:
 def weight(*values: Any) -> int:
     """The number of values and parts of texts in all of them.
 
-    Raises TemplateLimitError if it is above what is left, or cannot be known.
+    What holds one list in many places is looked at once, level by level, and counted as often as
+    it appears. Raises TemplateLimitError if it is above what is left, or cannot be known.
     """
-    total, rest = 0, list(values)
-    while rest:
-        value = rest.pop()
-        if type(value) is str:
-            total += 1 + (len(value) >> _TEXT_SHIFT)
-        elif type(value) in _LEAVES:
-            total += 1
-        else:
-            total += 1 + _size(value)
-            if total <= _budget.left:
-                rest += _parts(value)
-        if total > _budget.left:
-            raise _too_heavy()
+    total, level = 0, [(values, 1)]
+    while level:
+        below: dict[int, tuple[Any, int]] = {}  # by id: a value of the next level, and how often
+        for parts, times in level:
+            for part in parts:
+                if type(part) is str:
+                    total += times * (1 + (len(part) >> _TEXT_SHIFT))
+                elif type(part) in _LEAVES:
+                    total += times
+                else:
+                    below[id(part)] = part, times + below.get(id(part), (part, 0))[1]
+            _check(total)
+        level = []
+        for value, times in below.values():
+            total += times * (1 + _size(value))
+            _check(total)
+            level.append((_parts(value), times))
     return total
+
+
+def _check(total: int) -> None:
+    if total > _budget.left:
+        raise TemplateLimitError(f"values of more than {MAX_WEIGHT} parts in all")
 
 
 def weigh(*values: Any) -> None:
@@ -313,7 +322,3 @@ def _items(items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
         take(_ITEM_PRICE)
         yield item
-
-
-def _too_heavy() -> TemplateLimitError:
-    return TemplateLimitError(f"values of more than {MAX_WEIGHT} parts in all")

@@ -2,16 +2,22 @@
 
 A socket that is closed while data arrives is reset, and a reset discards what the client has not
 read yet: it would never see why its request was refused. So the sending side is closed first, and
-what still comes is dropped for a while.
+what still comes is dropped for a while. Slowly, since others' tokens wait for what is read here:
+all connections of a process together drop no more than BYTES_PER_SECOND.
 """
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle, Transport
 
+# A piece of 256 KiB takes some 50 us to read; eight bodies of 16 MiB take half a second in all.
+BYTES_PER_SECOND = 256 << 20
+
 
 class LingeringClose:
     """Drops what a client sends after its last response. Bounded in seconds and bytes."""
+
+    _turn = 0.0  # of the process: when the next piece may be read, by the event loop's clock
 
     def __init__(self, loop: AbstractEventLoop, seconds: float, num_bytes: int) -> None:
         self._loop = loop
@@ -19,6 +25,7 @@ class LingeringClose:
         self._bytes_left = num_bytes
         self.is_active = False  # once the last response has been written
         self._timer: TimerHandle | None = None
+        self._pause: TimerHandle | None = None
 
     def start(self, transport: Transport) -> None:
         """Close the sending side once all is written, and the connection in time."""
@@ -34,9 +41,14 @@ class LingeringClose:
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             transport.close()
+        if not transport.is_closing():
+            begin = max(LingeringClose._turn, self._loop.time())
+            LingeringClose._turn = begin + len(data) / BYTES_PER_SECOND
+            transport.pause_reading()
+            self._pause = self._loop.call_at(LingeringClose._turn, transport.resume_reading)
 
     def stop(self) -> None:
         """Stop: the connection is closed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._pause):
+            if timer is not None:
+                timer.cancel()
