@@ -51,7 +51,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
         [[-1], [0x110000], [2**64], ["a"], 5, [True], [5] * 129],
     ),
     "include_stop_str_in_output": ([True, False, None], [1, "true"]),
-    "max_tokens": ([1, 1021, None], [-1, 0, 1022, 2**31, 2**64, 1.0, "1", True]),
+    "max_tokens": ([-1, 1, 1021, None], [-2, 0, 1022, 2**31, 2**64, 1.0, "1", True]),
     "min_tokens": ([0, 1, None], [-1, 2**31, 0.5]),
     "ignore_eos": ([True, False, None], [1, "yes"]),
     "logprob_token_ids": ([None], [[], [0], [-1], [0] * 1025, [0.5], 5]),  # it needs logprobs
@@ -147,8 +147,8 @@ def nested(depth: int) -> list[Any]:
 
 USER = {"role": "user", "content": "hi"}
 CHAT = SHARED | {
-    "max_tokens": ([1, 1005, None], [0, 1006, 2**64]),
-    "max_completion_tokens": ([1, 1005, None], [-1, 0, 1006, 2**31, 2**64, 1.0]),
+    "max_tokens": ([-1, 1, 1005, None], [-2, 0, 1006, 2**64]),
+    "max_completion_tokens": ([-1, 1, 1005, None], [-2, 0, 1006, 2**31, 2**64, 1.0]),
     "logprobs": ([True, False, None], [1, 0, "true"]),
     "top_logprobs": ([None], [1, -1, 21]),  # it needs logprobs
     "add_generation_prompt": ([True, False, None], [1]),
@@ -336,7 +336,7 @@ def test_names_of_other_engines_are_their_own_fields(complete: Post, engine: Fak
     cut = [call["cut_to_context"] for call in engine.calls]
     assert cut == [False, True, True, True]  # as their own servers do
     assert complete(max_new_tokens=5, max_tokens=5).error["param"] == "max_new_tokens"
-    assert complete(max_new_tokens="5").error["param"] == "max_tokens"
+    assert complete(max_new_tokens="5").error["param"] == "max_new_tokens"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -53,7 +53,14 @@ def one_of(*texts: str) -> Meta:
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenCount = Annotated[int, _ints("max_tokens")]
-TokenCountOrNone = Annotated[int, Meta(ge=0, le=INT_RANGES["max_tokens"][1])]  # 0: the prompt alone
+NO_LIMIT = -1  # as a number of tokens: as many as fit the context
+TokenLimit = Annotated[
+    int,
+    Meta(ge=NO_LIMIT, le=INT_RANGES["max_tokens"][1], extra_json_schema={"not": {"const": 0}}),
+]
+TokenLimitOrNone = Annotated[  # 0: the prompt alone
+    int, Meta(ge=NO_LIMIT, le=INT_RANGES["max_tokens"][1])
+]
 PromptLength = Annotated[  # -1: the longest that fits
     int,
     Meta(ge=-1, le=2**31 - 1, extra_json_schema={"not": {"const": 0}}),

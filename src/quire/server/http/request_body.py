@@ -17,6 +17,7 @@ from quire.compat.foreign_name import ANY, DEFAULT
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import strict_json
+from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.strict_json import NeutralValues
 
 SCOPES: tuple[Scope, ...] = ("request", "sampling")
@@ -25,11 +26,13 @@ SCOPES: tuple[Scope, ...] = ("request", "sampling")
 class RequestBody(msgspec.Struct, kw_only=True, dict=True):
     """The base of request bodies. no_effect: a sentence for each field that was without effect.
 
-    foreign_names: the names of the body's fields that are not this route's.
+    foreign_names: the names of the body's fields that are not this route's. sent_as: the names
+    under which the body has the route's fields, for errors.
     """
 
     no_effect: ClassVar[Sequence[str]] = ()
     foreign_names: ClassVar[frozenset[str]] = frozenset()
+    sent_as: ClassVar[FieldNames] = SAME
 
     def note_no_effect(self, *sentences: str) -> None:
         """Add sentences about fields without effect."""
@@ -65,11 +68,13 @@ def read_body(
     if found.keys() <= known and found.keys().isdisjoint(refused):
         return request, found
     known = known.difference(refused)
-    own, notes = _own_fields(found, known, refused)
-    foreign = frozenset(found.keys() - known)
+    own, names, notes = _own_fields(found, known, refused)
+    foreign, sent_as = frozenset(found.keys() - known), FieldNames(names)
     if own:
         found = {**{n: v for n, v in strict_json.read_names(data).items() if n in known}, **own}
-        request = strict_json.decode(msgspec.json.encode(found), decoder)
+        with sent_as:
+            request = strict_json.decode(msgspec.json.encode(found), decoder)
+        request.__dict__["sent_as"] = sent_as
     request.__dict__["foreign_names"] = foreign
     request.note_no_effect(*notes)
     return request, found
@@ -94,9 +99,12 @@ def _foreign() -> Mapping[str, Any]:
 
 def _own_fields(
     found: Mapping[str, Any], known: frozenset[str], refused: NeutralValues
-) -> tuple[dict[str, Any], list[str]]:
-    """The fields under names of other engines, as the route's own, and what has no effect."""
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The fields under names of other engines, as the route's own, with the names that they were
+    sent under, and what has no effect.
+    """
     own: dict[str, Any] = {}
+    names: dict[str, str] = {}
     notes: list[str] = []
     for name, value in found.items():
         if name in known:
@@ -107,6 +115,7 @@ def _own_fields(
                 if field in found or field in own:
                     raise invalid_value(name, f"it is the same as {field}; use one of them")
                 own[field] = None if meaning.value is DEFAULT else meaning.value
+                names[field] = name
             case NoEffect(text=text):
                 if value not in _NOTHING and never_has_effect(name):
                     notes.append(text)
@@ -115,4 +124,4 @@ def _own_fields(
                 raise InvalidRequestError(text, param=name, code="unsupported_parameter")
             case _:
                 strict_json.check_names({name: value}, known, refused)
-    return own, notes
+    return own, names, notes

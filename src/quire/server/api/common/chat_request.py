@@ -26,7 +26,7 @@ from quire.server.api.common.generation_request import (
 from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_tool_names, is_deeper
 from quire.server.http import field_bounds, strict_json
-from quire.server.http.field_bounds import ShortText, TokenCount
+from quire.server.http.field_bounds import ShortText, TokenLimit
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.parsing.template_defaults import RESERVED_NAMES
@@ -52,7 +52,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """
 
     messages: Messages
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: field_bounds.NumLogprobs | None = None
     add_generation_prompt: bool | None = None
@@ -112,6 +112,10 @@ def sampling(request: ChatRequest) -> SamplingParams:
         raise invalid_value("max_completion_tokens", problem)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = limits.pop() if limits else None
+    if max_tokens == 0:
+        field = "max_tokens" if request.max_tokens == 0 else "max_completion_tokens"
+        with request.sent_as:
+            raise invalid_value(field, "must be an integer >= 1, or -1, not 0")
     return sampling_of(request, max_tokens, logprobs, request.prompt_logprobs)
 
 
@@ -130,5 +134,5 @@ def _check_template_kwargs(variables: dict[str, Any]) -> None:
 CHAT_RULES = (
     StructRules(struct=ChatRequest, neutral=neutral_values(ChatRequest, CHAT_REFUSED)),
     MESSAGE_RULES,
-    STRUCTURED_OUTPUT_RULES,
+    *STRUCTURED_OUTPUT_RULES,
 )

@@ -19,7 +19,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.field_names import SAME, FieldNames
+from quire.server.http.field_names import SAME, FieldNames
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.generation_request import take_defaults
 from quire.server.api.common.logprob_bounds import check_num_logprobs

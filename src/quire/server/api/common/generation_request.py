@@ -21,7 +21,7 @@ from quire.server.api.common.response_format import (
     structured_outputs_of,
 )
 from quire.server.http import field_bounds, strict_json
-from quire.server.http.field_bounds import Int32, ShortText, TokenCount
+from quire.server.http.field_bounds import NO_LIMIT, Int32, ShortText, TokenLimit
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
@@ -65,7 +65,7 @@ class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     stop: field_bounds.Word | field_bounds.StopStrings | None = None
     stop_token_ids: field_bounds.TokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    max_tokens: TokenCount | None = None
+    max_tokens: TokenLimit | None = None
     min_tokens: field_bounds.MinTokens | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: field_bounds.NumLogprobs | None = None
@@ -116,7 +116,10 @@ def check_request_names(
 
     found: the body as plain values. logprobs: the route's field that asks for them.
     """
-    check_format_names(found)
+    if request.max_tokens is None and request.is_cut_to_context:
+        request.max_tokens = NO_LIMIT  # as the servers that these names are of have it
+    with request.sent_as:
+        check_format_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
         known = StreamOptions.__struct_fields__
@@ -176,10 +179,13 @@ def sampling_of(
     They are cached by the values of the fields, since clients seldom change them.
     """
     values = msgspec.structs.astuple(request)[:_NUM_FIRST]
-    try:
-        return _cached_sampling(values, max_tokens, logprobs, prompt_logprobs)
-    except TypeError:  # lists and structs are not hashable
-        return _checked_sampling(values, max_tokens, logprobs, prompt_logprobs)
+    limit = None if max_tokens == NO_LIMIT else max_tokens
+    with request.sent_as:
+        try:
+            found = _cached_sampling(values, limit, logprobs, prompt_logprobs)
+        except TypeError:  # lists and structs are not hashable
+            found = _checked_sampling(values, limit, logprobs, prompt_logprobs)
+    return request.sent_as.rename_fields(found)
 
 
 def _checked_sampling(

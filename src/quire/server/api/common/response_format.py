@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.structured_outputs import KINDS, StructuredOutputs
-from quire.errors import invalid_value
+from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.encoding_fields import EncodingFields
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.openapi_entry import StructRules
@@ -42,9 +42,17 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """response_format of type json_schema: JSON that matches a schema."""
+    """response_format of type json_schema: JSON that matches a schema.
 
-    json_schema: JsonSchema
+    The schema is in json_schema, or stands beside the type, as in llama.cpp's documents and in
+    OpenAI's responses; then name, description and strict do, too.
+    """
+
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+    name: SchemaName | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class StructuralTag(msgspec.Struct, kw_only=True):
@@ -132,7 +140,7 @@ UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
 _FORMAT_NAMES = {  # fields of response_format by its type
     "text": ("type",),
     "json_object": ("type", "schema"),
-    "json_schema": ("type", "json_schema"),
+    "json_schema": ("type", *JsonSchemaFormat.__struct_fields__),
     "structural_tag": ("type", "format", "structures", "triggers"),
 }
 _BY_FIELD = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
@@ -162,9 +170,8 @@ def check_format_names(found: dict[str, Any]) -> None:
     if isinstance(given := found.get("response_format"), dict):
         names = _FORMAT_NAMES[given["type"]]
         strict_json.check_names(given, names, {}, "response_format.")
-        if "json_schema" in names:
-            where = "response_format.json_schema."
-            strict_json.check_names(given["json_schema"], JsonSchema.__struct_fields__, {}, where)
+        if given["type"] == "json_schema":
+            _check_schema_names(given)
         for index, tag in enumerate(given.get("structures") or ()):
             where = f"response_format.structures[{index}]."
             strict_json.check_names(tag, StructuralTag.__struct_fields__, {}, where)
@@ -174,15 +181,28 @@ def check_format_names(found: dict[str, Any]) -> None:
         )
 
 
+def _check_schema_names(given: dict[str, Any]) -> None:
+    inner, where = given.get("json_schema"), "response_format.json_schema"
+    if inner is None and given.get("schema") is None:
+        raise InvalidRequestError(
+            f"{where}: it is missing; send it", param=where, code="missing_field"
+        )
+    if inner is not None:
+        strict_json.check_names(inner, JsonSchema.__struct_fields__, {}, f"{where}.")
+        if given.get("schema") is not None:
+            problem = "json_schema has one, too; send one of them"
+            raise invalid_value("response_format.schema", problem)
+
+
 def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]]:
     """Each field that asks for structured output, with the arguments of StructuredOutputs."""
     requested: list[tuple[str, dict[str, Any]]] = []
     match request.response_format:
-        case JsonObjectFormat(schema=dict(schema)):
+        case JsonObjectFormat(schema=dict(schema)) | JsonSchemaFormat(schema=dict(schema)):
             requested.append(("response_format.schema", {"json": schema}))
         case JsonObjectFormat():
             requested.append(("response_format", {"json_object": True}))
-        case JsonSchemaFormat(json_schema=schema):
+        case JsonSchemaFormat(json_schema=JsonSchema() as schema):
             requested.append(("response_format.json_schema.schema", {"json": schema.schema}))
         case StructuralTagFormat() as tag:
             given = {"structural_tag": msgspec.to_builtins(tag)}
@@ -205,6 +225,11 @@ def _of_fields(fields: StructuredOutputFields) -> tuple[str, dict[str, Any]]:
     return name, given | {name: getattr(fields, name) for name in style}
 
 
-STRUCTURED_OUTPUT_RULES = StructRules(
-    struct=StructuredOutputFields, neutral=UNSUPPORTED, variants=FIELD_VARIANTS
+_SCHEMA_PLACES = (
+    {"required": ["json_schema"], "properties": {"json_schema": {"not": _NULL}, "schema": _NULL}},
+    {"required": ["schema"], "properties": {"schema": {"not": _NULL}, "json_schema": _NULL}},
+)
+STRUCTURED_OUTPUT_RULES = (
+    StructRules(struct=StructuredOutputFields, neutral=UNSUPPORTED, variants=FIELD_VARIANTS),
+    StructRules(struct=JsonSchemaFormat, variants=_SCHEMA_PLACES),
 )

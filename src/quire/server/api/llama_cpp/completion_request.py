@@ -44,7 +44,7 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """
 
     prompt: msgspec.Raw
-    max_tokens: field_bounds.TokenCountOrNone | None = None
+    max_tokens: field_bounds.TokenLimitOrNone | None = None
     logit_bias: BiasMap | BiasPairs | None = None  # type: ignore[assignment]
     n_probs: field_bounds.NumLogprobs | None = None
     return_tokens: bool | None = None
@@ -90,9 +90,9 @@ def sampling(request: NativeCompletionRequest) -> SamplingParams:
     max_tokens = request.max_tokens
     if max_tokens == 0:
         if request.min_tokens:
-            raise invalid_value(
-                "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
-            )
+            problem = f"{request.min_tokens} is above max_tokens (0); lower it"
+            with request.sent_as:
+                raise invalid_value("min_tokens", problem)
         max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
     return sampling_of(request, max_tokens, request.n_probs or None, None)
 
@@ -104,5 +104,5 @@ RULES = (
         raw={"prompt": PROMPTS.types},
     ),
     PROMPT_OBJECT_RULES,
-    STRUCTURED_OUTPUT_RULES,
+    *STRUCTURED_OUTPUT_RULES,
 )

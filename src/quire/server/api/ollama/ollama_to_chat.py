@@ -14,7 +14,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_messages import CalledFunction
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.field_names import FieldNames
+from quire.server.http.field_names import FieldNames
 from quire.server.api.common.response_format import (
     JsonObjectFormat,
     JsonSchema,

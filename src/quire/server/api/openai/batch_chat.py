@@ -15,7 +15,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
-from quire.server.api.common.field_names import FieldNames
+from quire.server.http.field_names import FieldNames
 from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages

@@ -39,11 +39,12 @@ PROMPT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of /v1/completions. prompt: one or several texts or lists of token ids.
 
-    max_tokens: 0 is allowed with echo: only the prompt is returned, such as with its logprobs.
+    max_tokens: 0 is allowed with echo: only the prompt is returned, such as with its logprobs;
+    -1 is the rest of the context.
     """
 
     prompt: msgspec.Raw
-    max_tokens: field_bounds.TokenCountOrNone | None = None
+    max_tokens: field_bounds.TokenLimitOrNone | None = None
     echo: bool | None = None
     logprobs: field_bounds.NumLogprobs | None = None
 
@@ -112,5 +113,5 @@ COMPLETION_RULES = (
         neutral=neutral_values(CompletionRequest, COMPLETION_REFUSED),
         raw={"prompt": PROMPT_TYPES},
     ),
-    STRUCTURED_OUTPUT_RULES,
+    *STRUCTURED_OUTPUT_RULES,
 )

@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.api.common.field_names import FieldNames
+from quire.server.http.field_names import FieldNames
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, is_large
 from quire.server.api.common.request_gate import RequestContext

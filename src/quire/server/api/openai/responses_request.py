@@ -175,7 +175,7 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     model: str | None = None
     input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: field_bounds.TokenCount | None = None
+    max_output_tokens: field_bounds.TokenLimit | None = None
     temperature: field_bounds.Temperature | None = None
     top_p: field_bounds.TopP | None = None
     stream: bool | None = None

@@ -1,7 +1,8 @@
-"""FieldNames: translates the field names of a ChatRequest, in errors, to those of another API."""
+"""FieldNames: translates the names of fields, in errors, to those that the client has sent."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -11,16 +12,21 @@ from quire.errors import InvalidRequestError
 
 
 class FieldNames:
-    """An API's own names of the fields of a ChatRequest, for error messages.
+    """A client's own names of the fields of a request, such as a ChatRequest, for error messages.
 
-    names: field of a ChatRequest → the API's own field, longer names first. messages: the name of
+    names: field of the request → the client's own, longer names first. messages: the name of
     that field.
     A name that starts with a dot may stand anywhere in a field, any other only at its start. As a
-    context manager it renames the fields of the InvalidRequestErrors that pass.
+    context manager it renames the fields of the InvalidRequestErrors that pass, and fields with an
+    underscore, which are no words, also where the text mentions them.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
+        mentioned = [re.escape(name) for name in names if "_" in name and "." not in name]
+        self._mentions = (
+            re.compile(rf"(?<![\w.])({'|'.join(mentioned)})(?!\w)") if mentioned else None
+        )
         self.messages = self.own("messages")
 
     def own(self, field: str) -> str:
@@ -49,7 +55,10 @@ class FieldNames:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, InvalidRequestError) and error.param is not None:
             own = self.own(error.param)
-            error.args = (str(error).replace(error.param, own, 1),)
+            before, field, after = str(error).partition(error.param)
+            if self._mentions is not None:
+                after = self._mentions.sub(lambda found: self._names[found[1]], after)
+            error.args = (before + own + after if field else before,)
             error.param = own
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.server.api.common.field_names import FieldNames
+from quire.server.http.field_names import FieldNames
 
 NAMES = FieldNames({".function": "", "messages": "input", "stop": "ends"})
 
