@@ -230,6 +230,13 @@ def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
 
 
+def test_penalties_without_reach_are_off_whatever_else_is_set() -> None:
+    line = "-m x --prompt a --repeat-last-n 0 --repeat-penalty 1.3 --presence-penalty=1"
+    args = generate.make_parser().parse(line.split())
+    found = (args.repetition_penalty, args.presence_penalty, args.frequency_penalty)
+    assert found == (1.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize("word", ["run", "pull", "ls", "bench", "collect-env"])
 def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2

@@ -176,6 +176,7 @@ def test_lists_and_maps_are_checked_inside(field: str, value: Any) -> None:
          {"structured_outputs": StructuredOutputs(choice=["a", "b"])}),
         ({"best_of": 1, "use_beam_search": False, "length_penalty": 1.0}, {}),
         ({"n_predict": -1, "temp": 0.5}, {"max_tokens": None, "temperature": 0.5}),
+        ({"repeat_last_n": 0, "repeat_penalty": 1.3, "presence_penalty": 1.0}, {}),
     ],
 )  # fmt: skip
 def test_other_spellings(given: dict[str, Any], same: dict[str, Any]) -> None:

@@ -100,7 +100,7 @@ def test_no_limit_in_ollamas_words(
         ("/completion", {"n_predict": 0, "min_tokens": 2},
          "min_tokens: 2 is above n_predict (0); lower it"),
         ("/completion", {"guided_decoding": {"jsn": 1}}, "guided_decoding.jsn: unknown field; did"),
-        ("/v1/chat/completions", {"n_predict": 0}, "n_predict: must be an integer >= 1, or -1, not"),
+        ("/v1/chat/completions", {"n_predict": 0}, "n_predict: must be an integer >= 1, or -1"),
         ("/v1/chat/completions", {"n_predict": 8, "min_tokens": 20},
          "min_tokens: 20 is above n_predict (8); lower it"),
         ("/v1/embeddings", {"use_activation": 3}, "use_activation: must be true or false or null"),
@@ -118,3 +118,24 @@ def test_a_grammars_errors_have_the_name_that_was_sent(app: Starlette, engine: F
     for path in ("/completion", "/v1/chat/completions"):
         assert post(app, path, {"guided_decoding": {"regex": "a"}}).status == 200
         assert engine.calls[-1]["sampling"].structured_outputs.field == "guided_decoding.regex"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
+def test_penalties_without_reach_are_off(app: Starlette, engine: FakeEngine, path: str) -> None:
+    penalties = {"repeat_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    for reach, is_off in ((0, True), (64, False)):
+        reply = post(app, path, penalties | {"repeat_last_n": reach})
+        sampling = engine.calls[-1]["sampling"]
+        found = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+        assert found == ((1.0, 0.0, 0.0) if is_off else (1.3, 0.5, 0.5))
+        assert ("repeat_last_n" in reply.headers.get("x-quire-no-effect", "")) is not is_off
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_penalties_without_reach_are_off_in_ollamas_options(
+    app: Starlette, engine: FakeEngine, path: str
+) -> None:
+    options = {"repeat_penalty": 1.3, "presence_penalty": 0.5, "repeat_last_n": 0}
+    assert post(app, path, {"options": options}).status == 200
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.0, 0.0)

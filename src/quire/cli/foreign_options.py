@@ -55,6 +55,7 @@ def own_argv(
 class _Rewriter:
     def __init__(self, flags: Collection[str], takes_model: bool) -> None:
         self._flags, self._takes_model = flags, takes_model
+        self._over: dict[str, Any] = {}  # params that hold whatever the other words set
         self.words: list[str] = []
         self.notices: list[str] = []
 
@@ -65,6 +66,7 @@ class _Rewriter:
         while (word := pending.pop() if pending else next(rest, None)) is not None:
             flag, sign, text = self._own_spelling(word)
             if word == "--":
+                self._close()
                 self.words += [word, *rest]
             elif flag == "--model" and flag not in self._flags and self._takes_model:
                 self.words.insert(0, text if sign else next(rest, ""))
@@ -74,6 +76,18 @@ class _Rewriter:
                 row, negated = found
                 value = text if sign else self._value_of(row, rest, pending, flag)
                 self._apply(row, word.partition("=")[0], negated, value)
+
+        self._close()
+
+    def _close(self) -> None:
+        """Append what holds over all other words."""
+        for name, value in self._over.items():
+            self._append(name, name, value)
+        self._over = {}
+
+    def _has(self, params: Mapping[str, Any]) -> bool:
+        flags = {"--" + name.replace("_", "-") for name in params}
+        return bool(flags) and flags.issubset(self._flags)
 
     def _own_spelling(self, word: str) -> tuple[str, str, str]:
         """Flag, sign and text of a word; the flag as this command writes it, if it has it."""
@@ -103,11 +117,14 @@ class _Rewriter:
 
     def _apply(self, row: ForeignName, flag: str, negated: bool, text: str | None) -> None:
         from quire.compat.names_table import NoEffect, Own, meaning_of_row
+        from quire.compat.sampling_names import params_set_by
 
         value = not negated if text is None else plain_value(text)
         match meaning_of_row(row, value, flag):
             case Own(name=name, value=own):
                 self._append(flag, name, own)
+            case NoEffect() if self._has(over := params_set_by(row.name, value)):
+                self._over |= over
             case NoEffect(text=notice, is_neutral=is_neutral):
                 self.notices += [] if is_neutral else [notice]
             case refused:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from collections.abc import Mapping
+from typing import Any
+
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only, same_value
 
 _V, _L, _O, _LO = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama"
 _BEAMS = "tokens are drawn, without beams"
@@ -10,6 +13,7 @@ _ORDER = "logits are cut by top_k, top_p and min_p"
 _CUTS = "use top_p, top_k or min_p"
 _MIROSTAT = "there is no Mirostat"
 _PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
+_REACH = f"{_PENALTY}; 0 switches them off"
 
 # llama.cpp's own order, as clients send it that show their user its defaults
 _STAGES = [
@@ -55,7 +59,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
          "use repetition_penalty"),
     only("skip_reading_prefix_cache", _V, (False,), "equal prefixes are shared",
          "use cache_salt, or enable_prefix_caching=False"),
-    no_effect("repeat_last_n", _LO, _PENALTY),
+    no_effect("repeat_last_n", _LO, _REACH),
     no_effect("penalize_newline", _O, _PENALTY),
     no_effect("penalize_nl", _L, _PENALTY),
     only("mirostat", _LO, (0,), _MIROSTAT, _CUTS),
@@ -82,3 +86,17 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     no_effect("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
     only("sampling_seq", _L, (), _ORDER, "leave it out", "--sampler-seq"),
 )  # fmt: skip
+
+# a value of a name that sets Quire's params, whatever else is set: no reach is no penalty
+_SETS: Mapping[str, tuple[Any, Mapping[str, float]]] = {
+    "repeat_last_n": (
+        0,
+        {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    )
+}
+
+
+def params_set_by(name: str, value: Any) -> Mapping[str, float]:
+    """The sampling params that this value of a name sets, over what they are set to otherwise."""
+    when, params = _SETS.get(name, (None, {}))
+    return params if params and same_value(value, when) else {}

@@ -60,8 +60,10 @@ def own_params(
 ) -> dict[str, Any]:
     """The params under Quire's names. known: those. Raises InvalidRequestError."""
     from quire.compat.names_table import NoEffect, Own, Refused, meaning_of  # usually not needed
+    from quire.compat.sampling_names import params_set_by
 
     found: dict[str, Any] = {}
+    over: dict[str, Any] = {}
     for name, value in params.items():
         match None if name in known else meaning_of(name, value, (scope,)):
             case None:
@@ -72,8 +74,10 @@ def own_params(
                         name, f"it is {own} here, which is set too; set one of them"
                     )
                 found[own] = changed
+            case NoEffect() if scope == "sampling" and (own_set := params_set_by(name, value)):
+                over.update(own_set)
             case NoEffect(text=text, is_neutral=is_neutral):
                 warn_no_effect([] if is_neutral else [text])
             case Refused(text=text):
                 raise InvalidRequestError(text, param=name, code="unsupported_parameter")
-    return found
+    return found | over

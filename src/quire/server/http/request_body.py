@@ -15,6 +15,7 @@ import msgspec
 
 from quire.compat.foreign_name import ANY, DEFAULT
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.sampling_names import params_set_by
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import strict_json
 from quire.server.http.field_names import SAME, FieldNames
@@ -104,6 +105,7 @@ def _own_fields(
     sent under, and what has no effect.
     """
     own: dict[str, Any] = {}
+    over: dict[str, Any] = {}
     names: dict[str, str] = {}
     notes: list[str] = []
     for name, value in found.items():
@@ -116,6 +118,8 @@ def _own_fields(
                     raise invalid_value(name, f"it is the same as {field}; use one of them")
                 own[field] = None if meaning.value is DEFAULT else meaning.value
                 names[field] = name
+            case NoEffect() if own_set := params_set_by(name, value):
+                over.update((n, v) for n, v in own_set.items() if n in known)
             case NoEffect(text=text):
                 if value not in _NOTHING and never_has_effect(name):
                     notes.append(text)
@@ -124,4 +128,4 @@ def _own_fields(
                 raise InvalidRequestError(text, param=name, code="unsupported_parameter")
             case _:
                 strict_json.check_names({name: value}, known, refused)
-    return own, names, notes
+    return own | over, names, notes

@@ -150,7 +150,7 @@ def test_other_times_load_a_model(app: Starlette, keep_alive: object) -> None:
         ({"repeat_last_n": 64, "repeat_penalty": 1.0}, False),
         ({"repeat_last_n": -1, "repeat_penalty": 1.1}, False),
         ({"repeat_last_n": 64, "repeat_penalty": 1.1}, True),
-        ({"repeat_last_n": 0, "frequency_penalty": 0.5}, True),
+        ({"repeat_last_n": 0, "frequency_penalty": 0.5}, False),
     ],
 )
 def test_the_reach_of_penalties_is_noted_where_there_are_any(

@@ -40,11 +40,11 @@ from quire.server.api.anthropic.messages_to_chat import to_chat
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
-from quire.server.http.field_names import FieldNames
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, LightRoute
 from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
+from quire.server.http.field_names import FieldNames
 from quire.server.http.http_errors import AnthropicError, ErrorReply
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel

@@ -220,7 +220,7 @@ def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
 def no_effect_notes(request: OllamaBody, options: Options) -> Iterator[str]:
     """Sentences about the fields that have no effect."""
     yield from keep_alive_notes(request.keep_alive)
-    reach = {"repeat_last_n": (None, -1), "penalize_newline": (None, True)}
+    reach = {"repeat_last_n": (None, -1, 0), "penalize_newline": (None, True)}
     for name, taken in reach.items():
         if getattr(options, name) not in taken and options.has_penalties:
             yield f"options.{name} {_NO_REACH}"

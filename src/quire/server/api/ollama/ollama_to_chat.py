@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from quire.compat.sampling_names import params_set_by
 from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_messages import CalledFunction
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.http.field_names import FieldNames
 from quire.server.api.common.response_format import (
     JsonObjectFormat,
     JsonSchema,
@@ -30,6 +30,7 @@ from quire.server.api.ollama.ollama_request import (
     Options,
     no_effect_notes,
 )
+from quire.server.http.field_names import FieldNames
 
 # fields of Options → of a ChatRequest
 _SAMPLING = {
@@ -62,6 +63,7 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
     """Ollama's body as a ChatRequest. name: the model's. variables: of the chat template."""
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
+    given |= params_set_by("repeat_last_n", options.repeat_last_n)
     limit = options.num_predict
     chat = ChatRequest(
         **given,

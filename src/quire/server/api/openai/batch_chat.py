@@ -15,7 +15,6 @@ from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
-from quire.server.http.field_names import FieldNames
 from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
@@ -26,6 +25,7 @@ from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
 from quire.server.http import strict_json
+from quire.server.http.field_names import FieldNames
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
 from quire.server.model_registry import ModelRegistry

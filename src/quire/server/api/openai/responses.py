@@ -11,7 +11,6 @@ from starlette.types import Send
 
 from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
-from quire.server.http.field_names import FieldNames
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute, is_large
 from quire.server.api.common.request_gate import RequestContext
@@ -25,6 +24,7 @@ from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
 from quire.server.api.openai.responses_to_chat import to_chat
+from quire.server.http.field_names import FieldNames
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
