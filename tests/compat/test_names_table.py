@@ -162,7 +162,7 @@ def test_messages_name_what_exists() -> None:
         "include_usage", "cache_salt", "merge_and_unload", "peft", "xtc_probability",
         "tokenizer_info", "beam_search", "response_format", "json_object", "json_schema",
         "reasoning_effort", "continue_final_message", "adaptive_target", "return_token_ids",
-        "structural_tag", "add_request",
+        "structural_tag", "add_request", "top_n_sigma", "typ_p",
     }  # fmt: skip
     for _, row in ROWS:
         for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):
@@ -228,6 +228,14 @@ def test_serve_refuses_by_name(line: str, text: str) -> None:
 def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     args = generate.make_parser().parse([*line.split(), "-n", "4", "--temp", "0"])
     assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
+
+
+def test_stages_that_are_left_out_are_off() -> None:
+    line = "-m x --prompt a --samplers top_k;temperature --top-k 5 --top-p 0.5 --temp 0.7"
+    args = generate.make_parser().parse(line.split())
+    assert (args.top_k, args.top_p, args.min_p, args.temperature) == (5, 1.0, 0.0, 0.7)
+    with pytest.raises(ConfigError, match=r"^--samplers is set by each request; send samplers"):
+        serve.make_parser().parse(["x", "--samplers", "top_k"])
 
 
 def test_penalties_without_reach_are_off_whatever_else_is_set() -> None:

@@ -10,6 +10,10 @@ from asgi_client import Reply, call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.compat.field_homes import OLLAMA_OPTIONS
+from quire.server.api.ollama.ollama_request import Options
+from quire.server.http import strict_json
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -139,3 +143,115 @@ def test_penalties_without_reach_are_off_in_ollamas_options(
     assert post(app, path, {"options": options}).status == 200
     sampling = engine.calls[-1]["sampling"]
     assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "advice"),
+    [
+        ("/v1/completions", "messages", "send prompt, or use /v1/chat/completions"),
+        ("/v1/completions", "input", "send prompt, or use /v1/responses and /v1/embeddings"),
+        ("/v1/completions", "max_completion_tokens", "send max_tokens"),
+        ("/v1/completions", "system", "remove it"),
+        ("/v1/chat/completions", "prompt", "send messages, or use /v1/completions"),
+        ("/v1/chat/completions", "max_output_tokens", "send max_tokens"),
+        ("/v1/chat/completions", "system", "send it as a message with the role system"),
+        ("/v1/chat/completions", "instructions", "send it as a message with the role system"),
+        ("/v1/responses", "messages", "send input, or use /v1/chat/completions"),
+        ("/v1/responses", "max_tokens", "send max_output_tokens"),
+        ("/v1/responses", "response_format", "send text.format"),
+        ("/v1/responses", "format", "send text.format"),
+        ("/v1/responses", "reasoning_effort", "send reasoning.effort"),
+        ("/v1/responses", "system", "send instructions"),
+        ("/v1/embeddings", "prompt", "send input, or use /v1/completions"),
+        ("/completion", "messages", "send prompt, or use /v1/chat/completions"),
+        ("/api/chat", "prompt", "send messages, or use /api/generate"),
+        ("/api/chat", "max_tokens", "send options.num_predict"),
+        ("/api/chat", "n_predict", "send options.num_predict"),
+        ("/api/chat", "temperature", "send options.temperature"),
+        ("/api/chat", "repetition_penalty", "send options.repeat_penalty"),
+        ("/api/chat", "response_format", "send format"),
+        ("/api/chat", "reasoning_effort", "send think"),
+        ("/api/chat", "system", "send it as a message with the role system"),
+        ("/api/generate", "messages", "send prompt, or use /api/chat"),
+        ("/api/generate", "instructions", "send system"),
+        ("/api/embed", "prompt", "send input, or use /api/generate"),
+    ],
+)
+def test_a_field_of_another_route_says_where_it_belongs(
+    app: Starlette, path: str, name: str, advice: str
+) -> None:
+    assert problem(post(app, path, {name: "low"})) == f"{name}: unknown field; {advice}"
+
+
+def test_a_field_in_the_place_of_a_missing_one(app: Starlette) -> None:
+    for path, sent, text in (
+        ("/v1/responses", "messages", "input: it is missing; messages is a field of /v1/chat/comp"),
+        ("/v1/embeddings", "prompt", "prompt: unknown field; send input, or use /v1/completions"),
+        ("/v1/chat/completions", "input", "messages: it is missing; input is a field of /v1/respo"),
+        ("/api/embed", "prompt", "input: it is missing; prompt is a field of /api/generate"),
+        ("/v1/responses", "query", "input: it is missing; send it"),
+    ):
+        assert problem(call(app, path, {sent: "hi"})).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("n_predict", "num_predict"), ("max_tokens", "num_predict"), ("temp", "temperature"),
+     ("repetition_penalty", "repeat_penalty")],
+)  # fmt: skip
+def test_an_option_under_another_engines_name(app: Starlette, name: str, own: str) -> None:
+    text = problem(post(app, "/api/chat", {"options": {name: 1}}))
+    assert text == f"options.{name}: unknown field; send {own}"
+
+
+def test_the_options_are_those_of_the_route() -> None:
+    assert strict_json.names_of(Options) == OLLAMA_OPTIONS
+
+
+@pytest.mark.parametrize("value", ["s", "soon", "5 minutes", "5x", "forever", "m5", "1h 30m"])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed"])
+def test_what_is_no_duration_is_refused(app: Starlette, path: str, value: str) -> None:
+    text = problem(post(app, path, {"keep_alive": value}))
+    assert text == (
+        f"keep_alive: must be a number of seconds, or a duration such as '5m', not {value!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [["penalties", "dry", "top_k", "top_p", "temperature"], "penalties;top_k;top_p;temp", "ekpt"],
+)
+def test_stages_that_are_left_out_are_off(
+    app: Starlette, engine: FakeEngine, samplers: Any
+) -> None:
+    params = {"top_k": 5, "top_p": 0.5, "min_p": 0.5, "repeat_penalty": 1.5, "temperature": 0.5}
+    assert post(app, "/completion", params | {"samplers": samplers}).status == 200
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.top_k, sampling.top_p, sampling.min_p) == (5, 0.5, 0.0)
+    assert (sampling.repetition_penalty, sampling.temperature) == (1.5, 0.5)
+    assert post(app, "/completion", params | {"samplers": ["min_p"]}).status == 200
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.top_k, sampling.top_p, sampling.min_p) == (0, 1.0, 0.5)
+    assert (sampling.repetition_penalty, sampling.temperature) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("samplers", [["top_p", "top_k"], ["top_k", "top_k"], ["tfs_z"], "pk", 5])
+def test_other_stages_are_refused(app: Starlette, samplers: Any) -> None:
+    assert problem(post(app, "/completion", {"samplers": samplers})).startswith("samplers: ")
+
+
+def test_a_bias_may_be_false(app: Starlette, engine: FakeEngine) -> None:
+    for given in ([[5, False]], {"5": False}):
+        assert post(app, "/completion", {"logit_bias": given}).status == 200
+        assert engine.calls[-1]["sampling"].logit_bias == {5: -100.0}
+    text = problem(post(app, "/completion", {"logit_bias": [[5, True]]}))
+    assert text == "logit_bias: must be numbers, or false for never, not true"
+
+
+def test_nothing_under_a_routes_own_name_is_no_second_value(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    assert post(app, "/completion", {"n_predict": 2, "max_tokens": None}).status == 200
+    assert engine.calls[-1]["sampling"].max_tokens == 2
+    text = problem(post(app, "/completion", {"n_predict": 2, "max_tokens": 2}))
+    assert text == "n_predict: it is the same as max_tokens; use one of them"

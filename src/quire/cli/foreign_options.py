@@ -117,7 +117,7 @@ class _Rewriter:
 
     def _apply(self, row: ForeignName, flag: str, negated: bool, text: str | None) -> None:
         from quire.compat.names_table import NoEffect, Own, meaning_of_row
-        from quire.compat.sampling_names import params_set_by
+        from quire.compat.sampler_stages import params_set_by
 
         value = not negated if text is None else plain_value(text)
         match meaning_of_row(row, value, flag):
@@ -125,6 +125,8 @@ class _Rewriter:
                 self._append(flag, name, own)
             case NoEffect() if self._has(over := params_set_by(row.name, value)):
                 self._over |= over
+            case NoEffect(is_neutral=True) if over:
+                raise ConfigError(f"{flag} is set by each request; send {row.name} there")
             case NoEffect(text=notice, is_neutral=is_neutral):
                 self.notices += [] if is_neutral else [notice]
             case refused:

@@ -9,7 +9,7 @@ A name is one of three kinds, and may be a mixture by value:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -35,7 +35,8 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     flags on a command line. arity: whether a value follows the flag. same_as: Quire's setting.
     values: those with another spelling or meaning. others: whether all other values go to that
     setting as they are. takes: values without effect.
-    text: why they have none. fix: Quire's way, for all other values.
+    takes_if: whether another value has none either. text: why they have none. fix: Quire's way,
+    for all other values.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     values: Mapping[Any, Any] = msgspec.field(default_factory=dict)
     others: bool = True
     takes: Collection[Any] = ()
+    takes_if: Callable[[Any], bool] = lambda _: False
     text: str = ""
     fix: str = ""
 
@@ -61,7 +63,8 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     def has_no_effect(self, value: Any) -> bool:
         """Whether this value is taken without effect; None always is."""
         is_any = value is None or self.takes is ANY
-        return is_any or any(same_value(value, taken) for taken in self.takes)
+        is_one = is_any or any(same_value(value, taken) for taken in self.takes)
+        return is_one or self.takes_if(value)
 
 
 def same_value(value: Any, other: Any) -> bool:

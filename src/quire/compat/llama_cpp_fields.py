@@ -27,6 +27,8 @@ LLAMA_CPP_FIELDS: tuple[ForeignName, ...] = (
     no_effect("reasoning_budget_start_tag", _L, "reasoning has the marks of its parser"),
     no_effect("reasoning_budget_end_tags", _L, "reasoning has the marks of its parser"),
     *(no_effect(f"speculative.{name}", _L, _ONE_TOKEN) for name in _SPECULATIVE),
+    only("parse_special", _L, (True,), "control tokens in a prompt are always read as such",
+         "leave it out"),
     only("verbose", _L, (False,), "replies have what their API has", "leave it out"),
     only("return_tokens", _L, (False,), "chats have it by vLLM's name", "send return_token_ids"),
     only("response_fields", _L, ([],), "a reply has all its fields", "leave it out"),

@@ -100,7 +100,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     only("format", _O, ("",), "an answer's form is that of response_format",
          "send response_format {\"type\": \"json_object\"}, or one with a json_schema"),
     only("think", _O, (), "reasoning is switched by the chat template",
-         "send chat_template_kwargs {\"enable_thinking\": false}, or reasoning_effort"),
+         "in chats send chat_template_kwargs {\"enable_thinking\": false}, or reasoning_effort"),
     only("n_probs", _L, (0,), "log-probabilities are asked for as in OpenAI's API",
          "send logprobs, and top_logprobs in chats"),
     only("raw", _O, (False,), "/v1/completions takes a raw prompt", "use /v1/completions"),

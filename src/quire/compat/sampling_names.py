@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only, same_value
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from quire.compat.sampler_stages import LETTERS, STAGES, are_in_order
 
 _V, _L, _O, _LO = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama"
 _BEAMS = "tokens are drawn, without beams"
 _ORDER = "logits are cut by top_k, top_p and min_p"
+_STAGES = "stages have one order, and those left out are switched off"
+_STAGES_IN_ORDER = f"leave it out, or name some of {', '.join(STAGES)} in this order"
 _CUTS = "use top_p, top_k or min_p"
 _MIROSTAT = "there is no Mirostat"
 _PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
 _REACH = f"{_PENALTY}; 0 switches them off"
-
-# llama.cpp's own order, as clients send it that show their user its defaults
-_STAGES = [
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-]
-_SAMPLERS = (_STAGES, ";".join(_STAGES), "edskypmxt", "edkypmxt")
 
 SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("max_new_tokens", "max_tokens", "transformers, SGLang"),
@@ -81,22 +67,9 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("dynatemp_exponent", _L, (1,), "the temperature is fixed", "use temperature",
          "--dynatemp-exp"),
     only("min_keep", _L, (0, 1), "at least one token is kept", "leave it out"),
-    only("samplers", _L, ([], *_SAMPLERS), _ORDER, "leave it out"),
+    only("samplers", _L, ([], STAGES, ";".join(STAGES), LETTERS), _STAGES, _STAGES_IN_ORDER,
+         takes_if=are_in_order),
     only("adaptive_target", _L, (-1,), _ORDER, _CUTS),
     no_effect("adaptive_decay", _L, "it needs adaptive_target, which is not there"),
     only("sampling_seq", _L, (), _ORDER, "leave it out", "--sampler-seq"),
 )  # fmt: skip
-
-# a value of a name that sets Quire's params, whatever else is set: no reach is no penalty
-_SETS: Mapping[str, tuple[Any, Mapping[str, float]]] = {
-    "repeat_last_n": (
-        0,
-        {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    )
-}
-
-
-def params_set_by(name: str, value: Any) -> Mapping[str, float]:
-    """The sampling params that this value of a name sets, over what they are set to otherwise."""
-    when, params = _SETS.get(name, (None, {}))
-    return params if params and same_value(value, when) else {}

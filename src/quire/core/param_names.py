@@ -60,7 +60,7 @@ def own_params(
 ) -> dict[str, Any]:
     """The params under Quire's names. known: those. Raises InvalidRequestError."""
     from quire.compat.names_table import NoEffect, Own, Refused, meaning_of  # usually not needed
-    from quire.compat.sampling_names import params_set_by
+    from quire.compat.sampler_stages import params_set_by
 
     found: dict[str, Any] = {}
     over: dict[str, Any] = {}

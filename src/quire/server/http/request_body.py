@@ -13,9 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from quire.compat.field_homes import own_field
 from quire.compat.foreign_name import ANY, DEFAULT
-from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
-from quire.compat.sampling_names import params_set_by
+from quire.compat.names_table import NAMES, Meaning, NoEffect, Own, Refused, Scope, meaning_of
+from quire.compat.sampler_stages import params_set_by
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import strict_json
 from quire.server.http.field_names import SAME, FieldNames
@@ -98,6 +99,14 @@ def _foreign() -> Mapping[str, Any]:
     return {row.name: row.takes for row in rows if row.takes is ANY or row.takes}
 
 
+def _is_elsewhere(name: str, value: Any, meaning: Meaning | None, known: frozenset[str]) -> bool:
+    """Whether a route has a field for what another one's asks for, which its row does not name."""
+    if not isinstance(meaning, NoEffect | Refused) or value in _NOTHING:
+        return False
+    own = own_field(name, known)
+    return own is not None and own not in meaning.text
+
+
 def _own_fields(
     found: Mapping[str, Any], known: frozenset[str], refused: NeutralValues
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -112,9 +121,11 @@ def _own_fields(
         if name in known:
             continue
         meaning = None if name in refused else meaning_of(name, value, SCOPES)
+        if _is_elsewhere(name, value, meaning, known):
+            meaning = None
         match meaning:
             case Own(name=field) if field in known:
-                if field in found or field in own:
+                if found.get(field) is not None or field in own:
                     raise invalid_value(name, f"it is the same as {field}; use one of them")
                 own[field] = None if meaning.value is DEFAULT else meaning.value
                 names[field] = name

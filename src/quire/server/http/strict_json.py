@@ -161,10 +161,18 @@ def check_names(
 
             text = f"{shown}: is not supported: {why_refused(name)}"
             raise InvalidRequestError(text, param=shown, code="unsupported_parameter")
-        near = nearest_name(name, known)
-        hint = f"did you mean {near!r}?" if near else "remove it"
-        text = f"{shown}: unknown field; {hint}"
+        text = f"{shown}: unknown field; {_advice(name, known, path)}"
         raise InvalidRequestError(text, param=shown, code="unknown_parameter")
+
+
+def _advice(name: str, known: Collection[str], path: str) -> str:
+    """What to do about an unknown field. path: of the object that has it."""
+    from quire.compat.field_homes import field_home  # usually not needed
+
+    if path in ("", "options.") and (home := field_home(name, known)):
+        return home
+    near = nearest_name(name, known)
+    return f"did you mean {near!r}?" if near else "remove it"
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

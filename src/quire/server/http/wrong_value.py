@@ -24,12 +24,6 @@ MAX_KEY_CHARS = 64
 MAX_NAMED_KEYS = 4  # entries of a map that are wrong in the same way
 TAGS = ("type",)  # fields that tell which struct of a union an object is
 
-# a field that is missing: the one that was perhaps sent in its place, and whose that is
-_OF_OTHER_ROUTES = {
-    "messages": ("prompt", "/v1/completions"),
-    "prompt": ("messages", "/v1/chat/completions"),
-}
-
 
 def wrong_value(
     problem: str, path: str, decoder: msgspec.json.Decoder[Any], body: bytes
@@ -44,9 +38,10 @@ def wrong_value(
     missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
     if missing:
         field = f"{field}.{missing[1]}".removeprefix(".")
-        other = _OF_OTHER_ROUTES.get(field)
-        is_elsewhere = other is not None and f'"{other[0]}"'.encode() in body
-        fix = f"{other[0]} is a field of {other[1]}" if other and is_elsewhere else "send it"
+        from quire.compat.field_homes import misplaced  # usually not needed
+
+        known = getattr(decoder.type, "__struct_fields__", ())
+        fix = misplaced(field, _names(body), known) or "send it"
         return InvalidRequestError(
             f"{field}: it is missing; {fix}", param=field, code="missing_field"
         )
@@ -55,6 +50,14 @@ def wrong_value(
     allowed = allowed_values(decoder.type, inside) if what.startswith("Invalid") else []
     shown = (path + _with_keys(where, decoder, body)).removeprefix(".")
     return invalid_value(field.partition("[...]")[0], _requirement(what, allowed), where=shown)
+
+
+def _names(body: bytes) -> list[str]:
+    """The names of the body's fields; none where it cannot be read without types."""
+    try:
+        return list(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    except (ValueError, RecursionError):
+        return []
 
 
 _TYPES = {

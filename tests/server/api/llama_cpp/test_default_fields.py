@@ -65,7 +65,7 @@ def test_the_usual_order_of_samplers_has_other_spellings(app: Starlette, value: 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("samplers", ["top_k"]),
+        ("samplers", ["top_p", "top_k"]),
         ("t_max_predict_ms", 100),
         ("response_fields", ["content"]),
         ("n_indent", 4),

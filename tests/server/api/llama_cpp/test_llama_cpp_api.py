@@ -87,7 +87,7 @@ def test_biases_in_pairs_are_those_of_a_map(app: Starlette, engine: FakeEngine) 
     assert settings["logit_bias"] == [{"token": 5, "bias": 2.5}, {"token": 6, "bias": -2.0}]
     ask(app, logit_bias=[[5, 99], [5, 99], [6, -60], [6, -60]])
     assert engine.calls[-1]["sampling"].logit_bias == {5: 100.0, 6: -100.0}
-    for wrong in ([[5]], [[5, False]], [[5, 101]], [5], [["", 1]], {"": 1}, {"9" * 99: 1}):
+    for wrong in ([[5]], [[5, True]], [[5, 101]], [5], [["", 1]], {"": 1}, {"9" * 99: 1}):
         assert ask(app, logit_bias=wrong).error["param"].startswith("logit_bias")
 
 

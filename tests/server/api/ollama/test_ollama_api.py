@@ -91,7 +91,7 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
         ({"options": {"temperature": -1}}, "options.temperature: must be"),
         ({"options": {"mirostat": 2}}, "options.mirostat: 2 is not supported: there is no Miro"),
         ({"options": {"typical_p": 0.7}}, "options.typical_p: 0.7 is not supported: logits are"),
-        ({"options": {"n_predict": 3}}, "options.n_predict: unknown field; did you mean"),
+        ({"options": {"n_predict": 3}}, "options.n_predict: unknown field; send num_predict"),
         ({"options": {"temprature": 1}}, "options.temprature: unknown field; did you mean"),
         ({"options": {"num_predict": 0}}, "options.num_predict: must be an integer >= 1"),
         ({"messages": None, "options": {"num_predict": 0}}, "options.num_predict: must be"),
@@ -137,7 +137,9 @@ def test_an_unload_is_answered_as_one_and_noted(app: Starlette, keep_alive: obje
         assert "keep_alive has no effect" in reply.headers["x-quire-no-effect"]
 
 
-@pytest.mark.parametrize("keep_alive", [None, 1, -1, "5m", "10", "0h5m", "s", ""])
+@pytest.mark.parametrize(
+    "keep_alive", [None, 1, -1, "5m", "10", "0h5m", "-1", "1h30m", "1.5h", ".5s", "", "-1m"]
+)
 def test_other_times_load_a_model(app: Starlette, keep_alive: object) -> None:
     reply = call(app, "/api/generate", {"model": "fake", "keep_alive": keep_alive}).json()
     assert reply["done_reason"] == "load"

@@ -28,12 +28,14 @@ from quire.server.http.request_body import neutral_values, read_body
 
 PROMPTS = PromptTypes("prompt", str, MAX_CHOICES)
 
+# false: the token is never drawn, which the least bias says, too
+BiasOrNever = (
+    field_bounds.TokenBias | Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
+)
 _MOST_BIASES = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
 # a token id, also as the text of a key, or a text whose tokens all get the bias
-BiasMap = Annotated[dict[field_bounds.Word, field_bounds.TokenBias], _MOST_BIASES]
-BiasPairs = Annotated[
-    list[tuple[TokenId | field_bounds.Word, field_bounds.TokenBias]], _MOST_BIASES
-]
+BiasMap = Annotated[dict[field_bounds.Word, BiasOrNever], _MOST_BIASES]
+BiasPairs = Annotated[list[tuple[TokenId | field_bounds.Word, BiasOrNever]], _MOST_BIASES]
 
 
 class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
@@ -78,9 +80,12 @@ def token_biases(request: NativeCompletionRequest, encode: EncodeParts) -> dict[
         return None
     found: dict[int, float] = {}
     for key, value in given.items() if isinstance(given, dict) else given:
+        if value is True:
+            raise invalid_value("logit_bias", "must be numbers, or false for never, not true")
+        bias = -MAX_BIAS if value is False else value
         is_id = isinstance(key, int) or (key.isascii() and key.isdecimal())
         for token_id in [int(key)] if is_id else encode([key]):
-            total = found.get(token_id, 0.0) + value
+            total = found.get(token_id, 0.0) + bias
             found[token_id] = max(-MAX_BIAS, min(total, MAX_BIAS))
     return found
 

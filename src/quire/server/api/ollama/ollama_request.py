@@ -23,6 +23,8 @@ from quire.server.model_registry import ModelRegistry
 _NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
 _INDICES = range(MAX_TOOLS)  # that Ollama's own calls have
 _NO_TIME = re.compile(r"[+-]?(?:[0.]+(?:ns|us|µs|ms|s|m|h)?)+", re.ASCII)  # a duration of 0
+# a duration in Go's words, or a number of seconds as text; "" asks for nothing
+_TIME = re.compile(r"(?:[+-]?(?:\d*\.?\d+|\d+\.)(?:(?:ns|us|µs|ms|s|m|h)|$))*", re.ASCII)
 LATEST = ":latest"  # the tag that Ollama's clients add to a name
 _LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
@@ -212,7 +214,10 @@ def asks_to_unload(keep_alive: str | float | None) -> bool:
 
 
 def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
-    """A sentence about `keep_alive`, if it is given."""
+    """A sentence about `keep_alive`, if it is given. Raises InvalidRequestError."""
+    if isinstance(keep_alive, str) and not _TIME.fullmatch(keep_alive):
+        problem = "must be a number of seconds, or a duration such as '5m', not"
+        raise invalid_value("keep_alive", f"{problem} {keep_alive[:64]!r}")
     if keep_alive is not None:
         yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
 

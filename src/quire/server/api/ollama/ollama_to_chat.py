@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.compat.sampling_names import params_set_by
+from quire.compat.sampler_stages import params_set_by
 from quire.errors import invalid_value
 from quire.server.api.common import chat_messages
 from quire.server.api.common.chat_messages import CalledFunction

@@ -1,0 +1,76 @@
+"""The homes of fields that a route does not have: its own field that means the same, or a route."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+# fields that mean the same, each on routes of its own; with a dot: inside of another field
+_ALIKE = (
+    ("input", "messages", "prompt", "inputs", "content"),
+    ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict",
+     "num_predict", "options.num_predict"),
+    ("response_format", "text.format", "output_config.format", "format"),
+    ("reasoning_effort", "reasoning.effort", "output_config.effort", "think"),
+    ("system", "instructions"),
+    ("stop", "stop_sequences"),
+    ("temperature", "temp"),
+    ("repetition_penalty", "repeat_penalty"),
+    ("logprobs", "n_probs"),
+)  # fmt: skip
+
+# where a prompt of this kind belongs, in OpenAI's API and in Ollama's
+_ROUTES = {
+    "messages": ("/v1/chat/completions", "/api/chat"),
+    "prompt": ("/v1/completions", "/api/generate"),
+    "input": ("/v1/responses and /v1/embeddings", "/api/embed"),
+}
+# of Ollama's `options`; a test compares them
+_OPTIONS = """
+    f16_kv frequency_penalty low_vram main_gpu min_p num_batch num_ctx num_gpu num_keep num_predict
+    num_thread numa penalize_newline presence_penalty repeat_last_n repeat_penalty seed stop
+    temperature top_k top_p use_mlock use_mmap
+"""
+OLLAMA_OPTIONS = frozenset(_OPTIONS.split())
+_OF_OLLAMA = "keep_alive"  # a field that all bodies of its API have
+
+
+def own_field(name: str, known: Collection[str]) -> str | None:
+    """The field of a route that means the same as an unknown one; None if there is none.
+
+    known: the route's fields.
+    """
+    alike = next((group for group in _ALIKE if name in group), ())
+    for other in alike:
+        if other != name and other.partition(".")[0] in known:
+            return other
+    if "options" in known:
+        return next((f"options.{n}" for n in (name, *alike) if n in OLLAMA_OPTIONS), None)
+    return None
+
+
+def field_home(name: str, known: Collection[str]) -> str | None:
+    """Advice on a field that a route does not know; None for one that has no home."""
+    own, route = own_field(name, known), _route(name, known)
+    if own is None and _is_system(name) and "messages" in known:
+        return "send it as a message with the role system"
+    ways = ([f"send {own}"] if own else []) + ([f"use {route}"] if route else [])
+    return ", or ".join(ways) or None
+
+
+def _is_system(name: str) -> bool:
+    """Whether a field is the instructions to the model, which a chat has as a message."""
+    return name in ("system", "instructions", "system_prompt")
+
+
+def misplaced(missing: str, found: Iterable[str], known: Collection[str]) -> str | None:
+    """Where the field belongs that a body has in the place of a missing one; None without one."""
+    group = next((group for group in _ALIKE if missing in group), ())
+    for name in found:
+        if name in group and name not in known and (route := _route(name, known)):
+            return f"{name} is a field of {route}"
+    return None
+
+
+def _route(name: str, known: Collection[str]) -> str | None:
+    routes = _ROUTES.get(name)
+    return None if routes is None else routes[_OF_OLLAMA in known]
