@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
 from quire.compat.field_homes import OLLAMA_OPTIONS
-from quire.server.api.ollama.ollama_request import Options
+from quire.server.api.ollama.ollama_options import Options
 from quire.server.http import strict_json
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -183,7 +183,7 @@ def test_a_field_of_another_route_says_where_it_belongs(
     assert problem(post(app, path, {name: "low"})) == f"{name}: unknown field; {advice}"
 
 
-def test_a_field_in_the_place_of_a_missing_one(app: Starlette) -> None:
+def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:
     for path, sent, text in (
         ("/v1/responses", "messages", "input: it is missing; messages is a field of /v1/chat/comp"),
         ("/v1/embeddings", "prompt", "prompt: unknown field; send input, or use /v1/completions"),
@@ -208,7 +208,9 @@ def test_the_options_are_those_of_the_route() -> None:
     assert strict_json.names_of(Options) == OLLAMA_OPTIONS
 
 
-@pytest.mark.parametrize("value", ["s", "soon", "5 minutes", "5x", "forever", "m5", "1h 30m"])
+@pytest.mark.parametrize(
+    "value", ["s", "soon", "5 minutes", "5x", "forever", "m5", "1h 30m", "0" * 63 + "x"]
+)
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed"])
 def test_what_is_no_duration_is_refused(app: Starlette, path: str, value: str) -> None:
     text = problem(post(app, path, {"keep_alive": value}))
@@ -255,3 +257,31 @@ def test_nothing_under_a_routes_own_name_is_no_second_value(
     assert engine.calls[-1]["sampling"].max_tokens == 2
     text = problem(post(app, "/completion", {"n_predict": 2, "max_tokens": 2}))
     assert text == "n_predict: it is the same as max_tokens; use one of them"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed"])
+def test_whole_numbers_of_options_are_integers(app: Starlette, path: str) -> None:
+    options = {"num_ctx": 8192.0, "num_predict": 3.0, "seed": -1.0, "stop": ['": 1.0,', "}"]}
+    assert post(app, path, {"options": options}).status == 200
+    text = problem(post(app, path, {"options": {"num_ctx": 2.5}}))
+    assert text == "options.num_ctx: must be an integer or null, not a number"
+
+
+def test_stops_with_numbers_stay_as_they_are(app: Starlette, engine: FakeEngine) -> None:
+    options = {"num_predict": 3.0, "stop": ['"a": 1.0,', "2.0"]}
+    assert post(app, "/api/chat", {"options": options}).status == 200
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.max_tokens, sampling.stop) == (3, ['"a": 1.0,', "2.0"])
+
+
+def test_all_options_of_ollamas_documents_have_a_meaning(app: Starlette) -> None:
+    options = {
+        "num_keep": 5, "seed": 42, "num_predict": 100, "top_k": 20, "top_p": 0.9, "min_p": 0.0,
+        "typical_p": 1.0, "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2,
+        "presence_penalty": 1.5, "frequency_penalty": 1.0, "mirostat": 0, "mirostat_tau": 0.8,
+        "mirostat_eta": 0.6, "penalize_newline": True, "stop": ["\n", "user:"], "numa": False,
+        "num_ctx": 1024, "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "low_vram": False,
+        "vocab_only": False, "use_mmap": True, "use_mlock": False, "num_thread": 8,
+    }  # fmt: skip
+    fields = {"options": options, "truncate": True, "shift": True, "keep_alive": "-1s"}
+    assert post(app, "/api/generate", fields).status == 200

@@ -26,9 +26,10 @@ _ROUTES = {
 }
 # of Ollama's `options`; a test compares them
 _OPTIONS = """
-    f16_kv frequency_penalty low_vram main_gpu min_p num_batch num_ctx num_gpu num_keep num_predict
-    num_thread numa penalize_newline presence_penalty repeat_last_n repeat_penalty seed stop
-    temperature top_k top_p use_mlock use_mmap
+    draft_num_predict embedding_only f16_kv frequency_penalty logits_all low_vram main_gpu min_p
+    num_batch num_ctx num_gpu num_gqa num_keep num_predict num_thread numa penalize_newline
+    presence_penalty repeat_last_n repeat_penalty rope_frequency_base rope_frequency_scale seed
+    stop temperature top_k top_p use_mlock use_mmap vocab_only
 """
 OLLAMA_OPTIONS = frozenset(_OPTIONS.split())
 _OF_OLLAMA = "keep_alive"  # a field that all bodies of its API have
@@ -53,8 +54,8 @@ def field_home(name: str, known: Collection[str]) -> str | None:
     own, route = own_field(name, known), _route(name, known)
     if own is None and _is_system(name) and "messages" in known:
         return "send it as a message with the role system"
-    ways = ([f"send {own}"] if own else []) + ([f"use {route}"] if route else [])
-    return ", or ".join(ways) or None
+    fixes = ([f"send {own}"] if own else []) + ([f"use {route}"] if route else [])
+    return ", or ".join(fixes) or None
 
 
 def _is_system(name: str) -> bool:
@@ -63,7 +64,7 @@ def _is_system(name: str) -> bool:
 
 
 def misplaced(missing: str, found: Iterable[str], known: Collection[str]) -> str | None:
-    """Where the field belongs that a body has in the place of a missing one; None without one."""
+    """The home of the field that a body has in the place of a missing one; None without one."""
     group = next((group for group in _ALIKE if missing in group), ())
     for name in found:
         if name in group and name not in known and (route := _route(name, known)):

@@ -103,6 +103,8 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
          "in chats send chat_template_kwargs {\"enable_thinking\": false}, or reasoning_effort"),
     only("n_probs", _L, (0,), "log-probabilities are asked for as in OpenAI's API",
          "send logprobs, and top_logprobs in chats"),
+    no_effect("truncate", _O, "a conversation is never shortened; it must fit the context"),
+    no_effect("shift", _O, "a context is never shifted"),
     only("raw", _O, (False,), "/v1/completions takes a raw prompt", "use /v1/completions"),
     only("options", _O, ({},), "sampling params are fields of the request",
          "send its fields themselves"),

@@ -1,4 +1,4 @@
-"""What values of a few names set in Quire's sampling params: llama.cpp's stages that are off.
+"""Values of a few names that set Quire's sampling params: llama.cpp's stages that are off.
 
 Its `samplers` are the stages that a request has, and those left out have no effect, whatever their
 params; penalties that reach no token (`repeat_last_n` 0) have none either.

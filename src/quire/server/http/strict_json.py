@@ -166,7 +166,7 @@ def check_names(
 
 
 def _advice(name: str, known: Collection[str], path: str) -> str:
-    """What to do about an unknown field. path: of the object that has it."""
+    """The advice on an unknown field. path: of the object that has it."""
     from quire.compat.field_homes import field_home  # usually not needed
 
     if path in ("", "options.") and (home := field_home(name, known)):

@@ -138,7 +138,8 @@ def test_an_unload_is_answered_as_one_and_noted(app: Starlette, keep_alive: obje
 
 
 @pytest.mark.parametrize(
-    "keep_alive", [None, 1, -1, "5m", "10", "0h5m", "-1", "1h30m", "1.5h", ".5s", "", "-1m"]
+    "keep_alive",
+    [None, 1, -1, "5m", "10", "0h5m", "-1", "1h30m", "1.5h", ".5s", "", "-1m", "0" * 60 + "1"],
 )
 def test_other_times_load_a_model(app: Starlette, keep_alive: object) -> None:
     reply = call(app, "/api/generate", {"model": "fake", "keep_alive": keep_alive}).json()

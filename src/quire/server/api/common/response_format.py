@@ -225,11 +225,11 @@ def _of_fields(fields: StructuredOutputFields) -> tuple[str, dict[str, Any]]:
     return name, given | {name: getattr(fields, name) for name in style}
 
 
-_SCHEMA_PLACES = (
+_SCHEMA_VARIANTS = (
     {"required": ["json_schema"], "properties": {"json_schema": {"not": _NULL}, "schema": _NULL}},
     {"required": ["schema"], "properties": {"schema": {"not": _NULL}, "json_schema": _NULL}},
 )
 STRUCTURED_OUTPUT_RULES = (
     StructRules(struct=StructuredOutputFields, neutral=UNSUPPORTED, variants=FIELD_VARIANTS),
-    StructRules(struct=JsonSchemaFormat, variants=_SCHEMA_PLACES),
+    StructRules(struct=JsonSchemaFormat, variants=_SCHEMA_VARIANTS),
 )

@@ -19,7 +19,7 @@ from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.streaming import LINES, answer
 from quire.server.api.common.tool_definitions import tool_use
-from quire.server.api.ollama import ollama_request, ollama_to_chat
+from quire.server.api.ollama import ollama_options, ollama_request, ollama_to_chat
 from quire.server.api.ollama.ollama_reply import (
     ChatPart,
     OllamaAnswer,
@@ -81,9 +81,9 @@ def _nothing_to_run(request: OllamaBody, model: str, *, has_message: bool) -> No
     settings say when, so that no client takes the model from another.
     """
     part = make_part(model, OllamaAnswer(), has_message=has_message)
-    is_end = ollama_request.asks_to_unload(request.keep_alive)
+    is_end = ollama_options.asks_to_unload(request.keep_alive)
     part.done, part.done_reason = True, "unload" if is_end else "load"
-    return NothingToRun(part, tuple(ollama_request.keep_alive_notes(request.keep_alive)))
+    return NothingToRun(part, tuple(ollama_options.keep_alive_notes(request.keep_alive)))
 
 
 def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:

@@ -17,11 +17,11 @@ from quire.server.api.common.embedding_runner import embed_all, encode_vectors, 
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
-from quire.server.api.ollama import ollama_request
-from quire.server.api.ollama.ollama_request import Options, check_options, served_name
+from quire.server.api.ollama.ollama_options import Options, keep_alive_notes, read_ollama
+from quire.server.api.ollama.ollama_request import served_name
 from quire.server.http.http_errors import send_complete
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
-from quire.server.http.request_body import RequestBody, neutral_values, read_body
+from quire.server.http.request_body import RequestBody, neutral_values
 from quire.server.model_registry import ModelRegistry
 
 
@@ -69,8 +69,7 @@ _older_decoder = msgspec.json.Decoder(OlderEmbedBody)
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, {})
-    request.note_no_effect(*check_options(found))
+    request, _ = read_ollama(data, _decoder, {})
     inputs = [request.input] if isinstance(request.input, str) else request.input
     truncate = None if request.truncate is False else -1
     return (yield from _prepared(request, inputs, models, truncate, request.dimensions))
@@ -78,8 +77,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
 
 def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /api/embeddings and check its text, in stages; see `prepare`."""
-    request, found = read_body(data, _older_decoder, {})
-    request.note_no_effect(*check_options(found))
+    request, _ = read_ollama(data, _older_decoder, {})
     return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
 
 
@@ -95,7 +93,7 @@ def _prepared(
     model = models.find(served_name(request.model, models))
     yield
     fields = PoolingFields(truncate_prompt_tokens=truncate)
-    fields.note_no_effect(*request.no_effect, *ollama_request.keep_alive_notes(request.keep_alive))
+    fields.note_no_effect(*request.no_effect, *keep_alive_notes(request.keep_alive))
     if request.options is not None:
         fields.note_no_effect("options has no effect: a text's vector depends on nothing else")
     pooling = model.engine.info.pooling.changed(dimensions=dimensions)

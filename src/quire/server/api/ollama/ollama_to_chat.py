@@ -21,14 +21,13 @@ from quire.server.api.common.response_format import (
     JsonSchemaFormat,
     ResponseFormat,
 )
+from quire.server.api.ollama.ollama_options import Options, no_effect_notes
 from quire.server.api.ollama.ollama_request import (
     OllamaBody,
     OllamaCall,
     OllamaChat,
     OllamaMessage,
     OllamaPrompt,
-    Options,
-    no_effect_notes,
 )
 from quire.server.http.field_names import FieldNames
 
@@ -76,7 +75,7 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
         response_format=_response_format(request.format),
         tools=request.tools if isinstance(request, OllamaChat) else None,
     )
-    chat.note_no_effect(*request.no_effect, *no_effect_notes(request, options))
+    chat.note_no_effect(*request.no_effect, *no_effect_notes(request.keep_alive, options))
     _add_thinking(chat, request.think, variables)
     return chat
 
@@ -113,7 +112,7 @@ def _messages(given: Sequence[OllamaMessage]) -> Iterator[chat_messages.Message]
         yield chat_messages.Message(
             role=message.role,
             content=message.content or (None if message.role == "assistant" else ""),
-            name=message.tool_name,
+            name=message.tool_name or message.name,
             tool_calls=calls or None,
             tool_call_id=_answered(message, unanswered),
             reasoning_content=message.thinking,
@@ -133,7 +132,8 @@ def _answered(message: OllamaMessage, unanswered: list[tuple[str, str]]) -> str 
     if message.tool_call_id is not None:
         unanswered[:] = [call for call in unanswered if call[1] != message.tool_call_id]
         return message.tool_call_id
-    named = [call for call in unanswered if call[0] == message.tool_name] or unanswered
+    name = message.tool_name or message.name
+    named = [call for call in unanswered if call[0] == name] or unanswered
     if not named:
         return "call"
     found = named[0]

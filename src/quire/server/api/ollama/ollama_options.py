@@ -1,0 +1,160 @@
+"""The `options` and `keep_alive` of Ollama's bodies, decoded and checked; what has no effect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from quire.compat.foreign_name import ANY
+from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
+from quire.errors import InvalidRequestError, invalid_value
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import Int32
+from quire.server.http.openapi_entry import StructRules
+from quire.server.http.request_body import RequestBody, read_body
+
+T = TypeVar("T", bound=RequestBody)
+
+_NUM_PREDICT = msgspec.Meta(ge=-2, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})
+# a duration in Go's words, or a number of seconds as text; "" asks for nothing
+_TIME = re.compile(
+    r"(?=.{0,64}\Z)(?:[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:(?:ns|us|µs|ms|s|m|h)|\Z))*", re.ASCII
+)
+_MORE = re.compile("[1-9]")
+# the object of options in a body, and a whole number with decimals in it
+_OPTIONS = re.compile(rb'"options"\s*:\s*\{[^{}]*\}')
+_WHOLE = re.compile(rb'((?<!\\)"\s*:\s*-?\d+)\.0+(?=\s*[,}])')
+_LOAD_OPTIONS = (
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
+    *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all"),
+    *("embedding_only", "num_gqa", "rope_frequency_base", "rope_frequency_scale"),
+    *("draft_num_predict",),
+)
+_NO_EFFECT = "has no effect: the model is loaded with the server's settings"
+_NO_REACH = "has no effect: penalties cover the whole answer and its prompt"
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """Sampling params, and settings of a load, which have no effect. num_predict: -1: no limit."""
+
+    temperature: field_bounds.Temperature | None = None
+    top_k: field_bounds.TopK | None = None
+    top_p: field_bounds.TopP | None = None
+    min_p: field_bounds.MinP | None = None
+    repeat_penalty: field_bounds.RepetitionPenalty | None = None
+    repeat_last_n: Int32 | None = None
+    penalize_newline: bool | None = None
+    presence_penalty: field_bounds.Penalty | None = None
+    frequency_penalty: field_bounds.Penalty | None = None
+    seed: field_bounds.Seed | None = None
+    stop: field_bounds.Word | field_bounds.StopStrings | None = None
+    num_predict: Annotated[int, _NUM_PREDICT] | None = None
+    num_ctx: Int32 | None = None
+    num_batch: Int32 | None = None
+    num_gpu: Int32 | None = None
+    main_gpu: Int32 | None = None
+    num_thread: Int32 | None = None
+    num_keep: Int32 | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    vocab_only: bool | None = None
+    logits_all: bool | None = None
+    embedding_only: bool | None = None
+    num_gqa: Int32 | None = None
+    rope_frequency_base: float | None = None
+    rope_frequency_scale: float | None = None
+    draft_num_predict: Int32 | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it asks for penalties, of which repeat_last_n says how far they reach."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repeat_penalty not in (
+            *(None, 1.0),
+        )
+
+
+_OPTION_NAMES = strict_json.names_of(Options)
+# other engines' options that are taken, with their values
+_NEUTRAL_OPTIONS: strict_json.NeutralValues = {
+    row.name: row.takes
+    for row in NAMES["sampling"]
+    if row.name not in _OPTION_NAMES and (row.takes is ANY or row.takes)
+}
+
+
+def read_ollama(
+    data: bytes, decoder: msgspec.json.Decoder[T], refused: strict_json.NeutralValues
+) -> tuple[T, dict[str, Any]]:
+    """Decode a body with `options`; see `read_body`. Whole numbers of them are integers, as Go's
+    JSON has no others: Home Assistant sends a num_ctx of 8192.0. Raises InvalidRequestError.
+    """
+    if b".0" in data:
+        data = _OPTIONS.sub(lambda found: _WHOLE.sub(rb"\1", found[0]), data)
+    request, found = read_body(data, decoder, refused)
+    request.note_no_effect(*_check_options(found))
+    return request, found
+
+
+def _check_options(found: dict[str, Any]) -> list[str]:
+    """A sentence about each option without effect that is another engine's; refuses wrong ones.
+
+    found: the body as plain values. Raises InvalidRequestError.
+    """
+    options, notices = found.get("options") or {}, list[str]()
+    if options.get("num_predict") == 0:
+        raise invalid_value("options.num_predict", "must be an integer >= 1, or -1, not 0")
+    for name, value in options.items():
+        if name in _OPTION_NAMES:
+            continue
+        where = f"options.{name[:64]}"
+        match meaning_of(name, value, ("sampling",)):
+            case NoEffect(text=text, is_neutral=is_neutral):
+                notices += [] if is_neutral else [f"options.{text}"]
+            case Refused(text=text):
+                problem = text.removeprefix(f"{name} ")
+                raise InvalidRequestError(
+                    f"{where}: {problem}", param=where, code="unsupported_parameter"
+                )
+            case _:
+                strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.")
+    return notices
+
+
+def asks_to_unload(keep_alive: str | float | None) -> bool:
+    """Whether a model is to be unloaded at once: a duration of 0, such as 0, "0" or "0s".
+
+    keep_alive: is checked, see `keep_alive_notes`.
+    """
+    if isinstance(keep_alive, str):
+        return keep_alive != "" and _MORE.search(keep_alive) is None
+    return keep_alive == 0
+
+
+def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
+    """A sentence about `keep_alive`, if it is given. Raises InvalidRequestError."""
+    if isinstance(keep_alive, str) and not _TIME.fullmatch(keep_alive):
+        problem = "must be a number of seconds, or a duration such as '5m', not"
+        raise invalid_value("keep_alive", f"{problem} {keep_alive[:64]!r}")
+    if keep_alive is not None:
+        yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
+
+
+def no_effect_notes(keep_alive: str | float | None, options: Options) -> Iterator[str]:
+    """Sentences about the fields that have no effect."""
+    yield from keep_alive_notes(keep_alive)
+    reach = {"repeat_last_n": (None, -1, 0), "penalize_newline": (None, True)}
+    for name, taken in reach.items():
+        if getattr(options, name) not in taken and options.has_penalties:
+            yield f"options.{name} {_NO_REACH}"
+    for name in _LOAD_OPTIONS:
+        if getattr(options, name) is not None:
+            yield f"options.{name} {_NO_EFFECT}"
+
+
+OPTION_RULES = StructRules(struct=Options, neutral=_NEUTRAL_OPTIONS)
