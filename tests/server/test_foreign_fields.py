@@ -154,6 +154,10 @@ def test_penalties_without_reach_are_off_in_ollamas_options(
         ("/v1/completions", "system", "remove it"),
         ("/v1/chat/completions", "prompt", "send messages, or use /v1/completions"),
         ("/v1/chat/completions", "max_output_tokens", "send max_tokens"),
+        ("/v1/chat/completions", "enable_thinking", "send chat_template_kwargs.enable_thinking"),
+        ("/v1/chat/completions", "reasoning", "send reasoning_effort"),
+        ("/v1/chat/completions", "reasoning_budget", "send thinking_token_budget"),
+        ("/v1/responses", "thinking_budget", "send reasoning.max_tokens"),
         ("/v1/chat/completions", "system", "send it as a message with the role system"),
         ("/v1/chat/completions", "instructions", "send it as a message with the role system"),
         ("/v1/responses", "messages", "send input, or use /v1/chat/completions"),
@@ -190,6 +194,7 @@ def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:
         ("/v1/chat/completions", "input", "messages: it is missing; input is a field of /v1/respo"),
         ("/api/embed", "prompt", "input: it is missing; prompt is a field of /api/generate"),
         ("/v1/responses", "query", "input: it is missing; send it"),
+        ("/detokenize", "token_ids", "tokens: it is missing; send it in place of token_ids"),
     ):
         assert problem(call(app, path, {sent: "hi"})).startswith(text)
 
@@ -285,3 +290,12 @@ def test_all_options_of_ollamas_documents_have_a_meaning(app: Starlette) -> None
     }  # fmt: skip
     fields = {"options": options, "truncate": True, "shift": True, "keep_alive": "-1s"}
     assert post(app, "/api/generate", fields).status == 200
+
+
+def test_values_of_json_are_spelled_as_in_json(app: Starlette) -> None:
+    text = problem(call(app, "/tokenize", {"content": "a", "parse_special": False}))
+    assert text == "parse_special: must be true, not false"
+
+
+def test_an_empty_name_of_a_model_is_none(app: Starlette) -> None:
+    assert post(app, "/v1/chat/completions", {"model": ""}).status == 200

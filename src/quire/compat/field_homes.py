@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterable
 
 # fields that mean the same, each on routes of its own; with a dot: inside of another field
 _ALIKE = (
-    ("input", "messages", "prompt", "inputs", "content"),
+    ("input", "messages", "prompt", "inputs", "content", "text", "texts"),
+    ("tokens", "token_ids"),
     ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict",
      "num_predict", "options.num_predict"),
     ("response_format", "text.format", "output_config.format", "format"),
-    ("reasoning_effort", "reasoning.effort", "output_config.effort", "think"),
+    ("reasoning_effort", "reasoning.effort", "output_config.effort", "think", "reasoning"),
+    ("thinking_token_budget", "reasoning.max_tokens", "thinking_budget", "reasoning_budget"),
+    ("chat_template_kwargs.enable_thinking", "enable_thinking"),
     ("system", "instructions"),
     ("stop", "stop_sequences"),
     ("temperature", "temp"),
@@ -64,11 +67,12 @@ def _is_system(name: str) -> bool:
 
 
 def misplaced(missing: str, found: Iterable[str], known: Collection[str]) -> str | None:
-    """The home of the field that a body has in the place of a missing one; None without one."""
+    """The advice on a field that a body has in the place of a missing one; None without one."""
     group = next((group for group in _ALIKE if missing in group), ())
     for name in found:
-        if name in group and name not in known and (route := _route(name, known)):
-            return f"{name} is a field of {route}"
+        if name in group and name not in known:
+            route = _route(name, known)
+            return f"{name} is a field of {route}" if route else f"send it in place of {name}"
     return None
 
 

@@ -125,7 +125,11 @@ class ModelRegistry:
     # ------------------------------------------------------------------ for requests
 
     def find(self, name: str | None) -> RegisteredModel:
-        """The loaded model of this name. Raises ModelNotFoundError or ModelNotLoadedError."""
+        """The loaded model of this name; of none, or of an empty one, the first.
+
+        Raises ModelNotFoundError or ModelNotLoadedError.
+        """
+        name = name or None
         model = self._loaded.get(name)
         if model is None:
             raise self._missing(name)

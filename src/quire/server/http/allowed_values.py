@@ -19,7 +19,7 @@ def allowed_values(kind: Any, path: str) -> list[str]:
     for step in steps:
         found = [inner for outer in found for inner in _inside(outer, step)]
     values = [value for outer in found for value in _values(outer, last)]
-    return list(dict.fromkeys(map(str, values)))
+    return list(dict.fromkeys(str(v).lower() if isinstance(v, bool) else str(v) for v in values))
 
 
 _type_info = cache(inspect.type_info)

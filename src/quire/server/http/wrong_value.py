@@ -64,6 +64,7 @@ _TYPES = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false",
     "array": "a list", "object": "an object",
 }  # fmt: skip
+_JSON_WORDS = {"True": "true", "False": "false"}
 _EXPECTED = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `([^`]*)`)?", re.DOTALL)
 # the patterns that fields have: so many characters of a class
 _MATCHING = re.compile(
@@ -85,7 +86,7 @@ def _requirement(what: str, allowed: list[str]) -> str:
         return f"must be {_listed([_TYPES.get(t, t) for t in types.split(' | ')])}{bounds}{got}"
     if allowed:
         invalid = _INVALID.fullmatch(what)
-        given = invalid[1] if invalid else ""
+        given = _JSON_WORDS.get(invalid[1], invalid[1]) if invalid else ""
         return f"must be {_listed(allowed)}" + (given and f", not {given}{why_not(given[1:-1])}")
     return f"{what[:1].lower()}{what[1:]}; correct it".replace("`", "")
 
