@@ -11,6 +11,7 @@ from asgi_client import Reply, call
 from fake_engine import LIMITS, FakeEngine
 from starlette.applications import Starlette
 
+from quire.server.api.ollama import ollama_request, ollama_to_chat
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -273,3 +274,21 @@ def test_models(app: Starlette) -> None:
     assert call(app, "/api/show", {"name": "other"}).status == 404
     assert call(app, "/api/show", {"model": "other"}).status == 404
     assert call(app, "/api/version").json()["version"]
+
+
+@pytest.mark.parametrize(
+    ("last", "continues"),
+    [
+        ({"role": "assistant", "content": "He"}, True),
+        ({"role": "assistant", "content": ""}, False),
+        ({"role": "user", "content": "x"}, False),
+    ],
+)
+def test_a_started_answer_is_continued_as_in_ollama(last: dict[str, str], continues: bool) -> None:
+    request = ollama_request.OllamaChat(messages=[*_messages(HI), *_messages([last])])
+    chat = ollama_to_chat.to_chat(request, "m", frozenset())
+    assert bool(chat.continue_final_message) == continues
+
+
+def _messages(given: list[dict[str, str]]) -> list[ollama_request.OllamaMessage]:
+    return [msgspec.convert(message, ollama_request.OllamaMessage) for message in given]

@@ -1,6 +1,7 @@
 """From a body of Ollama's API to a ChatRequest.
 
 Answers are streamed unless `stream` is false, and end with the context where num_predict would not.
+One whose beginning is the last message goes on from there.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _OWN = {
     **{own: f"options.{name}" for name, own in _SAMPLING.items()},
     "max_tokens": "options.num_predict",
     "reasoning_effort": "think",
+    "continue_final_message": "messages",
 }
 NAMES = FieldNames(_OWN)
 PROMPT_NAMES = FieldNames({**_OWN, "messages": "prompt"})
@@ -63,11 +65,14 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     given |= params_set_by("repeat_last_n", options.repeat_last_n)
-    limit = options.num_predict
+    limit, messages = options.num_predict, messages_of(request)
+    last = messages[-1] if messages else None
+    is_started = last is not None and last.role == "assistant" and not last.tool_calls
     chat = ChatRequest(
         **given,
         model=name,
-        messages=messages_of(request),
+        messages=messages,
+        continue_final_message=is_started and bool(last and last.content),
         max_tokens=None if limit is None or limit < 0 else limit,
         stream=request.stream is not False,
         logprobs=request.logprobs or request.top_logprobs is not None,
