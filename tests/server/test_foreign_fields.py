@@ -105,6 +105,7 @@ def test_no_limit_in_ollamas_words(
          "min_tokens: 2 is above n_predict (0); lower it"),
         ("/completion", {"guided_decoding": {"jsn": 1}}, "guided_decoding.jsn: unknown field; did"),
         ("/v1/chat/completions", {"n_predict": 0}, "n_predict: must be an integer >= 1, or -1"),
+        ("/v1/completions", {"n_predict": 0}, "n_predict: must be at least 1 without echo"),
         ("/v1/chat/completions", {"n_predict": 8, "min_tokens": 20},
          "min_tokens: 20 is above n_predict (8); lower it"),
         ("/v1/embeddings", {"use_activation": 3}, "use_activation: must be true or false or null"),
@@ -157,6 +158,8 @@ def test_penalties_without_reach_are_off_in_ollamas_options(
         ("/v1/chat/completions", "enable_thinking", "send chat_template_kwargs.enable_thinking"),
         ("/v1/chat/completions", "reasoning", "send reasoning_effort"),
         ("/v1/chat/completions", "reasoning_budget", "send thinking_token_budget"),
+        ("/v1/chat/completions", "regex", "send structured_outputs.regex"),
+        ("/v1/completions", "ebnf", "send structured_outputs.grammar"),
         ("/v1/responses", "thinking_budget", "send reasoning.max_tokens"),
         ("/v1/chat/completions", "system", "send it as a message with the role system"),
         ("/v1/chat/completions", "instructions", "send it as a message with the role system"),
@@ -299,3 +302,19 @@ def test_values_of_json_are_spelled_as_in_json(app: Starlette) -> None:
 
 def test_an_empty_name_of_a_model_is_none(app: Starlette) -> None:
     assert post(app, "/v1/chat/completions", {"model": ""}).status == 200
+
+
+def test_fields_of_sglang_and_others_on_openais_routes(app: Starlette, engine: FakeEngine) -> None:
+    fields = {"rid": "a", "separate_reasoning": True, "stream_reasoning": True, "lora_path": None}
+    fields |= {"num_ctx": 8192, "ttl": 300, "no_stop_trim": True}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        reply = post(app, path, fields)
+        assert reply.status == 200, reply.body
+        assert engine.calls[-1]["sampling"].include_stop_str_in_output
+        assert all(name in reply.headers["x-quire-no-effect"] for name in ("rid", "num_ctx", "ttl"))
+
+
+def test_what_must_be_empty_is_said_so(app: Starlette) -> None:
+    prompt = {"prompt_string": "a", "multimodal_data": ["b"]}
+    text = problem(post(app, "/completion", {"prompt": prompt}))
+    assert text == "prompt.multimodal_data: must be empty"

@@ -14,6 +14,8 @@ _ALIKE = (
     ("reasoning_effort", "reasoning.effort", "output_config.effort", "think", "reasoning"),
     ("thinking_token_budget", "reasoning.max_tokens", "thinking_budget", "reasoning_budget"),
     ("chat_template_kwargs.enable_thinking", "enable_thinking"),
+    ("structured_outputs.regex", "regex"),
+    ("structured_outputs.grammar", "ebnf"),
     ("system", "instructions"),
     ("stop", "stop_sequences"),
     ("temperature", "temp"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 
-_AI, _ANT, _V, _L, _O = "OpenAI", "Anthropic", "vLLM", "llama.cpp", "Ollama"
+_AI, _ANT, _V, _L, _O, _S = "OpenAI", "Anthropic", "vLLM", "llama.cpp", "Ollama", "SGLang"
 _CACHED = "equal prefixes of one key are always cached"
 _STORED = "only /v1/responses stores answers"
 _RESEND = "send the whole conversation"
@@ -42,6 +42,13 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("keep_alive", _O, "a model stays loaded; see idle_unload_seconds"),
     no_effect("guided_decoding_backend", _V, "llguidance constrains every structured output"),
     no_effect("request_id", _V, "a request is named by its header x-request-id"),
+    no_effect("rid", _S, "a request is named by its header x-request-id"),
+    no_effect("num_ctx", _O, "a context is that of the server; see max_model_len"),
+    no_effect("ttl", "LM Studio", "a model stays loaded; see idle_unload_seconds"),
+    only("separate_reasoning", _S, (True,), "reasoning is a field of its own", "leave it out"),
+    only("stream_reasoning", _S, (True,), "reasoning is streamed as it comes", "leave it out"),
+    only("lora_path", _S, (), "the weights are those of the model's folder",
+         "merge the adapter into its model, and serve the merged folder"),
     alias("use_activation", "normalize", _V),
     only("padding", _V, ("do_not_pad",), "prompts are never padded", "leave it out"),
     no_effect("include_obfuscation", _AI, "streams are sent without padding"),

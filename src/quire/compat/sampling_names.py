@@ -27,6 +27,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("thinking_budget_tokens", "thinking_token_budget", _L),
     alias("reasoning_budget_tokens", "thinking_token_budget", _L),
     alias("n_cmpl", "n", _L),
+    alias("no_stop_trim", "include_stop_str_in_output", "SGLang"),
     alias("guided_decoding", "structured_outputs", _V),
     only("best_of", _V, (1,), "as many answers are drawn as are returned",
          "use n, and choose among the answers"),

@@ -83,6 +83,8 @@ def _requirement(what: str, allowed: list[str]) -> str:
         if matched := _MATCHING.fullmatch(bounds):
             return f"must be {matched['few']} to {matched['many']} of the characters {matched[1]}"
         got = f", not {_TYPES.get(found, found)}" if found else ""
+        if bounds == " of length <= 0":
+            return "must be empty"
         return f"must be {_listed([_TYPES.get(t, t) for t in types.split(' | ')])}{bounds}{got}"
     if allowed:
         invalid = _INVALID.fullmatch(what)

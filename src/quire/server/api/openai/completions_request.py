@@ -91,7 +91,8 @@ def sampling(request: CompletionRequest) -> SamplingParams:
         prompt_logprobs = ALL if ALL in wanted else max(wanted)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     if max_tokens == 0:
-        _check_prompt_alone(request)
+        with request.sent_as:
+            _check_prompt_alone(request)
         max_tokens = (
             1  # each request draws a token at the end of its prompt; job_runner.py drops it
         )
