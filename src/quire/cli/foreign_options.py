@@ -120,10 +120,11 @@ class _Rewriter:
         from quire.compat.sampler_stages import params_set_by
 
         value = not negated if text is None else plain_value(text)
+        over = params_set_by(row.name, value)
         match meaning_of_row(row, value, flag):
             case Own(name=name, value=own):
                 self._append(flag, name, own)
-            case NoEffect() if self._has(over := params_set_by(row.name, value)):
+            case NoEffect() if self._has(over):
                 self._over |= over
             case NoEffect(is_neutral=True) if over:
                 raise ConfigError(f"{flag} is set by each request; send {row.name} there")

@@ -50,10 +50,12 @@ def params_set_by(name: str, value: Any) -> Mapping[str, float]:
 
 def _names(samplers: Any) -> list[str] | None:
     """The stages of a list, of a text with semicolons, or of a text of letters; None for others."""
+    given = samplers
     if isinstance(samplers, str) and ";" not in samplers and samplers not in _OFF:
-        samplers = [_STAGES[letter][0] if letter in _STAGES else letter for letter in samplers]
+        given = [_STAGES[letter][0] if letter in _STAGES else letter for letter in samplers]
     elif isinstance(samplers, str):
-        samplers = samplers.split(";")
-    if not isinstance(samplers, list) or not all(isinstance(name, str) for name in samplers):
+        given = samplers.split(";")
+    if not isinstance(given, list):
         return None
-    return [_SPELLINGS.get(name, name) for name in samplers]
+    names = [name for name in given if isinstance(name, str)]
+    return [_SPELLINGS.get(name, name) for name in names] if len(names) == len(given) else None
