@@ -263,7 +263,8 @@ def test_nothing_under_a_routes_own_name_is_no_second_value(
 ) -> None:
     assert post(app, "/completion", {"n_predict": 2, "max_tokens": None}).status == 200
     assert engine.calls[-1]["sampling"].max_tokens == 2
-    text = problem(post(app, "/completion", {"n_predict": 2, "max_tokens": 2}))
+    assert post(app, "/completion", {"n_predict": 2, "max_tokens": 2}).status == 200
+    text = problem(post(app, "/completion", {"n_predict": 2, "max_tokens": 3}))
     assert text == "n_predict: it is the same as max_tokens; use one of them"
 
 
@@ -318,3 +319,35 @@ def test_what_must_be_empty_is_said_so(app: Starlette) -> None:
     prompt = {"prompt_string": "a", "multimodal_data": ["b"]}
     text = problem(post(app, "/completion", {"prompt": prompt}))
     assert text == "prompt.multimodal_data: must be empty"
+
+
+def test_all_that_sillytavern_sends_to_llama_cpp(app: Starlette, engine: FakeEngine) -> None:
+    fields = {
+        "max_new_tokens": 4, "max_tokens": 4, "n_predict": 4, "num_predict": 4, "num_ctx": 8192,
+        "temperature": 0.7, "top_p": 0.5, "typical_p": 1, "typical": 1, "typ_p": 1, "seed": -1,
+        "sampler_seed": -1, "min_p": 0, "repetition_penalty": 1.2, "rep_pen": 1.2,
+        "repeat_penalty": 1.2, "frequency_penalty": 0, "presence_penalty": 0, "top_k": 40,
+        "skew": 0, "min_length": 0, "min_tokens": 0, "add_bos_token": True, "smoothing_factor": 0,
+        "smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0, "dry_base": 1.75,
+        "dry_sequence_breakers": ["\n"], "dry_penalty_last_n": 0, "max_tokens_second": 0,
+        "stopping_strings": ["\nYou:"], "stop": ["\nYou:"], "truncation_length": 8192,
+        "ban_eos_token": False, "ignore_eos": False, "skip_special_tokens": True, "top_a": 0,
+        "tfs": 1, "tfs_z": 1, "mirostat_mode": 0, "mirostat": 0, "mirostat_tau": 5,
+        "mirostat_eta": 0.1, "custom_token_bans": "", "banned_strings": [], "nsigma": 0,
+        "top_n_sigma": 0, "min_keep": 0, "xtc_threshold": 0.1, "xtc_probability": 0,
+        "api_type": "llamacpp", "api_server": "http://127.0.0.1:8080/", "legacy_api": False,
+        "rep_pen_range": 0, "repetition_penalty_range": 0, "repeat_last_n": 64,
+        "guidance_scale": 1, "negative_prompt": "", "grammar_string": "", "grammar": "",
+        "dynamic_temperature": False, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_range": 0,
+        "dynatemp_exponent": 1, "temperature_last": True, "cache_prompt": True, "logit_bias": [],
+        "include_reasoning": True, "samplers": ["top_k", "top_p", "min_p", "temperature"],
+    }  # fmt: skip
+    refused = {}
+    for name, value in fields.items():
+        reply = post(app, "/completion", {name: value})
+        if reply.status != 200:
+            refused[name] = problem(reply)
+    assert refused == {}
+    assert post(app, "/completion", fields).status == 200
+    sampling = engine.calls[-1]["sampling"]
+    assert (sampling.max_tokens, sampling.stop, sampling.seed) == (4, ["\nYou:"], -1)

@@ -39,6 +39,7 @@ from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
 from quire.compat.vllm_families import SERVER_FAMILIES, VLLM_FAMILIES
 from quire.compat.vllm_names import VLLM_NAMES
+from quire.compat.webui_fields import WEBUI_FIELDS, WEBUI_PARAMS
 
 Scope = Literal["engine", "server", "sampling", "request", "cli", "call", "pooling"]
 
@@ -47,8 +48,8 @@ NAMES: dict[Scope, tuple[ForeignName, ...]] = {
         VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES + LLAMA_PYTHON_NAMES
     ),
     "server": SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES,
-    "sampling": SAMPLING_NAMES,
-    "request": REQUEST_NAMES + LLAMA_CPP_FIELDS,
+    "sampling": SAMPLING_NAMES + WEBUI_PARAMS,
+    "request": REQUEST_NAMES + LLAMA_CPP_FIELDS + WEBUI_FIELDS,
     "cli": CLI_NAMES,
     "call": CALL_NAMES,
     "pooling": POOLING_NAMES,

@@ -55,7 +55,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("tfs_z", _LO, (1,), _ORDER, _CUTS),
     only("typical_p", _LO, (1,), _ORDER, _CUTS, "--typical"),
     only("typ_p", _L, (1,), _ORDER, _CUTS),
-    only("top_n_sigma", _L, (-1,), _ORDER, _CUTS, "--top-nsigma"),
+    only("top_n_sigma", _L, (-1, 0), _ORDER, _CUTS, "--top-nsigma"),
     only("xtc_probability", _L, (0,), _ORDER, _CUTS),
     no_effect("xtc_threshold", _L, "it needs xtc_probability, which is not there"),
     only("dry_multiplier", _L, (0,), "there is no DRY penalty", "use repetition_penalty"),

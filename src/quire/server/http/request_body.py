@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from quire.compat.field_homes import own_field
-from quire.compat.foreign_name import ANY, DEFAULT
+from quire.compat.foreign_name import ANY, DEFAULT, same_value
 from quire.compat.names_table import NAMES, Meaning, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.sampler_stages import params_set_by
 from quire.errors import InvalidRequestError, invalid_value
@@ -125,9 +125,11 @@ def _own_fields(
             meaning = None
         match meaning:
             case Own(name=field) if field in known:
-                if found.get(field) is not None or field in own:
+                value = None if meaning.value is DEFAULT else meaning.value
+                other = own.get(field, found.get(field))
+                if other is not None and not same_value(other, value):
                     raise invalid_value(name, f"it is the same as {field}; use one of them")
-                own[field] = None if meaning.value is DEFAULT else meaning.value
+                own[field] = value
                 names[field] = name
             case NoEffect() if own_set := params_set_by(name, value):
                 over.update((n, v) for n, v in own_set.items() if n in known)

@@ -1,0 +1,62 @@
+"""Fields of text-generation-webui's and KoboldCpp's requests, as SillyTavern sends all of them.
+
+It sends them to llama.cpp, too, which ignores what it does not know; with the defaults they ask for
+nothing.
+"""
+
+from __future__ import annotations
+
+from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+
+_W, _K, _S = "text-generation-webui", "KoboldCpp", "SillyTavern"
+_CUT = "logits are cut by top_k, top_p and min_p"
+_CUTS = "use top_p, top_k or min_p"
+_TEMPERATURE = "the temperature is fixed"
+_PENALTY = "penalties cover the whole answer (repetition_penalty: the prompt too)"
+_OTHER_PENALTY = "there is no such penalty"
+_CLIENT = "it is the client's own"
+
+WEBUI_PARAMS: tuple[ForeignName, ...] = (  # that are the same as sampling params
+    alias("stopping_strings", "stop", _W),
+    alias("sampler_seed", "seed", _K),
+    alias("rep_pen", "repetition_penalty", _K),
+    alias("ban_eos_token", "ignore_eos", _W),
+    alias("banned_strings", "bad_words", _K),
+    alias("min_length", "min_tokens", _W),
+)
+
+WEBUI_FIELDS: tuple[ForeignName, ...] = (
+    no_effect("api_server", _S, _CLIENT),
+    no_effect("api_type", _S, _CLIENT),
+    no_effect("legacy_api", _S, _CLIENT),
+    no_effect("truncation_length", _W, "a prompt is not cut; it must fit the context"),
+    no_effect("rep_pen_range", _K, _PENALTY),
+    no_effect("repetition_penalty_range", _W, _PENALTY),
+    no_effect("temperature_last", _W, "the temperature comes before the cuts"),
+    no_effect("dynatemp_low", _W, _TEMPERATURE),
+    no_effect("dynatemp_high", _W, _TEMPERATURE),
+    no_effect("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
+    no_effect("trim_stop", _K, "stop strings are not in an answer's text"),
+    only("dynamic_temperature", _W, (False,), _TEMPERATURE, "use temperature"),
+    only("smoothing_factor", _W, (0,), _TEMPERATURE, "use temperature"),
+    only("tfs", _W, (1,), _CUT, _CUTS),
+    only("top_a", _W, (0,), _CUT, _CUTS),
+    only("typical", _K, (1,), _CUT, _CUTS),
+    only("nsigma", _W, (-1, 0), _CUT, _CUTS),
+    only("skew", _W, (0,), _CUT, _CUTS),
+    only("epsilon_cutoff", _W, (0,), _CUT, _CUTS),
+    only("eta_cutoff", _W, (0,), _CUT, _CUTS),
+    only("mirostat_mode", _W, (0,), "there is no Mirostat", _CUTS),
+    only("encoder_repetition_penalty", _W, (1,), _OTHER_PENALTY, "use repetition_penalty"),
+    only("no_repeat_ngram_size", _W, (0,), _OTHER_PENALTY, "use repetition_penalty"),
+    only("penalty_alpha", _W, (0,), _OTHER_PENALTY, "use repetition_penalty"),
+    only("guidance_scale", _W, (1,), "a step runs one prompt of each request", "leave it out"),
+    only("negative_prompt", _W, ("",), "a step runs one prompt of each request", "leave it out"),
+    only("custom_token_bans", _W, ("", []), "tokens are banned by their bias",
+         "use logit_bias, or bad_words"),
+    only("num_beams", _W, (1,), "tokens are drawn, without beams", "leave it out"),
+    only("max_tokens_second", _W, (0,), "tokens are sent as they come", "leave it out"),
+    only("add_bos_token", _W, (True,), "the tokens around a prompt are the tokenizer's",
+         "send add_special_tokens"),
+    only("grammar_string", _W, ("",), "grammars have llama.cpp's name", "send grammar"),
+)  # fmt: skip
