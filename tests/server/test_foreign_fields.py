@@ -351,3 +351,20 @@ def test_all_that_sillytavern_sends_to_llama_cpp(app: Starlette, engine: FakeEng
     assert post(app, "/completion", fields).status == 200
     sampling = engine.calls[-1]["sampling"]
     assert (sampling.max_tokens, sampling.stop, sampling.seed) == (4, ["\nYou:"], -1)
+
+
+def test_marks_of_a_prefix_to_be_cached_ask_for_nothing(app: Starlette) -> None:
+    for mark in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}):
+        part = {"type": "text", "text": "hi", "cache_control": mark}
+        user = {"role": "user", "content": [part], "cache_control": mark}
+        assert post(app, "/v1/chat/completions", {"messages": [user]}).status == 200
+    user = {"role": "user", "content": "hi", "prefix": True}
+    text = problem(post(app, "/v1/chat/completions", {"messages": [user]}))
+    assert text == "messages[0].prefix: is not supported: send continue_final_message"
+
+
+def test_empty_fields_of_other_routes_ask_for_nothing(app: Starlette) -> None:
+    fields = {"system": None, "stop": None, "prompt": None, "template": None, "temperature": None}
+    assert post(app, "/api/chat", fields | {"template": None}).status == 200
+    assert post(app, "/v1/responses", {"max_tokens": None, "messages": None}).status == 200
+    assert problem(post(app, "/api/chat", {"sistem": None})).startswith("sistem: unknown field")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from quire.compat.field_homes import own_field
+from quire.compat.field_homes import field_home, own_field
 from quire.compat.foreign_name import ANY, DEFAULT, same_value
 from quire.compat.names_table import NAMES, Meaning, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.sampler_stages import params_set_by
@@ -139,6 +139,8 @@ def _own_fields(
             case Refused(text=text):
                 text = text.replace(f"{name} ", f"{name}: ", 1)  # as all errors name their field
                 raise InvalidRequestError(text, param=name, code="unsupported_parameter")
+            case None if value is None and field_home(name, known):
+                pass  # a client that writes the empty fields of other routes, too
             case _:
                 strict_json.check_names({name: value}, known, refused)
     return own | over, names, notes

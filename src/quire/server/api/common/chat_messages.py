@@ -84,13 +84,21 @@ MESSAGE_VARIANTS: tuple[dict[str, Any], ...] = (
     },
 )
 
-# an official client sends an assistant's message back with all of these, empty
+# Anthropic's mark of a prefix to be cached, as every prefix is; agents send it in chats, too
+_CACHED = {"type": "ephemeral"}
+_CACHE_CONTROL = (None, _CACHED, *({**_CACHED, "ttl": time} for time in ("5m", "1h")))
+
+# an official client sends an assistant's message back with most of these, empty
 MESSAGE_UNSUPPORTED: strict_json.NeutralValues = {
     "annotations": (None, []),
     "audio": (None,),
     "function_call": (None,),
     "refusal": (None, ""),
+    "cache_control": _CACHE_CONTROL,
+    "prefix": (None, False),
+    "reasoning_details": (None, []),
 }
+PART_UNSUPPORTED: strict_json.NeutralValues = {"cache_control": _CACHE_CONTROL}
 
 
 def check_message_names(found: dict[str, Any], path: str) -> None:
@@ -107,7 +115,7 @@ def check_message_names(found: dict[str, Any], path: str) -> None:
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if part["type"] == "text":  # other types are refused by check_message
             where = f"{path}content[{index}]."
-            strict_json.check_names(part, TextPart.__struct_fields__, {}, where)
+            strict_json.check_names(part, TextPart.__struct_fields__, PART_UNSUPPORTED, where)
 
 
 def check_message(message: Message, path: str) -> None:
@@ -163,4 +171,7 @@ def _check_type(kind: str, known: str, where: str) -> None:
         raise invalid_value(where, f"must be {known}, not {kind[:64]!r}{why_not(kind)}")
 
 
-MESSAGE_RULES = StructRules(struct=Message, neutral=MESSAGE_UNSUPPORTED, variants=MESSAGE_VARIANTS)
+MESSAGE_RULES = (
+    StructRules(struct=Message, neutral=MESSAGE_UNSUPPORTED, variants=MESSAGE_VARIANTS),
+    StructRules(struct=TextPart, neutral=PART_UNSUPPORTED),
+)

@@ -133,6 +133,6 @@ def _check_template_kwargs(variables: dict[str, Any]) -> None:
 
 CHAT_RULES = (
     StructRules(struct=ChatRequest, neutral=neutral_values(ChatRequest, CHAT_REFUSED)),
-    MESSAGE_RULES,
+    *MESSAGE_RULES,
     *STRUCTURED_OUTPUT_RULES,
 )

@@ -207,7 +207,7 @@ TOKENIZE_ROUTE = LightRoute(
         rules=(route_rules.MODEL, *route_rules.CHAT),
         example={"prompt": "hello", "return_token_strs": True},
         body=TokenizeRequest,
-        struct_rules=(_TOKENIZE_RULES, MESSAGE_RULES),
+        struct_rules=(_TOKENIZE_RULES, *MESSAGE_RULES),
         reply=TokenizeReply,
         errors=RUN_ERRORS,
     ),
