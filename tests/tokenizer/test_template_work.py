@@ -138,7 +138,7 @@ def test_a_weight_counts_a_part_as_often_as_it_appears(value: object, doublings:
 
 
 @pytest.mark.parametrize("depth", [40, 10_000])
-def test_what_holds_one_list_in_many_places_is_weighed_at_once(depth: int) -> None:
+def test_a_list_held_many_times_is_weighed_at_once(depth: int) -> None:
     value: object = [1]
     for _ in range(depth):
         value = [value, value]

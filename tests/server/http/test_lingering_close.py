@@ -22,7 +22,7 @@ def transport() -> Mock:
     return Mock(spec=asyncio.Transport, is_closing=Mock(return_value=False))
 
 
-def test_connections_take_turns(loop: Mock) -> None:
+def test_connections_are_read_one_after_the_other(loop: Mock) -> None:
     transports = [transport() for _ in range(3)]
     for each in transports:
         LingeringClose(loop, 5.0, 64 << 20).drop(each, PIECE)
@@ -34,7 +34,7 @@ def test_connections_take_turns(loop: Mock) -> None:
     assert [resume for _, resume in begins] == [each.resume_reading for each in transports]
 
 
-def test_no_turn_is_left_once_the_connection_is_closed(loop: Mock) -> None:
+def test_nothing_is_scheduled_once_the_connection_is_closed(loop: Mock) -> None:
     lingering, closed = LingeringClose(loop, 5.0, len(PIECE)), transport()
     lingering.drop(closed, PIECE)
     lingering.stop()
