@@ -1,6 +1,6 @@
 """Eight well-behaved streams while something else goes wrong: their answers and delays.
 
-    python benchmarks/faults.py [--only storm,malformed] [--save]
+    python benchmarks/faults.py [--only storm,malformed] [--save [NAME]]
 
 Each fault runs beside them on a `quire serve` of the bundled model, after a few quiet seconds.
 Their answers must be the quiet server's, byte for byte, and their tokens come in time; what the
@@ -229,7 +229,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = [case.name for case in CASES]
     parser.add_argument("--only", help=f"some of {', '.join(known)}, with commas between")
-    parser.add_argument("--save", action="store_true", help="write results/faults.json")
+    parser.add_argument(
+        "--save", nargs="?", const="faults", metavar="NAME", help="write results/NAME.json; faults"
+    )
     args = parser.parse_args()
     names = known if args.only is None else args.only.split(",")
     if unknown := set(names) - set(known):
@@ -239,7 +241,7 @@ def main() -> None:
     print(*(f"{name} was left out: {why}" for name, why in left_out.items()), sep="\n")
     if args.save:
         streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH, "load": os.getloadavg()}
-        record.save("faults", streams | {"left_out": left_out, "rows": rows})
+        record.save(args.save, streams | {"left_out": left_out, "rows": rows})
     if failed := [f"{row['fault']} ({verdict(row)})" for row in rows if verdict(row) != "kept"]:
         sys.exit(f"p99 aim {MAX_RATIO:g} x quiet: {', '.join(failed)}")
 

@@ -279,6 +279,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "prefix_caching": prefix_caching,
     "api_fuzz": api_fuzz,
     "faults": faults,
+    "faults_two_cores": faults,
     "quantization_quality": quantization_quality,
     "quantization_methods": quantization_methods,
     "quantization_trained": quantization_methods,
