@@ -92,6 +92,14 @@ def test_a_system_message_asks_for_the_chat_template(llm: list[Any]) -> None:
     assert llm[1][0] == [[system, user]]
 
 
+@pytest.mark.parametrize(
+    "words", ["-n -1", "-n -2", "--n-predict=-1", "--max-tokens -1", "--max-tokens none"]
+)
+def test_an_answer_without_a_limit_goes_on_until_it_ends(llm: list[Any], words: str) -> None:
+    assert main(["generate", "-p", "hi", *words.split()]) == 0
+    assert llm[1][1].max_tokens is None
+
+
 def test_ollamas_format_is_a_schema(llm: list[Any]) -> None:
     assert main(["generate", "-p", "hi", "--format", "json", "--nowordwrap"]) == 0
     outputs = llm[1][1].structured_outputs

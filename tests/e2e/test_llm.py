@@ -166,6 +166,14 @@ def test_max_tokens_none_goes_to_the_limit(tiny_model: Path) -> None:
     assert len(output.outputs[0].token_ids) == 30
 
 
+def test_max_tokens_beyond_the_context_end_with_it(llm: LLM) -> None:
+    """As in vLLM: finish_reason says it, and a long prompt costs the others nothing."""
+    sampling = SamplingParams(max_tokens=10**6, ignore_eos=True, seed=1)
+    (output,) = llm.generate([[5] * 2000], sampling, use_tqdm=False)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (48, "length")
+    assert sampling.max_tokens == 10**6
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     conversation = [{"role": "user", "content": "hi"}]
     (output,) = llm.chat(conversation, GREEDY, use_tqdm=False)

@@ -134,7 +134,7 @@ class _Rewriter:
                 raise ConfigError(refused.text)
 
     def _append(self, flag: str, name: str, value: Any) -> None:
-        if value is DEFAULT or value is None:
+        if value is DEFAULT or (value is None and name != "max_tokens"):  # which has a default
             return
         own = "--" + name.replace("_", "-")
         if isinstance(value, bool) and own in self._flags:

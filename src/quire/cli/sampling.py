@@ -26,7 +26,7 @@ HELP = {
     "stop": "text that ends the answer; may be given several times",
     "stop_token_ids": "token id that ends the answer; may be given several times",
     "include_stop_str_in_output": "keep the text that ended the answer",
-    "max_tokens": "longest answer in tokens",
+    "max_tokens": "longest answer in tokens; -1: until it ends, or the context is full",
     "min_tokens": "no end before this many tokens",
     "ignore_eos": "go on past the model's end token",
     "bad_words": "text that is never produced; may be given several times",
@@ -66,11 +66,18 @@ def add_sampling_options(
         else:
             kind = float if isinstance(default, float) else human_int
             metavar = "X" if kind is float else "N"
+            kind = _token_limit if name == "max_tokens" else kind
             group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {shown})")
     for name, (field, text) in CONSTRAINTS.items():
         action = "append" if field == "choice" else "store"
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, action=action, metavar="TEXT", help=text)
+
+
+def _token_limit(text: str) -> int | None:
+    """A number of tokens; None for -1 and -2, as in llama.cpp, and for none."""
+    limit = None if text.lower() == "none" else human_int(text)
+    return None if limit in (-1, -2) else limit
 
 
 def take_defaults(

@@ -297,9 +297,7 @@ def _check_ranges(params: SamplingParams, given: list[str]) -> None:
         low, high = _RANGES.get(field, (False, True))
         value = getattr(params, field)
         if value is not None and not low <= value <= high:  # also refuses NaN
-            hint = (
-                "; leave it out for as many as fit" if (field, value) == ("max_tokens", -1) else ""
-            )
+            hint = "; None asks for as many as fit" if (field, value) == ("max_tokens", -1) else ""
             problem = f"must be between {low} and {high}, not {_shown(value)}{hint}"
             raise invalid_value(field, problem)
     if params.top_p == 0.0:

@@ -69,7 +69,8 @@ class AsyncLLM:
             params = params.clone()
             params.output_kind = RequestOutputKind.CUMULATIVE
         one, how = read_one_call(prompt, options)
-        async for item in engine.generate(one, params, priority=priority, encoding=how):
+        items = engine.generate(one, params, priority=priority, encoding=how, cut_to_context=True)
+        async for item in items:
             yield item
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

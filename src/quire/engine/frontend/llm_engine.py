@@ -61,7 +61,7 @@ class LLMEngine(OfflineEngine):
         engine, (one, how) = self._awake(), read_one_call(prompt, encoding)
         with DeferredInterrupt() as interrupt:
             prepared = self._inputs.prepare(
-                request_id, one, params, priority=priority, encoding=how
+                request_id, one, params, priority=priority, encoding=how, cut_to_context=True
             )
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)

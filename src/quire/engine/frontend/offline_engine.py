@@ -141,7 +141,12 @@ class OfflineEngine:
                     prompt = prompt_of(item)
                     prepared.append(
                         self._inputs.prepare(
-                            ids[-1], prompt, params, encoding=encoding, stream=False
+                            ids[-1],
+                            prompt,
+                            params,
+                            encoding=encoding,
+                            stream=False,
+                            cut_to_context=True,
                         )
                     )
             except InvalidRequestError as error:
