@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quire.compat.call_names import METHODS
 from quire.compat.environment import VARIABLES, own_spelling
 from quire.compat.families import NOTHING
 from quire.compat.foreign_imports import NAMES as IMPORTS
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
+from quire.compat.method_names import all_methods
 from quire.compat.names_table import NAMES, Scope
 from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES
 
@@ -33,7 +33,7 @@ def filled(page: str) -> str:
 def _table(name: str) -> str:
     own_tables = {
         "values": _values,
-        "methods": partial(_texts, "method", METHODS),
+        "methods": partial(_texts, "method", all_methods()),
         "imports": partial(_texts, "import", IMPORTS),
         "paths": _paths,
         "environment": _environment,
@@ -88,8 +88,11 @@ def _values() -> Iterator[str]:
 def _texts(kind: str, texts: Mapping[str, str]) -> Iterator[str]:
     yield f"| {kind} | here |"
     yield "|---|---|"
+    alike: dict[str, list[str]] = {}
     for name, text in texts.items():
-        yield f"| `{name}` | {text} |"
+        alike.setdefault(text, []).append(f"`{name}`")
+    for text, names in alike.items():
+        yield f"| {', '.join(names)} | {text} |"
 
 
 def _environment() -> Iterator[str]:

@@ -358,13 +358,13 @@ class EngineConfig:
         warn_no_effect(notices)
         for name, value in own.items():
             if name not in known:
-                raise ConfigError(_unknown(name, known))
+                raise ConfigError(unknown_setting(name, known))
             section, option = known[name]
             groups.setdefault(section, {})[name] = option.checked(value)
         return cls(**{s: _SECTIONS[s](**groups.get(s, {})) for s in _SECTIONS})
 
 
-def _unknown(name: str, known: Collection[str]) -> str:
+def unknown_setting(name: str, known: Collection[str]) -> str:
     """The error message for an unknown name of a setting."""
     from quire.compat.name_homes import python_home  # usually not needed
 

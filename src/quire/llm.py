@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import numpy as np
 
+from quire.compat.foreign_methods import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -47,7 +48,7 @@ from quire.tokenizer.transformers_api import TransformersTokenizer
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(ForeignMethods):
     """A loaded model, ready to generate text and embeddings.
 
     model: a folder, a hub name, or nothing for the bundled model. options: any setting of
@@ -277,15 +278,11 @@ class LLM:
         """Free the model's memory, for good."""
         self._engine.close()
 
-    if not TYPE_CHECKING:  # which finds misspelt names
+    if not TYPE_CHECKING:  # which finds calls
 
-        def __getattr__(self, name: str) -> Any:
-            """Raises AttributeError, which says what to use for a method of vLLM's `LLM`."""
-            from quire.compat.call_names import METHODS  # most programs misspell nothing
-
-            if name in METHODS:  # no obj, to which Python would add a name that is merely alike
-                raise AttributeError(f"LLM has no {name}; {METHODS[name]}", name=name, obj=None)
-            raise AttributeError(f"LLM has no {name}", name=name, obj=self)
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            """Raises TypeError, which says what to use for a call of llama-cpp-python's model."""
+            raise TypeError("an LLM is not called; use generate for texts, or chat for messages")
 
     def __enter__(self) -> Self:
         return self

@@ -14,10 +14,10 @@ import pytest
 
 import quire
 from quire.cli import generate, quantize, serve
-from quire.compat.call_names import METHODS
 from quire.compat.environment import VARIABLES, unread_variables
 from quire.compat.foreign_imports import MODULES, NAMES
 from quire.compat.foreign_programs import PROGRAMS
+from quire.compat.method_names import METHODS
 from quire.compat.name_homes import CALL_OPTIONS, DEFAULTS, SAMPLING_PARAMS, SERVER_SETTINGS
 from quire.compat.names_table import row_of
 from quire.config import EngineConfig, iter_options

@@ -14,7 +14,7 @@ import pytest
 from quire.cli import generate, main, serve
 from quire.cli.foreign_options import OWN_FLAGS, SCOPES, flags_of
 from quire.cli.sampling import CONSTRAINTS
-from quire.compat import call_names
+from quire.compat import command_names
 from quire.compat.foreign_name import ANY, ForeignName
 from quire.compat.names_table import NAMES, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES, own_value
@@ -250,7 +250,8 @@ def test_penalties_without_reach_are_off_whatever_else_is_set() -> None:
 def test_commands_of_other_engines(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert (
-        f"error: unknown command {word!r}; {call_names.COMMANDS[word]}" in capsys.readouterr().err
+        f"error: unknown command {word!r}; {command_names.COMMANDS[word]}"
+        in capsys.readouterr().err
     )
 
 

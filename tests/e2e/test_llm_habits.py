@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from quire import LLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutput, SamplingParams
-from quire.compat.call_names import METHODS
+from quire.compat.method_names import METHODS
 from quire.config import EngineConfig
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.engine.core.engine_core import EngineCore

@@ -118,13 +118,13 @@ def _run(argv: list[str]) -> int:
 
 def _unknown(word: str) -> ConfigError:
     """The error for a word that is no command; says what another engine's command is here."""
-    from quire.compat import call_names
+    from quire.compat import command_names
     from quire.options import nearest_name
 
     near = nearest_name(word, [*COMMANDS, "--version", "--help"])
     hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(COMMANDS)}"
     kind = "option" if word.startswith("-") else "command"
-    hint = call_names.COMMANDS.get(word, hint)
+    hint = command_names.COMMANDS.get(word, hint)
     return ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
 
 

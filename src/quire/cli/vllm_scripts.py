@@ -11,9 +11,10 @@ from typing import Any
 
 from quire.cli.foreign_options import own_argv
 from quire.cli.options import add_option
+from quire.compat.foreign_methods import ForeignMethods
 from quire.compat.names_table import NAMES
 from quire.compat.no_effect_warnings import warn_no_effect
-from quire.config import iter_options
+from quire.config import iter_options, unknown_setting
 from quire.errors import ConfigError
 
 
@@ -33,11 +34,18 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args(own, namespace)
 
 
-class _EngineArgs:
+class _EngineArgs(ForeignMethods):
     """The settings of an engine as vLLM's scripts hold them; None: the setting's default.
 
     `LLM(**dataclasses.asdict(engine_args))` starts the engine.
     """
+
+    def __new__(cls, *_: Any, **options: Any) -> Any:
+        """Refuse unknown names as `LLM` does, by a ConfigError."""
+        for name in options:
+            if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # a subclass's
+                raise ConfigError(unknown_setting(name, [o.name for _, o in iter_options()]))
+        return super().__new__(cls)
 
     @staticmethod
     def add_cli_args(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
@@ -66,6 +74,7 @@ EngineArgs: Any = dataclasses.make_dataclass(
     bases=(_EngineArgs,),
 )
 """Its fields: Quire's settings, and other engines' names for them."""
+EngineArgs.__module__ = __name__  # which pickle looks it up in
 
 
 def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, Unpack
 
+from quire.compat.foreign_methods import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -18,7 +19,7 @@ from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
-class AsyncLLM:
+class AsyncLLM(ForeignMethods):
     """A model for one event loop; it is loaded when it is first used.
 
     Items have the answer so far, unless the params have another output_kind.

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
+from quire.compat.foreign_methods import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -21,7 +22,7 @@ from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
-class LLMEngine(OfflineEngine):
+class LLMEngine(ForeignMethods, OfflineEngine):
     """A model whose steps its caller runs. For one thread.
 
     Items have the answer so far, unless the params have another output_kind.

@@ -1,0 +1,137 @@
+"""Methods and attributes of other engines' classes, and what to use for those that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# methods of llama-cpp-python's Llama
+_TOKENIZER = "use get_tokenizer()"
+_LIMITS = "use llm.info"
+_STEPS = "steps are the engine's own; use generate, or LLMEngine for requests one by one"
+_STATE = "equal prefixes are always shared; leave it out"
+
+_LLAMA_METHODS: Mapping[str, str] = {
+    "create_completion": "use generate",
+    "create_chat_completion": "use chat",
+    "create_chat_completion_openai_v1": "use chat, or a server with OpenAI's client",
+    "create_embedding": "use embed",
+    "tokenize": "use get_tokenizer().encode",
+    "detokenize": "use get_tokenizer().decode",
+    **dict.fromkeys(("token_bos", "token_eos", "token_nl"), _TOKENIZER),
+    **dict.fromkeys(("n_ctx", "n_vocab", "n_embd", "metadata", "pooling_type"), _LIMITS),
+    **dict.fromkeys(("eval", "sample", "reset", "eval_tokens", "eval_logits", "ctx"), _STEPS),
+    **dict.fromkeys(("save_state", "load_state", "set_cache", "longest_token_prefix"), _STATE),
+    "set_seed": "use seed in SamplingParams",
+    "logits_to_logprobs": "use logprobs in SamplingParams",
+}
+
+# methods of other libraries' models, of SGLang, transformers and ollama-python
+_LOADED: Mapping[str, str] = {
+    "from_pretrained": "use LLM(MODEL): a folder, a name on the hub, or a GGUF file",
+    **dict.fromkeys(("to", "cuda", "cpu", "half", "quantize"), "set it at the start: LLM(MODEL, "
+                    "device=..., dtype=..., quantization=...)"),
+    **dict.fromkeys(("forward", "logits", "get_logits"), "use logprobs in SamplingParams"),
+    **dict.fromkeys(("stream_generate", "generate_stream", "astream", "stream_chat"),
+                    "use AsyncEngine, whose generate streams"),
+    **dict.fromkeys(("agenerate", "async_generate", "acompletion", "acreate"), "use AsyncEngine"),
+    **dict.fromkeys(("complete", "completion", "predict", "invoke", "completions"), "use generate"),
+    **dict.fromkeys(("create_embeddings", "embeddings", "embed_query", "embed_documents"),
+                    "use embed"),
+    **dict.fromkeys(("rerank", "similarity"), "use score"),
+    **dict.fromkeys(("shutdown", "unload", "exit"), "use close, or `with LLM() as llm:`"),
+    "flush_cache": "use reset_prefix_cache",
+    "get_server_info": _LIMITS,
+}  # fmt: skip
+
+_NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
+_WEIGHTS = "load changed weights as a new LLM"
+_SETTINGS = "settings are arguments of LLM, by their names; facts of the model are in llm.info"
+_INSIDE = "the engine's own code is another: see ARCHITECTURE.md"
+_PROFILE = "run `quire profile MODEL` instead"
+_TEXT_ONLY = "leave it out: models read text alone"
+_TASKS = "each model generates and embeds"
+_WHOLE = "requests are not paused; abort those that are to end"
+
+# of vLLM's LLM, LLMEngine and AsyncLLM
+_VLLM_METHODS: Mapping[str, str] = {
+    "stream": "use AsyncEngine",
+    "get_metrics": "use llm.stats, and output.metrics of each request",
+    "reward": "reward models are not supported; use score, or embed",
+    "llm_engine": "use LLM itself; for requests that come one by one use LLMEngine or AsyncEngine",
+    "collective_rpc": "the model runs in this process; there are no workers to call",
+    "apply_model": "the model runs as compiled calls; there is no module to call",
+    **dict.fromkeys(("start_profile", "stop_profile"), _PROFILE),
+    "enqueue_chat": "pass all conversations to chat, or use AsyncEngine",
+    "get_world_size": "a model runs on one device",
+    "release_kv_cache_memory": "use sleep",
+    **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache"), _TEXT_ONLY),
+    "enqueue": "pass all prompts to generate, or use AsyncEngine",
+    "wait_for_completion": "generate returns when all answers are there",
+    "set_tokenizer": "start with the setting tokenizer",
+    "preprocess_chat": "use get_tokenizer().apply_chat_template",
+    **dict.fromkeys(("init_weight_transfer_engine", "update_weights", "start_weight_update",
+                     "finish_weight_update"), _WEIGHTS),
+    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), _NO_ADAPTER),
+    **dict.fromkeys(("model_config", "vllm_config", "get_model_config", "get_vllm_config",
+                     "cache_config", "scheduler_config", "parallel_config"), _SETTINGS),
+    **dict.fromkeys(("get_supported_tasks", "supported_tasks", "runner_type"), _TASKS),
+    **dict.fromkeys(("engine_core", "model_executor", "input_processor", "output_processor",
+                     "processor", "renderer", "io_processor", "scheduler"), _INSIDE),
+    "default_sampling_params": "use get_default_sampling_params()",
+    "from_vllm_config": "use from_engine_args",
+    **dict.fromkeys(("do_log_stats", "do_log_stats_with_interval", "log_stats"),
+                    "nothing is logged; ask for stats"),
+    "is_tracing_enabled": "requests over HTTP are traced; use `quire serve`",
+    **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), _WHOLE),
+    "has_unfinished_requests_dp": "a model runs on one device; use has_unfinished_requests",
+    "scale_elastic_ep": "a model runs on one device",
+    "validate_outputs": "leave it out",
+}  # fmt: skip
+
+# methods and attributes that are not there, and what to use instead
+METHODS: Mapping[str, str] = {**_LLAMA_METHODS, **_LOADED, **_VLLM_METHODS}
+
+_SLEEP = "use shutdown, and make another one; LLM and LLMEngine sleep"
+_HEALTH = "use check_health, which raises an error"
+_POOL = "use LLM.embed, or embed of an AsyncEngine"
+_STATS = "use an AsyncEngine, which has stats and metrics"
+
+# those of a class that mean something else there
+_OF_CLASS: Mapping[str, Mapping[str, str]] = {
+    "AsyncLLM": {
+        "chat": "use generate, with the prompt of get_tokenizer().apply_chat_template",
+        "add_request": "use generate, which streams",
+        **dict.fromkeys(("encode", "embed", "score"), _POOL),
+        **dict.fromkeys(("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"), _SLEEP),
+        **dict.fromkeys(("is_running", "is_stopped", "errored", "dead_error"), _HEALTH),
+        **dict.fromkeys(("get_metrics", "do_log_stats", "stats", "info", "metrics"), _STATS),
+        "close": "use shutdown",
+        "wait_for_requests_to_drain": "await the streams of generate",
+    },
+    "LLMEngine": {
+        "generate": "use add_request and step, or LLM.generate",
+        "chat": "use LLM.chat",
+        **dict.fromkeys(("encode", "embed", "score"), "use LLM.embed"),
+        "get_metrics": "use stats, and output.metrics of each request",
+        "llm_engine": "it is the engine itself",
+        "shutdown": "use close",
+        "abort": "use abort_request",
+    },
+    "EngineArgs": {
+        **dict.fromkeys(("create_engine_config", "create_model_config"),
+                        "use LLM.from_engine_args, or another engine's"),
+    },
+}  # fmt: skip
+
+
+def what_to_use(cls: str, name: str) -> str | None:
+    """What to use for a missing attribute of a class; None for an unknown one."""
+    return _OF_CLASS.get(cls, {}).get(name) or METHODS.get(name)
+
+
+def all_methods() -> dict[str, str]:
+    """Every name, those of one class alone with it in front, and what to use."""
+    of_classes = {
+        f"{cls}.{n}": text for cls, names in _OF_CLASS.items() for n, text in names.items()
+    }
+    return {**METHODS, **of_classes}

@@ -1,0 +1,100 @@
+"""A missing method says what to use, whether the class is asked or an object."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import quire
+from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.method_names import METHODS, what_to_use
+from quire.errors import ConfigError
+
+# public names of the classes of vLLM 0.11 and later that serve requests
+ENGINE_METHODS = """
+    abort add_lora add_request check_health collective_rpc dead_error do_log_stats encode errored
+    from_engine_args from_vllm_config generate get_supported_tasks get_tokenizer
+    init_weight_transfer_engine is_paused is_running is_sleeping is_stopped is_tracing_enabled
+    list_loras pause_generation pin_lora remove_lora reset_encoder_cache reset_mm_cache
+    reset_prefix_cache resume_generation scale_elastic_ep shutdown sleep start_profile stop_profile
+    update_weights wait_for_requests_to_drain wake_up
+"""
+STEP_METHODS = """
+    abort_request add_lora add_request apply_model collective_rpc do_log_stats
+    do_log_stats_with_interval from_engine_args from_vllm_config get_metrics
+    get_num_unfinished_requests get_supported_tasks get_tokenizer has_unfinished_requests
+    has_unfinished_requests_dp is_sleeping list_loras pin_lora remove_lora reset_encoder_cache
+    reset_mm_cache reset_prefix_cache sleep start_profile step stop_profile validate_outputs wake_up
+"""
+
+
+class LLMEngine(ForeignMethods):
+    """By its name, as the table knows it; without a model."""
+
+    value = 7
+
+
+@pytest.mark.parametrize("asked", [LLMEngine, LLMEngine()])
+def test_a_known_name_says_what_to_use(asked: Any) -> None:
+    with pytest.raises(AttributeError, match=r"^LLMEngine has no add_lora; merge the") as error:
+        asked.add_lora  # noqa: B018
+    assert error.value.obj is None, "Python would add a name that is merely alike"
+    with pytest.raises(AttributeError, match=r"^LLMEngine has no abort; use abort_request$"):
+        asked.abort  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^LLMEngine has no vlaue$") as error:
+        asked.vlaue  # noqa: B018
+    assert error.value.obj is asked, "from which Python finds `value`"
+    assert not hasattr(asked, "add_lora")
+    assert getattr(asked, "nope", None) is None
+
+
+def test_copies_and_pickles_see_what_they_always_see() -> None:
+    args = quire.EngineArgs(model="quire-tiny", max_num_seqs=3)
+    assert copy.deepcopy(args) == pickle.loads(pickle.dumps(args)) == args
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"), [(quire.AsyncLLM, ENGINE_METHODS), (quire.LLMEngine, STEP_METHODS)]
+)
+def test_each_method_of_vllms_class_is_there_or_known(cls: type, names: str) -> None:
+    for name in names.split():
+        assert hasattr(cls, name) or what_to_use(cls.__name__, name), name
+
+
+@pytest.mark.parametrize("name", ["from_pretrained", "add_lora", "create_chat_completion"])
+def test_a_class_is_asked_before_a_model_is_loaded(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^LLM has no {name}; {re.escape(METHODS[name])}"):
+        getattr(quire.LLM, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_num_seq": 3}, r"^unknown setting 'max_num_seq'; did you mean 'max_num_seqs'\?"),
+        ({"temperature": 3}, r"^temperature is a sampling param; use SamplingParams"),
+        ({"xyzzy": 3}, r"^unknown setting 'xyzzy'; known: model, tokenizer"),
+    ],
+)
+def test_engine_args_refuse_unknown_names_as_llm_does(options: dict[str, Any], text: str) -> None:
+    for cls in (quire.EngineArgs, quire.AsyncEngineArgs):
+        with pytest.raises(ConfigError, match=text):
+            cls(**options)
+    with pytest.raises(AttributeError, match=r"^EngineArgs has no create_engine_config; use LLM"):
+        quire.EngineArgs().create_engine_config()
+
+
+def test_a_call_of_a_model_says_what_to_use() -> None:
+    with quire.LLM(max_model_len=64) as llm, pytest.raises(TypeError, match=r"; use generate for"):
+        llm("text", max_tokens=3)  # type: ignore[operator]
+
+
+def test_the_table_is_not_read_where_nothing_is_missing() -> None:
+    code = "import sys, quire.llm; print('quire.compat.method_names' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
