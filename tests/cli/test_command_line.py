@@ -91,12 +91,14 @@ def test_frozen_surface(command: str) -> None:
 def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
+    assert main([command, "--help=all"]) == 0, "as vLLM has it, whose options are in groups"
+    assert capsys.readouterr().out == text
     assert text.startswith(f"usage: quire {command} ")
     assert f"examples:\n  quire {command}" in text or f"| quire {command}" in text
 
 
 def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in ([], ["--help"], ["-h"]):
+    for argv in ([], ["--help"], ["-h"], ["--help=all"]):
         assert main(argv) == 0
         text = capsys.readouterr().out
         assert all(f"  {command} " in text for command in COMMANDS)
@@ -106,7 +108,10 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "words"),
     [
         (["srve"], "did you mean 'serve'?"),
-        (["--bogus"], "unknown option '--bogus'"),
+        (["--bogus"], "unknown option '--bogus'; a command comes first, such as `quire chat`"),
+        (["-m", "x"], "unknown option '-m'; a command comes first, such as `quire chat`"),
+        (["quire-tiny"], "a command comes before a model: `quire chat quire-tiny`, or `quire"),
+        (["a/b", "hi"], "a command comes before a model: `quire chat a/b`, or `quire serve a/b`"),
         (
             ["xyzzy"],
             "use one of serve, chat, generate, run-batch, profile, quantize, ",

@@ -91,6 +91,7 @@ def _open_standard_streams() -> None:
 
 
 def _run(argv: list[str]) -> int:
+    argv = ["--help" if word.startswith("--help=") else word for word in argv]  # vLLM's groups
     word = argv[0] if argv else "--help"
     if word == "help" and argv[1:2] and argv[1] in COMMANDS:
         word, argv = argv[1], [argv[1], "--help"]
@@ -118,13 +119,22 @@ def _run(argv: list[str]) -> int:
 
 def _unknown(word: str) -> ConfigError:
     """The error for a word that is no command; says what another engine's command is here."""
+    from quire.cli.generate import could_be_model
     from quire.compat import command_names
     from quire.options import nearest_name
 
     near = nearest_name(word, [*COMMANDS, "--version", "--help"])
-    hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(COMMANDS)}"
     kind = "option" if word.startswith("-") else "command"
-    hint = command_names.COMMANDS.get(word, hint)
+    if word in command_names.COMMANDS:
+        hint = command_names.COMMANDS[word]
+    elif near:
+        hint = f"did you mean {near!r}?"
+    elif kind == "option":
+        hint = "a command comes first, such as `quire chat` or `quire serve`"
+    elif could_be_model(word):
+        hint = f"a command comes before a model: `quire chat {word}`, or `quire serve {word}`"
+    else:
+        hint = f"use one of {', '.join(COMMANDS)}"
     return ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
 
 

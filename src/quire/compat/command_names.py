@@ -22,12 +22,27 @@ COMMANDS: Mapping[str, str] = {
     "cp": "use the folder of a model, and --served-model-name for another name",
     "push": "use hf upload",
     "create": "use the folder of a model; options are in a file for --config",
-    "bench": "use `quire profile MODEL`",
+    **dict.fromkeys(
+        ("bench", "benchmark"),
+        "use `quire profile MODEL` for a step, and `quire demo --url URL` or any client of OpenAI's"
+        " API for a server",
+    ),
     "perplexity": "use `quire verify`, or prompt_logprobs",
     "imatrix": "use `quire quantize`, which reads its own calibration texts",
     "gguf-split": "use llama-gguf-split",
-    "signin": "use hf auth login",
-    "signout": "use hf auth logout",
+    **dict.fromkeys(("signin", "login"), "use hf auth login"),
+    **dict.fromkeys(("signout", "logout"), "use hf auth logout"),
+    **dict.fromkeys(
+        ("embed", "embedding", "embeddings"), "use LLM.embed, or /v1/embeddings of `quire serve`"
+    ),
+    **dict.fromkeys(
+        ("tokenize", "detokenize"), "use LLM.get_tokenizer(), or /tokenize of `quire serve`"
+    ),
+    **dict.fromkeys(("load", "start"), "use `quire serve MODEL`"),
+    "unload": "end a server by Ctrl-C or SIGTERM; its admin endpoints unload models",
+    **dict.fromkeys(("convert", "export"), "use `quire quantize`, which writes safetensors"),
+    **dict.fromkeys(("eval", "lm-eval"), "use `quire verify`, or any client of OpenAI's API"),
     "version": "use `quire --version`",
+    "check-env": "use `python -m torch.utils.collect_env`, and `quire --version`",
     "collect-env": "use `python -m torch.utils.collect_env`, and `quire --version`",
 }

@@ -19,6 +19,10 @@ _STATS = "use llm.stats, and output.metrics of each request"
 _CLOSE = "use LLM.close, or `with LLM() as llm:`"
 _CACHED = "leave it out: equal prefixes are always shared"
 _OLLAMA = "run `quire serve`, which Ollama's and OpenAI's own clients can ask"
+_FUNCTIONS = "use LLM, whose methods are generate, chat and embed"
+_FILES = "models of the hub are in its cache: use hf cache ls, hf cache rm and hf download"
+_OUTPUTS = "use RequestOutput of LLM; over HTTP, Ollama's and OpenAI's own clients"
+_PROGRAMS = "use LLM, or AsyncEngine; SGLang's language is a client's"
 _ENGINES = "use LLM, LLMEngine or AsyncEngine"
 _ONE_PROCESS = "leave it out: a model runs on one device, in one process"
 _ONE_SERVER = "leave it out: each server has its own KV cache"
@@ -95,12 +99,19 @@ NAMES = {
     "LlamaDiskCache": _CACHED,
     "LogitsProcessorList": _SAMPLING,
     "StoppingCriteriaList": "use stop, or stop_token_ids in SamplingParams",
-    "Client": _OLLAMA,
-    "AsyncClient": _OLLAMA,
+    **dict.fromkeys(("Client", "AsyncClient"), _OLLAMA),
+    **dict.fromkeys(("chat", "generate", "embed", "embeddings", "completion"), _FUNCTIONS),
+    **dict.fromkeys(("load", "stream_generate", "batch_generate"), _FUNCTIONS),  # of mlx_lm
+    **dict.fromkeys(("pull", "push", "create", "delete", "copy", "list", "show", "ps"), _FILES),
+    **dict.fromkeys(("ChatResponse", "GenerateResponse", "EmbedResponse"), _OUTPUTS),
+    **dict.fromkeys(("ResponseError", "RequestError"), "use the errors of quire.errors"),
+    **dict.fromkeys(("Message", "Options"), "leave it out: it is a dict, or SamplingParams"),
+    **dict.fromkeys(("Runtime", "function", "gen", "set_default_backend"), _PROGRAMS),
     "Engine": "use LLM, or AsyncEngine",
-    "pipeline": "use LLM",
-    "AutoModelForCausalLM": "use LLM",
+    **dict.fromkeys(("pipeline", "AutoModelForCausalLM", "AutoModel"), "use LLM"),
     "AutoTokenizer": "use llm.get_tokenizer(), or transformers itself",
+    "GenerationConfig": "use SamplingParams",
+    **dict.fromkeys(("TextStreamer", "TextIteratorStreamer"), "use AsyncEngine, which streams"),
     "LlamaGrammar": "use StructuredOutputs(grammar=...) in SamplingParams",
     "GuidedDecodingParams": "use StructuredOutputs in SamplingParams",
     "PoolingOutput": "use EmbeddingOutput",
@@ -108,6 +119,9 @@ NAMES = {
     "destroy_model_parallel": _CLOSE,
     "PoolingRequestOutput": "use EmbeddingOutput",
     "ScoringRequestOutput": "use ScoreOutput",
+    **dict.fromkeys(("ScoringOutput", "EmbeddingOutputs"), "use ScoreOutput, or EmbeddingOutput"),
+    "ClassificationOutput": "classify by generate, with structured_outputs.choice",
+    "initialize_ray_cluster": _ONE_PROCESS,
     "ClassificationRequestOutput": "classify by generate, with structured_outputs.choice",
     "PromptType": "leave it out: a prompt is text, token ids, TextPrompt or TokensPrompt",
     "CompilationConfig": _SETTINGS,
