@@ -12,10 +12,10 @@ from rich.table import Table
 from quire.config import EngineConfig
 from quire.engine.startup.device_policy import device_type
 from quire.engine.startup.footprint import BASE_BYTES
-from quire.engine.startup.machine_limits import available_bytes
+from quire.engine.startup.machine_limits import available_bytes, check_threads
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
 from quire.errors import ConfigError
-from quire.tokenizer.load_tokenizer import check_chat_template
+from quire.tokenizer.load_tokenizer import load_tokenizer
 
 _GIB = 2**30
 _LEAST_FOR_REASONS = 28  # columns, with the space between all
@@ -30,9 +30,7 @@ def dry_run(
     Raises ConfigError or CheckpointError.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
-    for config in configs:
-        check_chat_template(config)
-    plans = [plan_memory(config, device_memory(config, gpu_memory_gib)) for config in configs]
+    plans = [_plan(config, device_memory(config, gpu_memory_gib)) for config in configs]
     if args.json:
         print(json.dumps([plan.as_json() for plan in plans], indent=1))
     else:
@@ -40,6 +38,15 @@ def dry_run(
         for plan in plans:
             show(plan, console, in_flags)
     return int(any(plan.problem for plan in plans))
+
+
+def _plan(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
+    """The plan of a model. Raises what else a start would that reads no weights, too."""
+    plan = plan_memory(config, memory)
+    load_tokenizer(config)
+    if memory.device == "cpu" and config.device.threads is not None:  # memory is that of this one
+        check_threads(config.device.threads)
+    return plan
 
 
 def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceMemory:

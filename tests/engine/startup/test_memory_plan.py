@@ -27,7 +27,7 @@ from quire.engine.startup.memory_plan import (
     plan_memory,
 )
 from quire.engine.startup.start_engine import start_engine
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UserError
 from quire.kernels.batch_layout import SHARED_MEMBERS
 from quire.kernels.operands import AttentionParams
 from quire.kernels.step_buffer import StepSections
@@ -35,6 +35,7 @@ from quire.models.config.model_config import ModelConfig
 
 SHAPE = Path(__file__).parents[3] / "benchmarks" / "shapes" / "llama-3.1-8b"
 GIB = 2**30
+_NO_FILES = ("--load-format", "dummy", "--skip-tokenizer-init")  # a shape is a config alone
 CPU = DeviceMemory("cpu", 16 * GIB, 16 * GIB)
 
 
@@ -181,15 +182,18 @@ def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> Non
         {"num_blocks": 2, "max_model_len": 100},
         {"kv_cache_memory_bytes": 100},
         {"enable_chunked_prefill": False},
+        {"override_generation_config": '{"temprature": 1}'},
+        {"override_generation_config": '{"temperature": "x"}'},
+        {"generation_config": "/nowhere"},
     ],
 )
 def test_a_plan_refuses_what_a_start_does_in_its_words(options: dict[str, Any]) -> None:
     config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", **options)
-    with pytest.raises(ConfigError) as message:
+    with pytest.raises(UserError) as message:
         start_engine(config)
     try:
         problem = plan_memory(config, CPU).problem
-    except ConfigError as error:
+    except UserError as error:
         problem = str(error)
     assert problem == str(message.value)
 
@@ -235,7 +239,7 @@ def test_activations_grow_with_the_widest_part() -> None:
 
 
 def test_dry_run_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--gpu-memory-gib", "80"]
+    words = ["serve", str(SHAPE), *_NO_FILES, "--dry-run", "--gpu-memory-gib", "80"]
     assert main(words) == 0
     text = capsys.readouterr().out
     for row in ("weights, bfloat16", "activations", "logits", "graphs", "KV cache", "kept free"):
@@ -259,7 +263,7 @@ def test_no_digit_is_cut_however_small_the_terminal(
 
 
 def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--json"]
+    words = ["serve", str(SHAPE), *_NO_FILES, "--dry-run", "--json"]
     assert main([*words, "--gpu-memory-gib", "8"]) == 1
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["max_model_len"] is None
@@ -272,6 +276,9 @@ def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]
     ("words", "message"),
     [
         (["--json"], "--json is for --dry-run"),
+        (["--dry-run", "--device", "cpu", "--threads", "100000"], "--threads must be at most"),
+        (["--dry-run", "--tokenizer", "/nowhere"], "/nowhere"),
+        (["--dry-run", "--generation-config", "/nowhere"], "/nowhere"),
         (["--gpu-memory-gib", "80"], "--gpu-memory-gib is for --dry-run"),
         (["--dry-run", "--gpu-memory-gib", "-1"], "--gpu-memory-gib must be > 0, not -1.0"),
         (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--gpu-memory-gib is for GPUs"),

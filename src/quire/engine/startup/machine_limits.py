@@ -11,7 +11,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from quire.errors import ConfigError
+
 FOLDER = Path("/sys/fs/cgroup")
+MOST_THREADS = 4  # that may be asked for, for each of the machine's cores
 UNLIMITED = 1 << 60  # bytes; the first version has a larger number where there is no limit
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -30,6 +33,13 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
     cores = physical_cores(os.sched_getaffinity(0), _CPUS)
     return max(1, min(cores, int(cpu_quota(own_groups()))))
+
+
+def check_threads(asked: int) -> None:
+    """Raise ConfigError for far more threads than there are cores."""
+    most = MOST_THREADS * (os.cpu_count() or 1)
+    if asked > most:
+        raise ConfigError(f"threads must be at most {most} ({MOST_THREADS} per core), not {asked}")
 
 
 def physical_cores(cpus: Iterable[int], folder: Path) -> int:

@@ -23,6 +23,7 @@ from quire.model_folder import GGUF_LINK
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, pass_gate
+from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.quantization.scheme import scheme_of
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     requested: the settings as given. folder: the model's files. length_limit: tokens that a
     request may have, prompt and answer. dtype, kv_dtype: of activations, of the KV cache, by
     PyTorch's names. kv_layers: what each layer stores, with types of those that differ. quality:
-    figures of the weights' quality report, where there is one.
+    figures of the weights' quality report, where there is one. sampling_defaults: of requests that
+    leave a param out.
     """
 
     requested: EngineConfig
@@ -47,6 +49,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     kv_layers: tuple[KVLayerSpec, ...]
     quality: Quality | None
+    sampling_defaults: dict[str, float]
 
     @property
     def kinds_of_layers(self) -> list[object]:
@@ -101,6 +104,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
             model_config.spec.kv_layers, config.cache.kv_cache_dtype_skip_layers, dtype
         ),
         quality=_quality(config, folder, model_config),
+        sampling_defaults=read_sampling_defaults(config),
     )
 
 

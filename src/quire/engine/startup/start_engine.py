@@ -32,7 +32,6 @@ from quire.kvcache.kv_sizes import block_bytes
 from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
-from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.load_tokenizer import load_tokenizer
 
@@ -87,7 +86,7 @@ def start_engine(
         quantization=_weights_name(config, model_config),
         kv_cache_dtype=resolved.kv_dtype,
         pooling=resolved.pooling,
-        sampling_defaults=read_sampling_defaults(config),
+        sampling_defaults=resolved.sampling_defaults,
         quality=resolved.quality,
         model=str(config.model.model),
         file_bytes=weight_bytes(resolved.folder),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,8 +17,7 @@ import msgspec
 import numpy as np
 
 from quire.config import FULL_STEP, EngineConfig
-from quire.engine.startup.machine_limits import usable_cores
-from quire.errors import ConfigError
+from quire.engine.startup.machine_limits import check_threads, usable_cores
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.models.config.model_config import ModelConfig
@@ -38,7 +36,6 @@ RUNS = 5  # with each number of threads; the fastest counts
 # same measurement of longer steps gave now one thread, now two: for good, and to no purpose.
 SHORT_STEP = 0.01
 COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
-MOST_THREADS = 4  # that may be asked for, for each of the machine's cores
 GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
 FULL_STEPS = (FULL_STEP["cpu"], 256)
@@ -88,11 +85,7 @@ def thread_candidates(config: EngineConfig, model_config: ModelConfig) -> list[i
     short to be split. Raises ConfigError for far more threads than there are cores.
     """
     if (asked := config.device.threads) is not None:
-        most = MOST_THREADS * (os.cpu_count() or 1)
-        if asked > most:
-            raise ConfigError(
-                f"threads must be at most {most} ({MOST_THREADS} per core), not {asked}"
-            )
+        check_threads(asked)
         return [asked]
     usable = usable_cores()
     return [1] if is_tiny(model_config) else sorted({usable, -(-usable // 2), 1}, reverse=True)
