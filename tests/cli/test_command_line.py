@@ -62,8 +62,10 @@ VERIFY = """
 # Every option of every command. Changing this list is changing what users have in their scripts.
 SURFACE = {
     "serve": SERVE + ENGINE,
-    "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
-    "generate": "--prompt --file --chat --system --json" + SAMPLING + ENGINE,
+    "chat": "--system -e --escape --no-escape" + SAMPLING.replace(" --n ", " ") + ENGINE,
+    "generate": "--prompt --file --chat --system --json -e --escape --no-escape"
+    + SAMPLING
+    + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """

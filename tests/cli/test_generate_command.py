@@ -93,6 +93,32 @@ def test_a_system_message_asks_for_the_chat_template(llm: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "prompt", "notes"),
+    [
+        (["-e"], "a\nb\t\"'\\ c\\q☃ \\xff", ""),
+        (["--escape"], "a\nb\t\"'\\ c\\q☃ \\xff", ""),
+        (["--no-escape"], None, ""),
+        ([], None, "note: \\n in prompt is two characters; --escape makes it one\n"),
+    ],
+)
+def test_escapes_are_read_where_they_are_asked_for(
+    llm: list[Any],
+    words: list[str],
+    prompt: str | None,
+    notes: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = r"""a\nb\t\"\'\\ c\q\xe2\x98\x83 \xff"""
+    line = ["generate", *words, "-p", text, "-sys", r"x\ty", "--stop", r"\t", "--stop", "z"]
+    assert main(line) == 0
+    system, user = llm[1][0][0]
+    assert user["content"] == (text if prompt is None else prompt)
+    assert system["content"] == (r"x\ty" if prompt is None else "x\ty")
+    assert llm[1][1].stop == ([r"\t", "z"] if prompt is None else ["\t", "z"])
+    assert capsys.readouterr().err == notes
+
+
+@pytest.mark.parametrize(
     "words", ["-n -1", "-n -2", "--n-predict=-1", "--max-tokens -1", "--max-tokens none"]
 )
 def test_an_answer_without_a_limit_goes_on_until_it_ends(llm: list[Any], words: str) -> None:

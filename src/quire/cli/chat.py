@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.escapes import add_escape_option, read_escapes
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.core.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ def make_parser() -> CommandParser:
         "chat", f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}", EXAMPLES
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
+    add_escape_option(parser)
     add_sampling_options(parser, max_tokens="the rest of the context", without=["n"])
     add_engine_options(parser)
     return parser
@@ -54,6 +56,7 @@ def make_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> int:
     """Run `quire chat` until the input ends."""
     args = make_parser().parse(argv)
+    read_escapes(args)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.startup.torch_import import dedicated_start

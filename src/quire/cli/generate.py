@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.cli.escapes import add_escape_option, read_escapes
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
@@ -58,6 +59,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--json", action="store_true", default=False, help="print one JSON object per prompt"
     )
+    add_escape_option(parser)
     add_sampling_options(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
     add_engine_options(parser)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a prompt")
@@ -73,6 +75,7 @@ def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = parser.parse(argv)
     read_words(args)
+    read_escapes(args)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
     from quire.engine.startup.torch_import import dedicated_start

@@ -22,8 +22,6 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     no_effect("simple_io", _L, _PLAIN, arity="switch"),
     no_effect("display_prompt", _L, "a single prompt is not shown", arity="switch"),
     no_effect("verbose_prompt", _L, "a single prompt is not shown", arity="switch"),
-    only("escape", _L, (False,), "prompts are taken as they are", "use $'...' of the shell", "-e",
-         arity="switch"),
     only("file", _L, (), "a file has one prompt on each line here",
          "use --prompt \"$(cat FILE)\" for one prompt, or --file", "-f"),
     only("system_prompt_file", _L, (), "the system message is text",

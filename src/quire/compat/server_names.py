@@ -20,6 +20,7 @@ _MARKS = tuple(
 )
 
 SERVER_NAMES: tuple[ForeignName, ...] = (
+    no_effect("escape", _L, "texts of requests are taken as they are", "-e", arity="switch"),
     no_effect("enable_auto_tool_choice", _V,
               "tools are called wherever the chat template has them", arity="switch"),
     no_effect("chat_template_content_format", _V, "both kinds of content are rendered"),
