@@ -152,24 +152,24 @@ def _download(name: str, revision: str | None) -> Path:
         ) from error
     except GatedRepoError as error:
         raise CheckpointError(
-            f"{name} needs its owner's permission; ask for it on its page, then set HF_TOKEN"
+            f"{name!r} needs its owner's permission; ask for it on its page, then set HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(
-            f"{name} has no revision {revision!r} on the hub; leave revision out for the newest"
+            f"{name!r} has no revision {revision!r} on the hub; leave revision out for the newest"
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{name} is not a folder here, and the hub does not know it; check the spelling, or "
+            f"{name!r} is not a folder here, and the hub does not know it; check the spelling, or "
             f"set HF_TOKEN if it is private{_owner_hint(name)}"
         ) from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{name} is not a folder here, was not downloaded before, and the hub cannot be "
+            f"{name!r} is not a folder here, was not downloaded before, and the hub cannot be "
             f"reached; check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise CheckpointError(f"{name} cannot be downloaded ({error}); try again") from error
+        raise CheckpointError(f"{name!r} cannot be downloaded ({error}); try again") from error
 
 
 def _owner_hint(name: str) -> str:

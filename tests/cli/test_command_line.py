@@ -113,6 +113,11 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--bogus"], "unknown option '--bogus'; a command comes first, such as `quire chat`"),
         (["-m", "x"], "unknown option '-m'; a command comes first, such as `quire chat`"),
         (["quire-tiny"], "a command comes before a model: `quire chat quire-tiny`, or `quire"),
+        (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
+        (["chat", "a/b", "hi you"], "unexpected 'hi you'; for one answer use `quire generate"),
+        (["chat", "hi you"], "'hi you' is no model; messages are typed; for one answer use"),
+        (["serve", "--quantization", "q4_k_m"], "error: --quantization 'q4_k_m' is not supported"),
+        (["serve", "--dry-run", "--kv-transfer-config", "{}", "--port", "x"], "an integer"),
         (["a/b", "hi"], "a command comes before a model: `quire chat a/b`, or `quire serve a/b`"),
         (
             ["xyzzy"],

@@ -14,7 +14,9 @@ import pytest
 import quire
 from quire.compat.foreign_methods import ForeignMethods
 from quire.compat.method_names import METHODS, what_to_use
+from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.errors import ConfigError
+from quire.tokenizer.transformers_api import TransformersTokenizer
 
 # public names of the classes of vLLM 0.11 and later that serve requests
 ENGINE_METHODS = """
@@ -87,6 +89,23 @@ def test_engine_args_refuse_unknown_names_as_llm_does(options: dict[str, Any], t
             cls(**options)
     with pytest.raises(AttributeError, match=r"^EngineArgs has no create_engine_config; use LLM"):
         quire.EngineArgs().create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "text"),
+    [
+        (RequestOutput("x", None, [], [], RequestTimes(0.0)), "text", r"use outputs\[0\]"),
+        (RequestOutput("x", None, [], [], RequestTimes(0.0)), "lora_request", "leave it out: it"),
+        (CompletionOutput(0), "routed_experts", "leave it out: it is None"),
+        (TransformersTokenizer, "from_pretrained", "use AutoTokenizer of transformers"),
+        (quire.AsyncEngine, "from_engine_args", "use AsyncLLM.from_engine_args"),
+    ],
+)
+def test_outputs_and_tokenizers_say_it_too(asked: Any, name: str, text: str) -> None:
+    cls = asked.__name__ if isinstance(asked, type) else type(asked).__name__
+    with pytest.raises(AttributeError, match=f"^{cls} has no {name}; {text}"):
+        getattr(asked, name)
+    assert copy.deepcopy(asked) == asked
 
 
 def test_a_call_of_a_model_says_what_to_use() -> None:

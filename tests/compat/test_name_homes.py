@@ -226,6 +226,27 @@ def test_advice_is_of_this_commands_options(flag: str) -> None:
         quantize.make_parser().parse(line)
 
 
+def test_a_level_of_the_log_asks_for_nothing_where_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "x -p a --log-disable -v --verbose false --verbose=false -n 3"
+    args = generate.make_parser().parse(line.split())
+    assert (args.prompt, args.max_tokens) == (["a"], 3)
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: {flag} has no effect: this command logs warnings alone"
+        for flag in ("--log-disable", "-v")
+    ]
+
+
+def test_arguments_of_from_pretrained() -> None:
+    config = EngineConfig.from_options(
+        torch_dtype="float16", load_in_4bit=False, load_in_8bit=True, device_map="auto"
+    )
+    assert (config.model.dtype, config.model.quantization) == ("float16", "int8")
+    with pytest.raises(ConfigError, match=r"^repo_id 'a/b' is not supported: .*hf download REPO"):
+        EngineConfig.from_options(repo_id="a/b", filename="*Q8_0.gguf")
+
+
 def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     line = """x -p a -cnv -i --color on --simple-io -j '{"type": "object"}' -dev none"""
     args = generate.make_parser().parse(shlex.split(line))

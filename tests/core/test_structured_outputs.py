@@ -118,3 +118,13 @@ def test_only_structured_outputs_are_structured_outputs() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(structured_outputs="a")  # type: ignore[arg-type]
     assert caught.value.param == "structured_outputs"
+
+
+def test_vllms_names_that_ask_for_nothing_are_taken() -> None:
+    asked = StructuredOutputs(  # type: ignore[call-arg]
+        json={"type": "object"}, disable_fallback=True, disable_additional_properties=False
+    )
+    assert asked == StructuredOutputs(json={"type": "object"})
+    problem = r"^structured_outputs\.disable_additional_properties: not supported; leave it out"
+    with pytest.raises(InvalidRequestError, match=problem):
+        StructuredOutputs(json={}, disable_additional_properties=True)  # type: ignore[call-arg]

@@ -303,7 +303,13 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
 def test_prompts_under_their_older_names(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("A list is")
     plain = texts(llm.generate("A list is", GREEDY, use_tqdm=False))
-    for call in ({"prompt_token_ids": [ids]}, {"prompt_token_ids": ids}, {"inputs": "A list is"}):
+    for call in (
+        {"prompt_token_ids": [ids]},
+        {"prompt_token_ids": ids},
+        {"inputs": "A list is"},
+        {"prompt": "A list is"},
+        {"text": "A list is"},
+    ):
         assert texts(llm.generate(sampling_params=GREEDY, use_tqdm=False, **call)) == plain
     vector = llm.embed("A list is", use_tqdm=False)[0].embedding
     for method in (llm.embed, llm.encode):
@@ -315,6 +321,10 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
         llm.generate("A list is", GREEDY, prompt_token_ids=[ids])
     with pytest.raises(InvalidRequestError, match=r"^prompt: must be text, token ids or a list"):
         llm.generate()
+    with pytest.raises(InvalidRequestError, match=r"^promt: unknown option; remove it"):
+        llm.generate(promt="A list is")
+    with pytest.raises(InvalidRequestError, match=r"^params .*; use sampling_params$"):
+        llm.generate("A list is", params=GREEDY)
     for name, same_as in (("prompt_token_ids", "prompts"), ("text_1", "data_1")):
         problem = f"^{name}: it is another name of {same_as}, which this call does not have"
         with pytest.raises(InvalidRequestError, match=problem):

@@ -93,13 +93,13 @@ def _open_standard_streams() -> None:
 def _run(argv: list[str]) -> int:
     argv = ["--help" if word.startswith("--help=") else word for word in argv]  # vLLM's groups
     word = argv[0] if argv else "--help"
-    if word == "help" and argv[1:2] and argv[1] in COMMANDS:
+    if word == "help" and argv[1:2]:
         word, argv = argv[1], [argv[1], "--help"]
     if word in ("-h", "--help", "help"):
         commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
         print(HELP.format(commands=commands), end="")
         return 0
-    if word in ("--version", "-v", "-V"):
+    if word in ("--version", "-v", "-V", "version"):
         from quire.version import __version__
 
         print(f"quire {__version__}")

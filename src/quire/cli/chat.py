@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.escapes import add_escape_option, read_escapes
+from quire.cli.generate import could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.core.sampling_params import SamplingParams
@@ -38,13 +39,18 @@ _AT_START = ("/set", "/show", "/load", "/save", "/read", "/regen")
 
 _QUOTES = '"' * 3
 
+_ONE_ANSWER = "for one answer use `quire generate MODEL TEXT --chat`"
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def make_parser() -> CommandParser:
     """The parser of the options of `quire chat`."""
     parser = CommandParser(
-        "chat", f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}", EXAMPLES
+        "chat",
+        f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}",
+        EXAMPLES,
+        instead=_ONE_ANSWER,
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_escape_option(parser)
@@ -57,6 +63,8 @@ def run(argv: Sequence[str]) -> int:
     """Run `quire chat` until the input ends."""
     args = make_parser().parse(argv)
     read_escapes(args)
+    if " " in vars(args).get("model", "").strip() and not could_be_model(args.model):
+        raise ConfigError(f"{args.model[:64]!r} is no model; messages are typed; {_ONE_ANSWER}")
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.startup.torch_import import dedicated_start

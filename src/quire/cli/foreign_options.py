@@ -103,9 +103,10 @@ class _Rewriter:
     def _value_of(
         self, row: ForeignName, rest: Iterator[str], pending: list[str], flag: str
     ) -> str | None:
-        if row.arity == "switch":
-            return None
         following = next(rest, None)
+        if row.arity == "switch" and (following or "").lower() not in ("true", "false"):
+            pending += [] if following is None else [following]
+            return None
         if row.arity == "value":
             if following is None:
                 raise ConfigError(f"{flag}: its value is missing")
@@ -143,6 +144,8 @@ class _Rewriter:
             self.words.append(f"{own}={value}")
         elif name == "model":
             self.words.append(str(value))
+        elif name == "log_level":  # of a server
+            self.notices.append(f"{flag} has no effect: this command logs warnings alone")
         else:
             from quire.compat.name_homes import command_home  # usually not needed
 
@@ -167,7 +170,14 @@ def _row_of(flag: str) -> tuple[ForeignName, bool] | None:
 
 def plain_value(text: str) -> Any:
     """A word of a command line as the value that it spells."""
-    words = {"none": None, "null": None, "true": True, "false": False}
+    words: dict[str, Any] = {
+        "none": None,
+        "null": None,
+        "true": True,
+        "false": False,
+        "{}": {},
+        "[]": [],
+    }
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):

@@ -22,7 +22,8 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 2
 # as messages name settings: with an underscore, or at their beginning, or with a value
 _SETTING = re.compile(
     r"(?<![\w'\"$./-])"
-    r"(?:[a-z]+(?:_[a-z]+)+|(?:(?<=\A)[a-z]+(?=: | is | must be ))|[a-z]+(?=='))(?![\w/.-])"
+    r"(?:[a-z]+(?:_[a-z]+)+"
+    r"|(?:(?<=\A)[a-z]+(?=: | is | must be | '[^']*' is not supported))|[a-z]+(?=='))(?![\w/.-])"
     r"(?:='(?P<value>[\w.-]+)')?"
 )
 
@@ -38,8 +39,16 @@ class CommandParser(argparse.ArgumentParser):
     """argparse whose mistakes are ConfigErrors, and which knows the nearest option."""
 
     def __init__(
-        self, command: str, description: str, examples: Sequence[str], *, words: str = "[MODEL] "
+        self,
+        command: str,
+        description: str,
+        examples: Sequence[str],
+        *,
+        words: str = "[MODEL] ",
+        instead: str = "put arguments without a name before the options",
     ) -> None:
+        """A parser of one command's options. instead: what to do with a word too many."""
+        self._instead = instead
         super().__init__(
             prog=f"quire {command}",
             usage=f"quire {command} {words}[options]",
@@ -72,8 +81,8 @@ class CommandParser(argparse.ArgumentParser):
                 home = command_home(name, name.lstrip("-").replace("-", "_"), flags)
                 raise ConfigError(home or f"unknown option {name[:64]}; {hint}")
         if unknown:
-            fix = "put arguments without a name before the options"
-            raise ConfigError(f"unexpected {unknown[0][:64]!r}; {fix}, or see {self.prog} --help")
+            text = f"unexpected {unknown[0][:64]!r}; {self._instead}, or see {self.prog} --help"
+            raise ConfigError(text)
         return args
 
     def in_flags(self, text: str) -> str:

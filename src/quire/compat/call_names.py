@@ -12,6 +12,11 @@ _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load th
 CALL_NAMES: tuple[ForeignName, ...] = (
     alias("prompt_token_ids", "prompts", _V),
     alias("inputs", "prompts", _V),
+    alias("prompt", "prompts", "OpenAI"),
+    alias("text", "prompts", "SGLang"),
+    *(only(name, engines, (), "sampling params have one name", "use sampling_params")
+      for name, engines in (("params", _V), ("sampling", "SGLang"), ("generation_config",
+                                                                     "transformers"))),
     alias("text_1", "data_1", _V),
     alias("text_2", "data_2", _V),
     only("lora_request", _V, ([],), _NO_ADAPTER, _MERGE),

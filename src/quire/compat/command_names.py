@@ -42,7 +42,6 @@ COMMANDS: Mapping[str, str] = {
     "unload": "end a server by Ctrl-C or SIGTERM; its admin endpoints unload models",
     **dict.fromkeys(("convert", "export"), "use `quire quantize`, which writes safetensors"),
     **dict.fromkeys(("eval", "lm-eval"), "use `quire verify`, or any client of OpenAI's API"),
-    "version": "use `quire --version`",
     "check-env": "use `python -m torch.utils.collect_env`, and `quire --version`",
     "collect-env": "use `python -m torch.utils.collect_env`, and `quire --version`",
 }

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 
+def refuse(owner: object, name: str) -> Any:
+    """`__getattr__` of classes with another metaclass. Raises AttributeError."""
+    raise _no_such(type(owner), name, owner)
+
+
 def _no_such(cls: type, name: str, owner: object) -> AttributeError:
     """The error for a missing attribute. owner: what was asked for it, the class or an object."""
     from quire.compat.method_names import what_to_use  # most programs misspell nothing

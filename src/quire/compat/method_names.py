@@ -40,7 +40,8 @@ _LOADED: Mapping[str, str] = {
     **dict.fromkeys(("rerank", "similarity"), "use score"),
     **dict.fromkeys(("shutdown", "unload", "exit"), "use close, or `with LLM() as llm:`"),
     "flush_cache": "use reset_prefix_cache",
-    "get_server_info": _LIMITS,
+    **dict.fromkeys(("get_server_info", "model", "config", "device", "dtype", "model_name",
+                     "max_model_len", "max_seq_len", "context_length"), _LIMITS),
 }  # fmt: skip
 
 _NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
@@ -94,7 +95,13 @@ METHODS: Mapping[str, str] = {**_LLAMA_METHODS, **_LOADED, **_VLLM_METHODS}
 _SLEEP = "use shutdown, and make another one; LLM and LLMEngine sleep"
 _HEALTH = "use check_health, which raises an error"
 _POOL = "use LLM.embed, or embed of an AsyncEngine"
+_NO_FIELD = "leave it out: it is None for models that read text alone"
 _STATS = "use an AsyncEngine, which has stats and metrics"
+
+_OF_TOKENIZERS = """
+    add_special_tokens add_tokens batch_encode_plus encode_plus from_pretrained name_or_path pad
+    padding_side save_pretrained special_tokens_map tokenize truncation_side unk_token unk_token_id
+"""
 
 # those of a class that mean something else there
 _OF_CLASS: Mapping[str, Mapping[str, str]] = {
@@ -117,6 +124,27 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
         "shutdown": "use close",
         "abort": "use abort_request",
     },
+    "RequestOutput": {
+        **dict.fromkeys(("text", "token_ids", "logprobs", "finish_reason", "stop_reason",
+                         "cumulative_logprob"), "use outputs[0], which has it"),
+        **dict.fromkeys(("choices", "generated_text", "message", "response", "content"),
+                        "use outputs[0].text"),
+        "usage": "count prompt_token_ids, and the token_ids of outputs",
+        **dict.fromkeys(("encoder_prompt", "encoder_prompt_token_ids"), _NO_FIELD),
+        **dict.fromkeys(("lora_request", "kv_transfer_params", "multi_modal_placeholders"),
+                        _NO_FIELD),
+    },
+    "CompletionOutput": dict.fromkeys(("lora_request", "routed_experts", "logits"), _NO_FIELD),
+    "TransformersTokenizer": {
+        **dict.fromkeys(_OF_TOKENIZERS.split(), "use AutoTokenizer of transformers"),
+        "model_max_length": _LIMITS,
+    },
+    "AsyncEngine": {
+        "from_engine_args": "use AsyncLLM.from_engine_args, or `await AsyncEngine.start(config)`",
+        "abort": "close the stream of generate, or use AsyncLLM",
+        "shutdown": "use `await engine.close()`",
+        "get_tokenizer": "use tokenizer",
+    },
     "EngineArgs": {
         **dict.fromkeys(("create_engine_config", "create_model_config"),
                         "use LLM.from_engine_args, or another engine's"),
@@ -125,7 +153,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
 
 
 def what_to_use(cls: str, name: str) -> str | None:
-    """What to use for a missing attribute of a class; None for an unknown one."""
+    """The advice on a missing attribute of a class; None for an unknown one."""
     return _OF_CLASS.get(cls, {}).get(name) or METHODS.get(name)
 
 

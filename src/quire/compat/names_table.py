@@ -37,6 +37,7 @@ from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
+from quire.compat.transformers_names import TRANSFORMERS_NAMES
 from quire.compat.vllm_families import SERVER_FAMILIES, VLLM_FAMILIES
 from quire.compat.vllm_names import VLLM_NAMES
 from quire.compat.webui_fields import WEBUI_FIELDS, WEBUI_PARAMS
@@ -45,7 +46,12 @@ Scope = Literal["engine", "server", "sampling", "request", "cli", "call", "pooli
 
 NAMES: dict[Scope, tuple[ForeignName, ...]] = {
     "engine": (
-        VLLM_NAMES + VLLM_FAMILIES + LLAMA_CPP_NAMES + LLAMA_CPP_FAMILIES + LLAMA_PYTHON_NAMES
+        VLLM_NAMES
+        + VLLM_FAMILIES
+        + LLAMA_CPP_NAMES
+        + LLAMA_CPP_FAMILIES
+        + LLAMA_PYTHON_NAMES
+        + TRANSFORMERS_NAMES
     ),
     "server": SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES,
     "sampling": SAMPLING_NAMES + WEBUI_PARAMS,

@@ -7,7 +7,7 @@ from functools import partial
 
 from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
 
-_V, _L, _O, _S = "vLLM", "llama.cpp", "Ollama", "SGLang"
+_V, _L, _O, _S, _LP = "vLLM", "llama.cpp", "Ollama", "SGLang", "llama-cpp-python"
 _PROXY = "put a proxy in front, such as Caddy or nginx"
 _LEVELS = {"critical": "error", "fatal": "error", "trace": "debug"}
 _CORS = "a browser may send what the API needs"
@@ -37,6 +37,12 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
           arity="switch"),
     alias("log_disable", "log_level", _L, values={True: "error", False: DEFAULT}, arity="switch"),
     alias("timeout", "request_timeout", _L, "-to"),
+    alias("model_alias", "served_model_name", _LP),
+    only("config_file", _LP, (), "a file of options is YAML", "use config"),
+    no_effect("interrupt_requests", _LP, "requests are answered together"),
+    no_effect("disable_ping_events", _LP, "a stream has no lines but its events"),
+    *(no_effect(name, _LP, "the prefix cache is a part of the KV cache")
+      for name in ("cache", "cache_type", "cache_size")),
     only("keep_alive", _O, (-1,), "a model stays loaded", "use idle_unload_seconds"),
     alias("max_queue", "max_queued_requests", _O),
     alias("max_num_queued_reqs", "max_queued_requests", _V),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.compat.foreign_methods import refuse
 from quire.errors import QuireError
 
 if TYPE_CHECKING:  # a server needs no NumPy
@@ -39,6 +40,9 @@ class CompletionOutput(msgspec.Struct, gc=False):
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+
+    if not TYPE_CHECKING:
+        __getattr__ = refuse
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -134,6 +138,9 @@ class RequestOutput(msgspec.Struct):
     finished: bool = False  # whether every answer has ended
     error: QuireError | None = None
     progress: tuple[PromptProgress, ...] = ()
+
+    if not TYPE_CHECKING:
+        __getattr__ = refuse
 
     @property
     def metrics(self) -> RequestTimes:

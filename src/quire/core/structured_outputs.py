@@ -36,7 +36,18 @@ _OBJECTS = ("json", "structural_tag")  # kinds that are given as an object or as
 _AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Names(msgspec.StructMeta):
+    """Lets the constructor take what structured_outputs_from does."""
+
+    def __call__(cls, *values: Any, **params: Any) -> Any:  # noqa: N805 - a class of classes
+        if values or params.keys() <= set(cls.__struct_fields__):
+            return super().__call__(*values, **params)
+        return structured_outputs_from(params)
+
+
+class StructuredOutputs(
+    msgspec.Struct, metaclass=_Names, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """The constraint that every answer must match: exactly one of KINDS.
 
     json: a JSON schema, given as an object or as text, and stored as text. regex: a regular
@@ -193,6 +204,7 @@ def structured_outputs_from(value: Any) -> StructuredOutputs:
         given = {name: item for name, item in value.items() if item is not None}
     else:
         given = {n: item for n in _NAMES if (item := getattr(value, n, None)) is not None}
+    given.pop("disable_fallback", None)  # to another compiler of grammars, which is not there
     asked = {name: item for name, item in given.items() if item not in (False, "") or name in KINDS}
     if unknown := sorted(map(str, asked.keys() - set(_NAMES))):
         where = f"structured_outputs.{unknown[0]}"

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from quire.compat.foreign_methods import ForeignMethods
 from quire.core.plain_values import plain_value
 from quire.errors import invalid_value
 from quire.tokenizer.tokenizer import Tokenizer
 
 
-class TransformersTokenizer:
+class TransformersTokenizer(ForeignMethods):
     """Wraps a Tokenizer. return_tensors: "np" (arrays), "pt" (tensors) or None (lists)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -145,6 +146,11 @@ class TransformersTokenizer:
     def pad_token(self) -> str | None:
         """The padding token."""
         return self._tokenizer.names.get("pad_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id of the padding token."""
+        return None if self.pad_token is None else self._tokenizer.token_to_id(self.pad_token)
 
     @property
     def all_special_ids(self) -> list[int]:

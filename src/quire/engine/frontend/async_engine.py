@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from quire.background import NUM_THREADS
+from quire.compat.foreign_methods import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
 from quire.core.pooling_params import PoolingParams
@@ -42,7 +43,7 @@ SECONDS_PER_CHAR = 5e-7  # an estimate, to encode short texts first
 T = TypeVar("T")
 
 
-class AsyncEngine:
+class AsyncEngine(ForeignMethods):
     """One model, many concurrent streams, on one event loop.
 
     `start` makes one with the engine in a thread of this process; a server makes one over a link to

@@ -86,7 +86,9 @@ def take_renamed(name: str, value: Any, options: dict[str, Any]) -> Any:
 def read_call(prompts: Prompts | None, options: EncodingOptions) -> tuple[list[Prompt], Encoding]:
     """The prompts of a call, and how they become token ids. Raises InvalidRequestError."""
     rest: dict[str, Any] = dict(options)
-    return read_prompts(take_renamed("prompts", prompts, rest)), read_encoding(rest)
+    given = take_renamed("prompts", prompts, rest)
+    encoding = read_encoding(rest)  # first: a wrong name may be that of the prompts
+    return read_prompts(given), encoding
 
 
 def read_one_call(prompt: Any, options: Mapping[str, Any]) -> tuple[Prompt, Encoding]:

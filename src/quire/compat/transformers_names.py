@@ -1,0 +1,41 @@
+"""Arguments of from_pretrained in transformers and llama-cpp-python, as engine settings."""
+
+from __future__ import annotations
+
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
+
+_T, _LP = "transformers", "llama-cpp-python"
+_ONE_DEVICE = "a model runs on one device"
+_CLIENT = "downloads are the hub client's"
+
+TRANSFORMERS_NAMES: tuple[ForeignName, ...] = (
+    alias("pretrained_model_name_or_path", "model", _T),
+    alias("torch_dtype", "dtype", _T),
+    alias("load_in_8bit", "quantization", _T, values={True: "int8", False: DEFAULT},
+          arity="switch"),
+    alias("load_in_4bit", "quantization", _T, values={True: "nf4", False: DEFAULT},
+          arity="switch"),
+    only("device_map", _T, ("auto", 0, "cuda"), _ONE_DEVICE, "use device"),
+    only("max_memory", _T, (), _ONE_DEVICE, "use gpu_memory_utilization"),
+    only("offload_folder", _T, (), _ONE_DEVICE, "leave it out"),
+    no_effect("attn_implementation", _T, "kernels are chosen by shape and device"),
+    no_effect("low_cpu_mem_usage", _T, "weights are read once, into their place"),
+    no_effect("use_safetensors", _T, "safetensors and GGUF files alone are read"),
+    no_effect("use_fast", _T, "tokenizer.json is read"),
+    only("cache_dir", _T, (), _CLIENT, "set the environment variable HF_HOME"),
+    only("local_files_only", _T, (False,), _CLIENT, "set HF_HUB_OFFLINE=1"),
+    only("token", _T, (False,), _CLIENT, "set HF_TOKEN"),
+    only("use_auth_token", _T, (False,), _CLIENT, "set HF_TOKEN"),
+    only("bnb_4bit_compute_dtype", _T, (), "activations have one data type", "use dtype"),
+    *(
+        only(name, _LP, (), "single files are not downloaded",
+             "download the GGUF file (hf download REPO FILE), and name it as the model")
+        for name in ("repo_id", "filename", "hf_model_repo_id", "additional_files")
+    ),
+    only("hf_pretrained_model_name_or_path", _LP, (), "it is of the tokenizer", "use tokenizer"),
+    only("hf_tokenizer_config_path", _LP, (), "conversations are rendered by the model's chat "
+         "template", "use chat_template"),
+    only("clip_model_path", _LP, (), "models read text alone", "leave it out"),
+    only("draft_model_num_pred_tokens", _LP, (), "a step samples one token of each request",
+         "leave it out"),
+)  # fmt: skip
