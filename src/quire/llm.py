@@ -256,23 +256,18 @@ class LLM(ForeignMethods):
         level: 1 or 2, as in vLLM; the weights are read again from their files in both. Raises
         InvalidRequestError for others.
         """
-        if level not in (1, 2):
-            raise invalid_value("level", f"must be 1 or 2, not {level!r}")
-        self._engine.sleep()
+        self._engine.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the model again, with KV cache. tags: "weights" and "kv_cache", as in vLLM.
 
         Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
         """
-        from quire.compat.sleep_tags import check_tags  # a start needs none
-
-        check_tags(tags or ())
-        self._engine.wake_up()
+        self._engine.wake_up(tags)
 
     def is_sleeping(self) -> bool:
         """Whether the model is not in memory."""
-        return self._engine.is_sleeping
+        return self._engine.is_sleeping()
 
     def close(self) -> None:
         """Free the model's memory, for good."""

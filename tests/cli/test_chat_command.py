@@ -42,6 +42,22 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"\[6 tokens, [\d.]+ tokens/s, first token after \d+ ms\]", err)
 
 
+def test_a_chats_template_gets_its_variables() -> None:
+    engine, seen = FakeEngine(), list[dict[str, object]]()
+
+    def chat_prompt(_messages: object, **variables: object) -> str:
+        seen.append(variables)
+        return "hi"
+
+    engine.tokenizer.chat_prompt = chat_prompt  # type: ignore[method-assign]
+    with asyncio.Runner() as runner:
+        params = SamplingParams(max_tokens=None)
+        variables = {"enable_thinking": False}
+        chat = Chat(engine, params, runner.run, variables=variables)  # type: ignore[arg-type]
+        assert chat.run(iter(["hi\n"])) == 0
+    assert seen == [{"enable_thinking": False}]
+
+
 def test_chat_without_a_template_is_refused_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ SAMPLING = """
     --bad-words --skip-special-tokens --no-skip-special-tokens
     --json-schema --regex --grammar --choice
 """
+PROMPTS = " --default-chat-template-kwargs -e --escape --no-escape "
 SERVE = """
     --host --port --uds --root-path --api-key --api-key-file
     --share-prefix-cache --no-share-prefix-cache
@@ -62,10 +63,8 @@ VERIFY = """
 # Every option of every command. Changing this list is changing what users have in their scripts.
 SURFACE = {
     "serve": SERVE + ENGINE,
-    "chat": "--system -e --escape --no-escape" + SAMPLING.replace(" --n ", " ") + ENGINE,
-    "generate": "--prompt --file --chat --system --json -e --escape --no-escape"
-    + SAMPLING
-    + ENGINE,
+    "chat": "--system" + PROMPTS + SAMPLING.replace(" --n ", " ") + ENGINE,
+    "generate": "--prompt --file --chat --system --json" + PROMPTS + SAMPLING + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
@@ -113,6 +112,13 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--bogus"], "unknown option '--bogus'; a command comes first, such as `quire chat`"),
         (["-m", "x"], "unknown option '-m'; a command comes first, such as `quire chat`"),
         (["quire-tiny"], "a command comes before a model: `quire chat quire-tiny`, or `quire"),
+        (["serve", "--device", "cuda:1"], "use 'cuda', and set CUDA_VISIBLE_DEVICES=1"),
+        (["serve", "--device", "mps"], "error: --device 'mps' is not supported: it runs on CPUs"),
+        (
+            ["quantize", "a", "--method", "q4", "--out", "x"],
+            "--method: must be one of 'rtn', ",
+        ),
+        (["profile", "-p", "512"], "-p 512 is not supported: this command has no prompts as"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
         (["chat", "a/b", "hi you"], "unexpected 'hi you'; for one answer use `quire generate"),
         (["chat", "hi you"], "'hi you' is no model; messages are typed; for one answer use"),

@@ -38,8 +38,10 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             *,
             use_tqdm: bool,
             raise_errors: bool,
+            chat_template_kwargs: Any = None,
         ) -> list[RequestOutput]:
             assert not raise_errors
+            asked.append(chat_template_kwargs) if chat_template_kwargs else None
             asked.append((prompts, sampling, use_tqdm))
             return [
                 RequestOutput(
@@ -124,6 +126,27 @@ def test_escapes_are_read_where_they_are_asked_for(
 def test_an_answer_without_a_limit_goes_on_until_it_ends(llm: list[Any], words: str) -> None:
     assert main(["generate", "-p", "hi", *words.split()]) == 0
     assert llm[1][1].max_tokens is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--chat-template-kwargs", '{"enable_thinking": false}'],
+        ["--think=false"],
+        ["--reasoning-budget", "0"],
+        ["--reasoning", "off"],
+    ],
+)
+def test_variables_of_the_template_have_the_names_of_other_engines(
+    llm: list[Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "-p", "hi", *words]) == 0
+    assert llm[1] == {"enable_thinking": False}
+    assert llm[2][0] == [[{"role": "user", "content": "hi"}]]
+    assert main(["generate", "-p", "hi", "--chat-template-kwargs", "{"]) == 2
+    assert (
+        "--default-chat-template-kwargs must be a JSON object, such as" in capsys.readouterr().err
+    )
 
 
 def test_ollamas_format_is_a_schema(llm: list[Any]) -> None:

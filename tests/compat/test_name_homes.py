@@ -229,12 +229,12 @@ def test_advice_is_of_this_commands_options(flag: str) -> None:
 def test_a_level_of_the_log_asks_for_nothing_where_there_is_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = "x -p a --log-disable -v --verbose false --verbose=false -n 3"
+    line = "x -p a --log-disable -v --verbose false --verbose=false -n 3 -lv 1"
     args = generate.make_parser().parse(line.split())
     assert (args.prompt, args.max_tokens) == (["a"], 3)
     assert capsys.readouterr().err.splitlines() == [
         f"note: {flag} has no effect: this command logs warnings alone"
-        for flag in ("--log-disable", "-v")
+        for flag in ("--log-disable", "-v", "-lv")
     ]
 
 

@@ -32,7 +32,8 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": set(CONSTRAINTS), "call": {"prompts", "data_1", "data_2"}, "pooling": POOLING,
+    "cli": {*CONSTRAINTS, "default_chat_template_kwargs"}, "pooling": POOLING,
+    "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
@@ -61,6 +62,12 @@ def test_pooling_params_know_vllms_names() -> None:
         PoolingParams(task="classify")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="did you mean 'dimensions'"):
         PoolingParams(dimension=8)  # type: ignore[call-arg]
+
+
+def test_values_may_be_in_capitals() -> None:
+    config = EngineConfig.from_options(dtype="BF16", kv_cache_dtype="FP8")
+    assert (config.model.dtype, config.cache.kv_cache_dtype) == ("bfloat16", "fp8")
+    assert serve.make_parser().parse(["--log-level", "DEBUG"]).log_level == "debug"
 
 
 def test_a_flag_has_one_meaning() -> None:

@@ -87,6 +87,20 @@ def test_prompts_and_options_by_vllms_names(engine: LLMEngine, texts: list[str])
     assert not engine.has_unfinished_requests()
 
 
+def test_sleep_has_the_arguments_of_vllms(engine: LLMEngine, texts: list[str]) -> None:
+    engine.add_request("a", PROMPTS[0], PARAMS)
+    with pytest.raises(InvalidRequestError, match=r"^level: must be 1 or 2, not 3"):
+        engine.sleep(level=3)
+    assert engine.has_unfinished_requests(), "nothing was dropped"
+    engine.sleep(level=1)
+    assert engine.is_sleeping()
+    assert not engine.has_unfinished_requests()
+    engine.wake_up(tags=["weights", "kv_cache"])
+    assert not engine.is_sleeping()
+    engine.add_request("b", PROMPTS[0], PARAMS)
+    assert run(engine)["b"][-1].outputs[0].text == texts[0]
+
+
 def test_aborted_and_refused_requests_leave_others(engine: LLMEngine, texts: list[str]) -> None:
     for request_id, prompt in zip("ab", PROMPTS, strict=False):
         engine.add_request(request_id, prompt, PARAMS)

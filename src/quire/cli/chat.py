@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.escapes import add_escape_option, read_escapes
 from quire.cli.generate import could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
+from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import token_ids_of
@@ -53,7 +53,7 @@ def make_parser() -> CommandParser:
         instead=_ONE_ANSWER,
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_escape_option(parser)
+    add_prompt_options(parser)
     add_sampling_options(parser, max_tokens="the rest of the context", without=["n"])
     add_engine_options(parser)
     return parser
@@ -66,6 +66,7 @@ def run(argv: Sequence[str]) -> int:
     if " " in vars(args).get("model", "").strip() and not could_be_model(args.model):
         raise ConfigError(f"{args.model[:64]!r} is no model; messages are typed; {_ONE_ANSWER}")
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
+    variables = template_variables(args)
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.startup.torch_import import dedicated_start
 
@@ -78,7 +79,8 @@ def run(argv: Sequence[str]) -> int:
                 raise ConfigError(text)
             say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
             take_defaults(sampling, args, engine.info.sampling_defaults)
-            chat = Chat(engine, sampling, runner.run, system=vars(args).get("system", ""))
+            system = vars(args).get("system", "")
+            chat = Chat(engine, sampling, runner.run, system=system, variables=variables)
             return chat.run(read_lines())
         finally:
             runner.run(engine.close())
@@ -88,8 +90,16 @@ class Chat:
     """One conversation. Answers go to stdout, everything about them to stderr."""
 
     def __init__(
-        self, engine: AsyncEngine, sampling: SamplingParams, run: Run, *, system: str = ""
+        self,
+        engine: AsyncEngine,
+        sampling: SamplingParams,
+        run: Run,
+        *,
+        system: str = "",
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
+        """A conversation without messages yet. variables: of the chat template."""
+        self._variables = variables or {}
         self._engine = engine
         self._sampling = sampling
         self._run = run
@@ -146,7 +156,7 @@ class Chat:
         """Print an answer as it comes, and append its parts to `answer`."""
         speed = Speed()
         tokenizer, limits = self._engine.tokenizer, self._engine.info.limits
-        rendered = tokenizer.chat_prompt(list(self.messages))
+        rendered = tokenizer.chat_prompt(list(self.messages), **self._variables)
         prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
         async with aclosing(self._engine.generate(prompt, self._sampling)) as outputs:
             async for item in outputs:

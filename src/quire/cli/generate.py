@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.cli.escapes import add_escape_option, read_escapes
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
+from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
@@ -59,7 +59,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--json", action="store_true", default=False, help="print one JSON object per prompt"
     )
-    add_escape_option(parser)
+    add_prompt_options(parser, "; asks for --chat")
     add_sampling_options(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
     add_engine_options(parser)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a prompt")
@@ -78,6 +78,7 @@ def run(argv: Sequence[str]) -> int:
     read_escapes(args)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
+    variables = template_variables(args)
     from quire.engine.startup.torch_import import dedicated_start
 
     with dedicated_start(engine_config(args)):
@@ -86,12 +87,18 @@ def run(argv: Sequence[str]) -> int:
         llm = LLM(**engine_options(args))
     take_defaults(sampling, args, llm.info.sampling_defaults)
     texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
-    if args.chat or "system" in args:
+    if args.chat or "system" in args or variables:
         if not llm.tokenizer.has_chat_template:
             raise ConfigError("this model has no chat template; leave --chat and --system out")
         system = [{"role": "system", "content": args.system}] if "system" in args else []
         conversations = [[*system, {"role": "user", "content": text}] for text in texts]
-        results = llm.chat(conversations, sampling, use_tqdm=show, raise_errors=False)
+        results = llm.chat(
+            conversations,
+            sampling,
+            use_tqdm=show,
+            raise_errors=False,
+            chat_template_kwargs=variables,
+        )
     else:
         results = llm.generate(texts, sampling, use_tqdm=show, raise_errors=False)
     for line in lines(texts, results, as_json=args.json):

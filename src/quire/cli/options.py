@@ -111,6 +111,7 @@ _PLAIN = {
     r"expected (one|at least one) argument$": "its value is missing",
     r"invalid float value: ": "must be a number, not ",
     r"invalid int value: ": "must be an integer, not ",
+    r"invalid choice: (.*) \(choose from (.*)\)$": r"must be one of \2, not \1",
     r"ignored explicit argument .*": "it is a switch and takes no value",
 }
 

@@ -17,6 +17,7 @@ _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-think
           "granite", "hunyuan_a13b")  # fmt: skip
 
 # settings that are a JSON object, which a YAML file has as a map
+_CASELESS = ("quantization", "dtype", "kv_cache_dtype", "log_level")
 _JSON = ("default_chat_template_kwargs", "override_generation_config")
 # of vLLM's `quantization`: what the checkpoint itself is
 _CHECKPOINTS = {
@@ -85,6 +86,8 @@ _NO_TEMPLATE = (
     "use a file, such as ./template.jinja, or the template itself"
 )
 
+_FIRST_GPU = "the first visible GPU is used; use 'cuda', and set CUDA_VISIBLE_DEVICES="
+
 OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32",
               "fp32": "float32"},
@@ -113,6 +116,14 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
         "'nf4' to quantize another one while it is loaded",
     },
     "chat_template": dict.fromkeys(_TEMPLATES.split(), _NO_TEMPLATE),
+    "device": {
+        **{f"cuda:{i}": f"{_FIRST_GPU}{i}" for i in range(1, 16)},
+        **{f"cuda{i}": f"{_FIRST_GPU}{i}" for i in range(1, 16)},
+        **dict.fromkeys(
+            ("mps", "metal", "rocm", "hip", "xpu", "tpu", "hpu", "npu", "vulkan"),
+            "it runs on CPUs and NVIDIA GPUs; use 'cpu', or 'cuda'",
+        ),
+    },
     "load_format": dict.fromkeys(("pt", "npcache", "tensorizer", "sharded_state"), _NO_PICKLE),
 }
 
@@ -131,7 +142,7 @@ def own_value(name: str, value: Any) -> Any:
         return ",".join(map(str, value)) or DEFAULT
     if name in _JSON and isinstance(value, dict):
         return json.dumps(value)
-    spelled = value.lower() if name == "quantization" and isinstance(value, str) else value
+    spelled = value.lower() if name in _CASELESS and isinstance(value, str) else value
     for foreign, own in OWN_VALUES.get(name, {}).items():
         if same_value(spelled, foreign):
             return own

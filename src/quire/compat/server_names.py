@@ -10,6 +10,7 @@ from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, on
 _V, _L, _O, _S, _LP = "vLLM", "llama.cpp", "Ollama", "SGLang", "llama-cpp-python"
 _PROXY = "put a proxy in front, such as Caddy or nginx"
 _LEVELS = {"critical": "error", "fatal": "error", "trace": "debug"}
+_NUMBERS = {0: "error", 1: "error", 2: "warning", 3: "info", 4: "debug", 5: "debug"}
 _CORS = "a browser may send what the API needs"
 _EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _THINKS, _THINKS_NOT = (f'{{"enable_thinking": {word}}}' for word in ("true", "false"))
@@ -126,8 +127,8 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     no_effect("reranking", _L, "/rerank is always there", "--rerank", arity="switch"),
     no_effect("slot_prompt_similarity", _L, "there are no slots", "-sps"),
     no_effect("spm_infill", _L, "infill tokens are written into the prompt", arity="switch"),
-    only("log_verbosity", _L, (), "levels have names", "use log_level 'debug'", "-lv",
-         "--verbosity"),
+    alias("log_verbosity", "log_level", _L, "-lv", "--verbosity", values=_NUMBERS, others=False,
+          text="levels have names", fix="use log_level 'debug'"),
     alias("api_prefix", "root_path", _L),
     alias("sleep_idle_seconds", "idle_unload_seconds", _L, values={-1: DEFAULT}),
     only("models_dir", _L, (), "several models are named one by one",

@@ -13,6 +13,7 @@ from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.prompt_inputs import expand_sampling_params
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
 from quire.errors import EngineError, invalid_value
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
@@ -66,6 +67,7 @@ class AsyncLLM(ForeignMethods):
         self, prompt: Any, params: SamplingParams, priority: int, options: EncodingOptions
     ) -> AsyncGenerator[RequestOutput, None]:
         engine = await self._started()
+        (params,) = expand_sampling_params(params, 1)
         if params.output_kind is None:
             params = params.clone()
             params.output_kind = RequestOutputKind.CUMULATIVE

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
 from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.sleep_tags import check_level
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -112,11 +113,12 @@ class LLMEngine(ForeignMethods, OfflineEngine):
         """The tokenizer with the methods that `transformers` gives its own."""
         return TransformersTokenizer(self.tokenizer)
 
-    def sleep(self) -> None:
+    def sleep(self, level: int = 1) -> None:
         """End all requests, and free the memory of weights and KV cache until `wake_up`."""
+        check_level(level)
         if self._engine is not None:
             self._drop_all()
-        super().sleep()
+        super().sleep(level)
 
     def _drop_all(self) -> None:
         requests = [prepared for prepared, _ in self._requests.values()]

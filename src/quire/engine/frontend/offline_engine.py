@@ -65,22 +65,34 @@ class OfflineEngine:
         with self._lock:
             self._awake().reset_prefix_cache()
 
-    def sleep(self) -> None:
-        """Free the memory of weights and KV cache until `wake_up`."""
+    def sleep(self, level: int = 1) -> None:
+        """Free the memory of weights and KV cache until `wake_up`.
+
+        level: 1 or 2, as in vLLM; the weights are read again from their files in both. Raises
+        InvalidRequestError for others.
+        """
+        from quire.compat.sleep_tags import check_level  # a start needs none
+
+        check_level(level)
         with self._lock:
             if self._engine is not None:
                 self._engine = None
                 _free_memory()
 
-    def wake_up(self) -> None:
-        """Load the model again, if it sleeps. Raises ConfigError or CheckpointError."""
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the model again, if it sleeps. tags: "weights" and "kv_cache", as in vLLM.
+
+        Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
+        """
+        from quire.compat.sleep_tags import check_tags  # a start needs none
+
+        check_tags(tags or ())
         with self._lock:
             if self._engine is None and not self._is_closed:
                 core, self.info = start_engine(self._config)
                 self._engine = InlineEngine(core)
                 self._inputs.set_limits(self.info.limits)
 
-    @property
     def is_sleeping(self) -> bool:
         """Whether the model is not in memory."""
         return self._engine is None

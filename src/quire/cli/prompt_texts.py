@@ -1,20 +1,30 @@
-r"""Escapes in texts of the command line: with --escape, `\n` is a line break, as in llama.cpp."""
+r"""Options on how prompts are read: --escape, and variables of the chat template.
+
+For the commands that ask a model directly. With --escape `\n` is a line break, as in llama.cpp.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
+from typing import Any
 
 from quire.cli.options import CommandParser
 
 _ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
 _TEXTS = {"text", "prompt", "system", "stop"}  # options with one text, or a list of them
+_VARIABLES = "default_chat_template_kwargs"  # the server's name, as other engines' names mean it
 
 
-def add_escape_option(parser: CommandParser) -> None:
-    """Add --escape and --no-escape, llama.cpp's; here no escape is the default."""
+def add_prompt_options(parser: CommandParser, more: str = "") -> None:
+    """Add the options. more: what else the help on variables says."""
+    parser.add_argument(
+        "--" + _VARIABLES.replace("_", "-"),
+        metavar="JSON",
+        help=f'variables of the chat template, such as {{"enable_thinking": false}}{more}',
+    )
     parser.add_argument(
         *("-e", "--escape"),
         action=argparse.BooleanOptionalAction,
@@ -22,6 +32,15 @@ def add_escape_option(parser: CommandParser) -> None:
         help=r"read \n, \r, \t, \', \", \\ and \xHH in prompts, --system and --stop as characters"
         " (default: off)",
     )
+
+
+def template_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """The variables of the chat template that were given. Raises ConfigError."""
+    if _VARIABLES not in args:
+        return {}
+    from quire.server.parsing.template_defaults import parse_template_defaults  # usually not needed
+
+    return parse_template_defaults(getattr(args, _VARIABLES))
 
 
 def read_escapes(args: argparse.Namespace) -> None:
