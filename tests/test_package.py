@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,15 @@ def test_all_names_are_there() -> None:
     for name in quire.__all__:
         assert getattr(quire, name) is not None
     assert issubclass(quire.errors.ConfigError, quire.errors.QuireError)
-    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+    with pytest.raises(AttributeError, match="no attribute 'LMM'") as error:
         quire.LMM  # noqa: B018
+    assert (error.value.name, error.value.obj) == ("LMM", quire), "by which Python finds LLM"
+
+
+def test_help_is_there_for_all_of_it() -> None:
+    assert pydoc.render_doc(quire)
+    for name in set(quire.__all__) - {"__version__"}:
+        assert pydoc.render_doc(getattr(quire, name))
 
 
 def test_options_are_typed_as_the_settings() -> None:

@@ -100,7 +100,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         if name in NAMES:  # `from quire import` swallows it, and asks ForeignModules next
             raise AttributeError(what_to_use(name))
-        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+        text = f"module 'quire' has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])  # Python may suggest one
     import importlib
 
     module, inner = _LAZY[name]

@@ -96,6 +96,31 @@ def test_an_option_of_a_call_is_no_sampling_param(name: str) -> None:
         SamplingParams(**{name: 3})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("guided_json", r"use structured_outputs=StructuredOutputs\(json=\.\.\.\)$"),
+        ("regex", r"use structured_outputs=StructuredOutputs\(regex=\.\.\.\)$"),
+        ("num_ctx", r"is a setting of the engine; use LLM\(max_model_len=\.\.\.\)$"),
+        ("stream", "is no sampling param: answers come whole; use AsyncEngine$"),
+        ("colour", r"^SamplingParams has no parameter 'colour'; known: n, temp"),
+    ],
+)
+def test_a_name_of_something_else_says_where_it_is_given(name: str, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        SamplingParams(**{name: 3})  # type: ignore[arg-type]
+
+
+def test_params_of_transformers() -> None:
+    found = SamplingParams(  # type: ignore[call-arg]
+        max_new_tokens=9, min_new_tokens=2, num_return_sequences=3, num_beams=1,
+        truncate_prompt_tokens=None,
+    )  # fmt: skip
+    assert found == SamplingParams(max_tokens=9, min_tokens=2, n=3)
+    with pytest.raises(InvalidRequestError, match=r"^eos_token_id 1 is not .*use stop_token_ids"):
+        SamplingParams(eos_token_id=1)  # type: ignore[call-arg]
+
+
 def test_params_have_names() -> None:
     text = r"^SamplingParams takes its parameters by name: SamplingParams\(n=\.\.\.\)$"
     with pytest.raises(TypeError, match=text):

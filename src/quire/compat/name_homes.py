@@ -48,6 +48,45 @@ def own_name(name: str) -> str:
     return name if row is None or row.same_as is None else row.same_as
 
 
+# fields of StructuredOutputs, by the names under which other APIs have them beside others
+CONSTRAINTS = {
+    **{name: name for name in ("json", "regex", "choice", "grammar", "json_object")},
+    **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
+    "json_schema": "json",
+    "response_format": "json",
+    "structural_tag": "structural_tag",
+}
+_OF_REQUESTS = {
+    "stream": "answers come whole; use AsyncEngine",
+    "echo": "answers come without their prompts; put them in front",
+    "tools": "it is an option of LLM.chat",
+    "messages": "use LLM.chat",
+    "prompt": "use LLM.generate",
+    "priority": "the prompts of a call run in their order; see LLMEngine",
+}
+
+
+def home_of_param(name: str, settings: Container[str]) -> str | None:
+    """Advice on a name that no sampling param has; None for an unknown name.
+
+    settings: the names of the engine's.
+    """
+    if name in CALL_OPTIONS:
+        return f"{name} is an option of the call: generate(..., {name}=...)"
+    if name in CONSTRAINTS:
+        fix = f"use structured_outputs=StructuredOutputs({CONSTRAINTS[name]}=...)"
+        return f"{name} is a structured output; {fix}"
+    if name in _OF_REQUESTS:
+        return f"{name} is no sampling param: {_OF_REQUESTS[name]}"
+    from quire.compat.names_table import row_of  # usually not needed
+
+    row = row_of(name, ("engine",))
+    own = name if row is None else row.same_as
+    if own in settings:
+        return f"{name} is a setting of the engine; use LLM({own}=...)"
+    return None
+
+
 def python_home(name: str) -> str | None:
     """Advice on a name that a method in Python does not take; None for an unknown name."""
     own = own_name(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.compat.foreign_name import ForeignName, alias, no_effect, only
 from quire.compat.sampler_stages import LETTERS, STAGES, are_in_order
 
-_V, _L, _O, _LO = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama"
+_V, _L, _O, _LO, _T = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama", "transformers"
 _BEAMS = "tokens are drawn, without beams"
 _ORDER = "logits are cut by top_k, top_p and min_p"
 _STAGES = "stages have one order, and those left out are switched off"
@@ -23,6 +23,19 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("stop_sequences", "stop", "TGI"),
     alias("reverse_prompt", "stop", _L, "-r"),
     only("do_sample", "transformers", (True,), "tokens are drawn", "use temperature=0"),
+    alias("max_completion_tokens", "max_tokens", "OpenAI"),
+    alias("min_new_tokens", "min_tokens", _T),
+    alias("num_return_sequences", "n", _T),
+    only("max_length", _T, (), "it counts the prompt, too", "use max_tokens"),
+    only("min_length", _T, (0,), "it counts the prompt, too", "use min_tokens"),
+    only("num_beams", _T, (1,), _BEAMS, "leave it out, or use LLM.beam_search in Python"),
+    only("no_repeat_ngram_size", _T, (0,), "there is no such rule", "use repetition_penalty"),
+    only("eos_token_id", _T, (), "a model's end tokens are those of its files",
+         "use stop_token_ids"),
+    no_effect("pad_token_id", _T, "prompts are never padded"),
+    no_effect("use_cache", _T, "keys and values are always cached"),
+    no_effect("return_dict_in_generate", _T, "outputs have names"),
+    only("output_scores", _T, (False,), "outputs have log-probabilities", "use logprobs"),
     alias("repeat_penalty", "repetition_penalty", _LO),
     alias("thinking_budget_tokens", "thinking_token_budget", _L),
     alias("reasoning_budget_tokens", "thinking_token_budget", _L),

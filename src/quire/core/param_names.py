@@ -33,6 +33,11 @@ class ParamNames(msgspec.StructMeta):
             return super().__call__(**params)
         except TypeError:
             scope: Scope = getattr(cls, "NAMES_SCOPE", "sampling")
+            from quire.compat.name_homes import CALL_OPTIONS  # usually not needed
+
+            for name in CALL_OPTIONS:  # which params had in vLLM, with None for their default
+                if params.get(name, name) is None:
+                    del params[name]
             own = own_params(params, cls.__struct_fields__, scope)
             _refuse_unknown(own, cls)
             if own == params:
@@ -42,13 +47,15 @@ class ParamNames(msgspec.StructMeta):
 
 def _refuse_unknown(params: Mapping[str, Any], cls: msgspec.StructMeta) -> None:
     """Raises TypeError as Python does, with the nearest name that there is."""
-    from quire.compat.name_homes import CALL_OPTIONS  # usually not needed
+    from quire.compat.name_homes import home_of_param  # usually not needed
+    from quire.config import iter_options
 
+    settings = {option.name for _, option in iter_options()}
     known = cls.__struct_fields__
     for name in params:
         if name not in known:
-            if name in CALL_OPTIONS:
-                raise TypeError(f"{name} is an option of the call: generate(..., {name}=...)")
+            if (home := home_of_param(name, settings)) is not None:
+                raise TypeError(home)
             near = nearest_name(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(known)}"
             text = f"{cls.__name__} has no parameter {name!r}{hint}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quire.compat.foreign_methods import refuse
 from quire.errors import QuireError
 
-if TYPE_CHECKING:  # a server needs no NumPy
+if TYPE_CHECKING:
     from quire.array_types import Singles
+else:  # a server needs no NumPy, and help() asks for the name
+    Singles = Any
 
 
 class Logprob(msgspec.Struct):
