@@ -119,6 +119,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
             "--method: must be one of 'rtn', ",
         ),
         (["profile", "-p", "512"], "-p 512 is not supported: this command has no prompts as"),
+        (["generate", "a/b", "tell", "me"], "unexpected 'me'; put quotes around a prompt of"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
         (["chat", "a/b", "hi you"], "unexpected 'hi you'; for one answer use `quire generate"),
         (["chat", "hi you"], "'hi you' is no model; messages are typed; for one answer use"),

@@ -159,6 +159,14 @@ def test_a_file(tmp_path: Path) -> None:
         ("modls: x\n", 1, "unknown option modls; did you mean models?"),
         ("port: 70000\n", 1, "port must be between 0 and 65535, not 70000"),
         ("a: 1\n", 1, "unknown option a; known: models, model,"),
+        (
+            "temperature: 0.5\n",
+            1,
+            "temperature is set by each request; for those that leave it "
+            "out use override-generation-config '{\"temperature\": 0.5}'",
+        ),
+        ("temp: 1\n", 1, "temperature is .*: 1}'"),
+        ("n_predict: 9\n", 1, "max-tokens is set by each request"),
         ("host: a\nmodel: x\nmodels: [{model: y}]\n", 2, "model and models both name models"),
         ("host: a\ntensor-parallel-size: 2\n", 2, "tensor_parallel_size 2 is not supported: a"),
         ("n_ctx: 8\nmax-model-len: 9\n", 2, "max_model_len is set twice"),

@@ -43,7 +43,11 @@ class Given(NamedTuple):
 def make_parser() -> CommandParser:
     """The parser of the options of `quire generate`."""
     parser = CommandParser(
-        "generate", "Answer prompts, all of them at once.", EXAMPLES, words="[MODEL] [TEXT] "
+        "generate",
+        "Answer prompts, all of them at once.",
+        EXAMPLES,
+        words="[MODEL] [TEXT] ",
+        instead="put quotes around a prompt of several words",
     )
     parser.add_argument(
         "--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times"
@@ -140,7 +144,7 @@ def read_prompts(args: Namespace) -> list[Given]:
     if not found:
         raise ConfigError(
             "there is no prompt; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
-            "one per line"
+            "one per line (--file -: standard input)"
         )
     return found
 

@@ -7,7 +7,7 @@ bytes may be written as on the command line.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.input_file import read_file
@@ -116,7 +116,8 @@ class YamlFile:
                 names = [*others, *known]
                 near = nearest_name(own_name, names)
                 hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
-                raise ConfigError(f"unknown option {own_name[:64]}; {hint}")
+                home = _home(own_name, item, known)
+                raise ConfigError(home or f"unknown option {own_name[:64]}; {hint}")
             own[own_name] = _checked(known[own_name], item)
         return own
 
@@ -129,6 +130,20 @@ class YamlFile:
         except OSError as error:
             why = error.strerror or str(error)
         raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it")
+
+
+def _home(name: str, value: Any, known: Iterable[str]) -> str | None:
+    """Advice on an option that is of another place than a server's file, as a file spells it."""
+    from quire.compat.name_homes import command_home, own_name  # usually not needed
+
+    own = own_name(name)
+    flags = [_flag(each) for each in known]
+    home = command_home(_flag(own), own, flags, value)
+    return home and home.replace("--", "")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _value(option: Option | None, node: yaml.Node) -> Any:

@@ -113,6 +113,7 @@ LLAMA_PYTHON_NAMES: tuple[ForeignName, ...] = (
           text="the KV cache has one data type", fix=_CACHE_FIX),
     alias("type_v", "kv_cache_dtype", _LP, values=_CACHE_NUMBERS, others=False,
           text="the KV cache has one data type", fix=_CACHE_FIX),
+    alias("model_alias", "served_model_name", _LP),
     no_effect("n_threads_batch", _LP, "prompts and answers share one batch"),
     no_effect("use_mlock", _LP, "prepared weights are mapped, and the system may drop their pages"),
     no_effect("offload_kqv", _LP, "the KV cache is where the model is"),

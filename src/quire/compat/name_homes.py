@@ -107,7 +107,7 @@ def command_home(flag: str, name: str, flags: Container[str], value: object = No
     if name in SAMPLING_PARAMS and _GENERATION_CONFIG not in flags:
         return f"{shown} is a sampling param, which this command does not take; leave it out"
     if name in DEFAULTS:
-        example = "..." if value in (None, True) else value
+        example = "..." if value is None or value is True else value
         key = DEFAULTS[name]
         return (
             f"{shown} is set by each request; for those that leave it out use "

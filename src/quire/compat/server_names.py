@@ -38,7 +38,6 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
           arity="switch"),
     alias("log_disable", "log_level", _L, values={True: "error", False: DEFAULT}, arity="switch"),
     alias("timeout", "request_timeout", _L, "-to"),
-    alias("model_alias", "served_model_name", _LP),
     only("config_file", _LP, (), "a file of options is YAML", "use config"),
     no_effect("interrupt_requests", _LP, "requests are answered together"),
     no_effect("disable_ping_events", _LP, "a stream has no lines but its events"),
