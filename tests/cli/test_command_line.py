@@ -119,6 +119,11 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
             "--method: must be one of 'rtn', ",
         ),
         (["profile", "-p", "512"], "-p 512 is not supported: this command has no prompts as"),
+        (
+            ["generate", "hi you", "tell me"],
+            "'hi you' is no model; for several prompts use --prompt",
+        ),
+        (["generate", "--logprobs", "3"], "--logprobs is no option here; use SamplingParams(logp"),
         (["generate", "a/b", "tell", "me"], "unexpected 'me'; put quotes around a prompt of"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
         (["chat", "a/b", "hi you"], "unexpected 'hi you'; for one answer use `quire generate"),

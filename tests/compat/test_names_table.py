@@ -64,6 +64,12 @@ def test_pooling_params_know_vllms_names() -> None:
         PoolingParams(dimension=8)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("threads", [-1, 0])
+def test_threads_may_be_left_to_the_engine(threads: int) -> None:
+    assert EngineConfig.from_options(threads=threads) == EngineConfig()
+    assert generate.make_parser().parse(["-p", "a", "-t", str(threads), "-n", "3"]).max_tokens == 3
+
+
 def test_values_may_be_in_capitals() -> None:
     config = EngineConfig.from_options(dtype="BF16", kv_cache_dtype="FP8")
     assert (config.model.dtype, config.cache.kv_cache_dtype) == ("bfloat16", "fp8")

@@ -117,6 +117,9 @@ def run(argv: Sequence[str]) -> int:
 def read_words(args: Namespace) -> None:
     """A single word without other prompts is the text, for the bundled model, if it is no model."""
     given = vars(args)
+    if " " in given.get("model", "").strip() and "text" in given and not could_be_model(args.model):
+        several = "for several prompts use --prompt TEXT for each, or --file"
+        raise ConfigError(f"{args.model[:64]!r} is no model; {several}")
     is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
     if is_alone and not could_be_model(args.model):
         args.text = given.pop("model")

@@ -113,6 +113,8 @@ def command_home(flag: str, name: str, flags: Container[str], value: object = No
             f"{shown} is set by each request; for those that leave it out use "
             f"{_GENERATION_CONFIG} '{{\"{key}\": {example}}}'"
         )
+    if name in SAMPLING_PARAMS and "--temperature" in flags:  # as of generate and chat
+        return f"{shown} is no option here; use SamplingParams({name}=...) of LLM in Python"
     if name in SAMPLING_PARAMS:
         return f"{shown} is set by each request; send {name} there"
     if name in SERVER_SETTINGS:

@@ -96,6 +96,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "generation_config": {"vllm": "none"},
     "device": {"gpu": "cuda", "cuda:0": "cuda", "CUDA0": "cuda", "none": "cpu"},
+    "threads": {-1: DEFAULT, 0: DEFAULT},
     "max_model_len": {-1: DEFAULT, "auto": DEFAULT},
     "tool_call_parser": dict.fromkeys(_LLAMA3, "llama3")
     | {"qwen3_xml": "qwen3_coder", "qwen25": "hermes", "qwen": "hermes",
