@@ -42,7 +42,7 @@ from quire.engine.frontend.prompt_options import (
 )
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
-from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
+from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer, read_template
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -125,11 +125,13 @@ class LLM(ForeignMethods):
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through a chat template.
 
-        chat_template: the template to use instead of the model's. template_kwargs (or the map
+        chat_template: a template, or its file, to use instead of the model's. template_kwargs (or the map
         chat_template_kwargs): add_generation_prompt, continue_final_message, tools, variables that
         the template reads, and EncodingOptions. Raises as `generate` does.
         """
-        tokenizer = self.tokenizer if chat_template is None else self._with_template(chat_template)
+        tokenizer = self.tokenizer
+        if chat_template is not None:
+            tokenizer = self._with_template(read_template(chat_template)[1])
         own, how = read_chat(template_kwargs, tokenizer.chat_variables)
         variables = {**(chat_template_kwargs or {}), **own}
 
@@ -218,15 +220,15 @@ class LLM(ForeignMethods):
         InvalidRequestError for lists of different lengths, and as `embed` does.
         """
         rest: dict[str, Any] = dict(encoding)
-        first = read_prompts(take_renamed("data_1", data_1, rest))
-        second = read_prompts(take_renamed("data_2", data_2, rest))
+        first, second = take_renamed("data_1", data_1, rest), take_renamed("data_2", data_2, rest)
+        how = read_encoding(rest)  # first: a wrong name may be that of the texts
+        first, second = read_prompts(first), read_prompts(second)
         if len(first) == 1:
             first *= len(second)
         if len(first) != len(second):
             problem = f"must have as many texts as data_1 ({len(first)}), not {len(second)}"
             raise invalid_value("data_2", problem)
         params = (pooling_params or self.info.pooling).changed(normalize=True)
-        how = read_encoding(rest)
         outputs = self._engine.embed([*first, *second], params, how, use_tqdm=use_tqdm)
         vectors = [_vector(output) for output in outputs]
         return [_score(*pair) for pair in zip(vectors, vectors[len(first) :], strict=False)]

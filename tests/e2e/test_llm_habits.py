@@ -316,6 +316,9 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
         (output,) = method(prompt_token_ids=[ids], use_tqdm=False, lora_request=None)
         np.testing.assert_array_equal(output.embedding, vector)
     (score,) = llm.score(text_1="A list is", text_2="A list is", use_tqdm=False)
+    assert llm.score(query="A list is", documents=["A list is"], use_tqdm=False) is not None
+    with pytest.raises(InvalidRequestError, match=r"^querry: unknown option; remove it"):
+        llm.score(querry="A list is")
     assert score.outputs.score == pytest.approx(1, abs=1e-5)
     with pytest.raises(InvalidRequestError, match=r"^prompt_token_ids: it is the same as prompts"):
         llm.generate("A list is", GREEDY, prompt_token_ids=[ids])
@@ -388,6 +391,25 @@ def test_methods_that_are_not_there_say_what_to_use(llm: LLM, name: str) -> None
     assert not hasattr(llm, name)
     with pytest.raises(AttributeError, match=re.escape(METHODS[name])):
         getattr(llm, name)
+
+
+def test_a_prompt_is_not_cut_for_an_answer_that_never_fits(llm: LLM) -> None:
+    prompt = "a b c d " * 100
+    params = SamplingParams(max_tokens=10**6, ignore_eos=True)
+    whole = len(llm.generate(prompt, GREEDY, use_tqdm=False)[0].prompt_token_ids)
+    (output,) = llm.generate(prompt, params, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert len(output.prompt_token_ids) == whole > 100
+    assert whole + len(output.outputs[0].token_ids) == llm.info.limits.max_model_len
+
+
+def test_a_template_may_be_a_file(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("x {{ messages[0].content }}")
+    (output,) = llm.chat(CHAT, GREEDY, chat_template=str(file), use_tqdm=False)
+    (same,) = llm.chat(CHAT, GREEDY, chat_template=file.read_text(), use_tqdm=False)
+    assert output.prompt_token_ids == same.prompt_token_ids
+    with pytest.raises(ConfigError, match=r"^chat_template '/nope' cannot be read"):
+        llm.chat(CHAT, GREEDY, chat_template="/nope", use_tqdm=False)
 
 
 def test_a_template_variable_that_is_not_read_is_a_warning(llm: LLM) -> None:

@@ -17,6 +17,10 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     *(only(name, engines, (), "sampling params have one name", "use sampling_params")
       for name, engines in (("params", _V), ("sampling", "SGLang"), ("generation_config",
                                                                      "transformers"))),
+    alias("input", "prompts", "OpenAI"),
+    alias("texts", "prompts", "Cohere"),
+    alias("query", "data_1", "Cohere"),
+    alias("documents", "data_2", "Cohere"),
     alias("text_1", "data_1", _V),
     alias("text_2", "data_2", _V),
     only("lora_request", _V, ([],), _NO_ADAPTER, _MERGE),

@@ -23,7 +23,7 @@ def check_tokenizer(config: EngineConfig) -> None:
 def check_chat_template(config: EngineConfig) -> None:
     """Raise ConfigError if the setting chat_template is neither a template nor a file."""
     if config.model.chat_template is not None:
-        _read_template(config.model.chat_template)
+        read_template(config.model.chat_template)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
@@ -35,11 +35,11 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
     if config.model.chat_template is None:
         return tokenizer
-    origin, source = _read_template(config.model.chat_template)
+    origin, source = read_template(config.model.chat_template)
     return tokenizer.with_chat_template(source, origin)
 
 
-def _read_template(given: str) -> tuple[str, str]:
+def read_template(given: str) -> tuple[str, str]:
     """A template's source, and its text. given: a file, or the template itself."""
     if len(given) < _LONGEST_NAME and "{" not in given:
         try:

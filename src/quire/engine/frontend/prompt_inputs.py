@@ -102,6 +102,7 @@ def expand_sampling_params(
     if not isinstance(sampling, list | tuple):
         kind = type(sampling).__name__
         problem = f"must be SamplingParams(...), or a list with one for each prompt, not {kind}"
+        problem += "; use SamplingParams(**it)" if isinstance(sampling, dict) else ""
         raise invalid_value("sampling_params", problem)
     for index, params in enumerate(sampling):
         if not isinstance(params, SamplingParams):
