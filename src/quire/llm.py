@@ -125,9 +125,10 @@ class LLM(ForeignMethods):
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through a chat template.
 
-        chat_template: a template, or its file, to use instead of the model's. template_kwargs (or the map
-        chat_template_kwargs): add_generation_prompt, continue_final_message, tools, variables that
-        the template reads, and EncodingOptions. Raises as `generate` does.
+        chat_template: a template, or its file, to use instead of the model's. template_kwargs (or
+        the map chat_template_kwargs): add_generation_prompt, continue_final_message, tools,
+        variables that the template reads, and EncodingOptions. Raises as `generate` does, and
+        ConfigError for a file that cannot be read.
         """
         tokenizer = self.tokenizer
         if chat_template is not None:
