@@ -272,6 +272,25 @@ def test_arguments_of_from_pretrained() -> None:
         EngineConfig.from_options(repo_id="a/b", filename="*Q8_0.gguf")
 
 
+# of SGLang 0.5 and TGI 3, beside those that vLLM has, too
+SERVERS = """
+    --model-path x --tokenizer-path y --context-length 2K --mem-fraction-static 0.8 --ep-size 1
+    --schedule-conservativeness 0.3 --enable-torch-compile --skip-server-warmup --pp-size 1
+    --disable-overlap-schedule --enable-p2p-check --decode-log-interval 40 --hostname ::
+    --sharded false --num-shard 1 --quantize eetq --max-batch-size 8 --cuda-memory-fraction 0.5
+    --json-output --max-stop-sequences 4 --disable-custom-kernels
+"""
+
+
+def test_options_of_sglang_and_tgi(capsys: pytest.CaptureFixture[str]) -> None:
+    args = serve.make_parser().parse(SERVERS.split())
+    assert (args.models, args.max_model_len, args.max_num_seqs) == (["x"], 2048, 8)
+    assert (args.quantization, args.log_format, args.host) == ("int8", "json", "::")
+    assert "--skip-server-warmup has no effect" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"use num_blocks, or max_model_len"):
+        serve.make_parser().parse(["--max-total-tokens", "9"])
+
+
 def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     line = """x -p a -cnv -i --color on --simple-io -j '{"type": "object"}' -dev none"""
     args = generate.make_parser().parse(shlex.split(line))

@@ -101,7 +101,7 @@ MODULES = {
 # names that scripts import from vLLM, llama-cpp-python and others, and what to use instead
 NAMES = {
     "LoRARequest": _NO_ADAPTER,
-    "Llama": "use LLM",
+    "Llama": "use LLM, which takes its arguments, and answers by generate, chat and embed",
     "LlamaCache": _CACHED,
     "LlamaRAMCache": _CACHED,
     "LlamaDiskCache": _CACHED,

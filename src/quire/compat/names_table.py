@@ -37,6 +37,7 @@ from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
 from quire.compat.request_names import REQUEST_NAMES
 from quire.compat.sampling_names import SAMPLING_NAMES
 from quire.compat.server_names import SERVER_NAMES
+from quire.compat.sglang_families import SGLANG_FAMILIES, TGI_NAMES
 from quire.compat.transformers_names import TRANSFORMERS_NAMES
 from quire.compat.vllm_families import SERVER_FAMILIES, VLLM_FAMILIES
 from quire.compat.vllm_names import VLLM_NAMES
@@ -53,7 +54,9 @@ NAMES: dict[Scope, tuple[ForeignName, ...]] = {
         + LLAMA_PYTHON_NAMES
         + TRANSFORMERS_NAMES
     ),
-    "server": SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES,
+    "server": (
+        SERVER_NAMES + SERVER_FAMILIES + LLAMA_SERVER_FAMILIES + SGLANG_FAMILIES + TGI_NAMES
+    ),
     "sampling": SAMPLING_NAMES + WEBUI_PARAMS,
     "request": REQUEST_NAMES + LLAMA_CPP_FIELDS + WEBUI_FIELDS,
     "cli": CLI_NAMES,
