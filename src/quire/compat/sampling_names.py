@@ -27,7 +27,6 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     alias("min_new_tokens", "min_tokens", _T),
     alias("num_return_sequences", "n", _T),
     only("max_length", _T, (), "it counts the prompt, too", "use max_tokens"),
-    only("min_length", _T, (0,), "it counts the prompt, too", "use min_tokens"),
     only("num_beams", _T, (1,), _BEAMS, "leave it out, or use LLM.beam_search in Python"),
     only("no_repeat_ngram_size", _T, (0,), "there is no such rule", "use repetition_penalty"),
     only("eos_token_id", _T, (), "a model's end tokens are those of its files",
