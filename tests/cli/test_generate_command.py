@@ -149,6 +149,20 @@ def test_variables_of_the_template_have_the_names_of_other_engines(
     )
 
 
+@pytest.mark.parametrize(("words", "times"), [([], 1), (["-cnv"], 0)])
+def test_a_note_in_a_terminal_names_the_chat_template(
+    llm: list[Any],
+    words: list[str],
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["generate", "-p", "hi", *words]) == 0
+    assert isinstance(llm[1][0][0], list) is bool(words), "messages, as llama-cli asks for them"
+    assert capsys.readouterr().err.count("note: prompts are plain text; --chat sends them") == times
+
+
 def test_ollamas_format_is_a_schema(llm: list[Any]) -> None:
     assert main(["generate", "-p", "hi", "--format", "json", "--nowordwrap"]) == 0
     outputs = llm[1][1].structured_outputs

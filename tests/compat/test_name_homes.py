@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import quire
-from quire.cli import generate, quantize, serve
+from quire.cli import chat, generate, quantize, serve
 from quire.compat.environment import VARIABLES, unread_variables
 from quire.compat.foreign_imports import MODULES, NAMES
 from quire.compat.foreign_programs import PROGRAMS
@@ -296,7 +296,11 @@ def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     args = generate.make_parser().parse(shlex.split(line))
     assert (args.json_schema, args.device) == ('{"type": "object"}', "cpu")
     notes = capsys.readouterr().err.splitlines()
-    assert [note.split()[1] for note in notes] == ["-cnv", "-i", "--color", "--simple-io"]
+    assert [note.split()[1] for note in notes] == ["-i", "--color", "--simple-io"]
+    assert args.chat
+    assert not generate.make_parser().parse(["-p", "a", "-no-cnv", "--no-conversation"]).chat
+    assert "chat" not in chat.make_parser().parse(["x", "-cnv", "-st"])
+    assert "-cnv has no effect: a command has one mode" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"one prompt on each line here; use --prompt"):
         generate.make_parser().parse(["-f", "x"])
 

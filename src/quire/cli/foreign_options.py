@@ -144,6 +144,8 @@ class _Rewriter:
             self.words.append(f"{own}={value}")
         elif name == "model":
             self.words.append(str(value))
+        elif name == "chat":  # a mode of generate
+            self.notices.append(f"{flag} has no effect: a command has one mode")
         elif name == "log_level":  # of a server
             self.notices.append(f"{flag} has no effect: this command logs warnings alone")
         else:

@@ -104,6 +104,8 @@ def run(argv: Sequence[str]) -> int:
             chat_template_kwargs=variables,
         )
     else:
+        if show and llm.tokenizer.has_chat_template:
+            print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
         results = llm.generate(texts, sampling, use_tqdm=show, raise_errors=False)
     for line in lines(texts, results, as_json=args.json):
         print(line)

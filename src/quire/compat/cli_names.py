@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
 
 _L = "llama.cpp"
 _O = "Ollama"
@@ -14,10 +14,11 @@ _TEXT_ONLY = "models read text alone"
 _ROLES = "the chat template writes what is around a message"
 
 CLI_NAMES: tuple[ForeignName, ...] = (
-    no_effect("conversation", _L, _MODES, "-cnv", "-no-cnv", arity="switch"),
+    alias("conversation", "chat", _L, "-cnv", values={False: DEFAULT}, arity="switch"),
+    alias("single_turn", "chat", _L, "-st", values={False: DEFAULT}, arity="switch"),
+    no_effect("no_cnv", _L, "a prompt is plain text without --chat", "-no-cnv", arity="switch"),
     no_effect("interactive", _L, _MODES, "-i", arity="switch"),
     no_effect("interactive_first", _L, _MODES, "-if", arity="switch"),
-    no_effect("single_turn", _L, _MODES, "-st", arity="switch"),
     no_effect("color", _L, _PLAIN, "-co", arity="optional"),
     no_effect("simple_io", _L, _PLAIN, arity="switch"),
     no_effect("display_prompt", _L, "a single prompt is not shown", arity="switch"),
