@@ -158,6 +158,8 @@ def test_the_tokenizer_has_the_methods_of_transformers(llm: LLM) -> None:
     text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)
     assert tokenizer.encode(text) == ids == tokenizer(text)["input_ids"]
+    assert (tokenizer(text).input_ids, tokenizer(text).attention_mask) == (ids, [1] * len(ids))
+    assert tokenizer.convert_ids_to_tokens(tokenizer.pad_token_id) == tokenizer.pad_token
     assert tokenizer.decode(ids) == text
     assert tokenizer(["a", "b c"], return_tensors=None)["attention_mask"] == [[1], [1, 1]]
     assert tokenizer(text, return_tensors="pt")["input_ids"].shape == (1, len(ids))

@@ -17,6 +17,20 @@ from quire.errors import invalid_value
 from quire.tokenizer.tokenizer import Tokenizer
 
 
+class Encoded(dict[str, Any]):
+    """Encoded text: a map whose values are attributes, too."""
+
+    @property
+    def input_ids(self) -> Any:
+        """Token ids."""
+        return self["input_ids"]
+
+    @property
+    def attention_mask(self) -> Any:
+        """A 1 for each token id."""
+        return self["attention_mask"]
+
+
 class TransformersTokenizer(ForeignMethods):
     """Wraps a Tokenizer. return_tensors: "np" (arrays), "pt" (tensors) or None (lists)."""
 
@@ -30,7 +44,7 @@ class TransformersTokenizer(ForeignMethods):
         *,
         add_special_tokens: bool = True,
         return_tensors: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Encoded:
         """input_ids and attention_mask of a text, or of each of several."""
         if isinstance(text, str):
             ids: Any = self.encode(text, add_special_tokens=add_special_tokens)
@@ -40,10 +54,10 @@ class TransformersTokenizer(ForeignMethods):
             mask = [[1] * len(each) for each in ids]
         if return_tensors is not None and isinstance(text, str):
             ids, mask = [ids], [mask]
-        return {
-            "input_ids": _as_tensors(ids, return_tensors),
-            "attention_mask": _as_tensors(mask, return_tensors),
-        }
+        return Encoded(
+            input_ids=_as_tensors(ids, return_tensors),
+            attention_mask=_as_tensors(mask, return_tensors),
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, in which names of control tokens are these tokens."""
