@@ -97,6 +97,7 @@ def test_engine_args_refuse_unknown_names_as_llm_does(options: dict[str, Any], t
         (RequestOutput("x", None, [], [], RequestTimes(0.0)), "text", r"use outputs\[0\]"),
         (RequestOutput("x", None, [], [], RequestTimes(0.0)), "lora_request", "leave it out: it"),
         (CompletionOutput(0), "routed_experts", "leave it out: it is None"),
+        (RequestTimes(0.0), "first_token_ts", "use first_token$"),
         (TransformersTokenizer, "from_pretrained", "use AutoTokenizer of transformers"),
         (quire.AsyncEngine, "from_engine_args", "use AsyncLLM.from_engine_args"),
     ],

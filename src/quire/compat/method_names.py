@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 # methods of llama-cpp-python's Llama
 _TOKENIZER = "use get_tokenizer()"
-_LIMITS = "use llm.info"
+_LIMITS = "use llm.info, and llm.info.limits"
 _STEPS = "steps are the engine's own; use generate, or LLMEngine for requests one by one"
 _STATE = "equal prefixes are always shared; leave it out"
 
@@ -136,6 +136,14 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
                         _NO_FIELD),
     },
     "CompletionOutput": dict.fromkeys(("lora_request", "routed_experts", "logits"), _NO_FIELD),
+    "RequestTimes": {
+        "first_token_ts": "use first_token",
+        "last_token_ts": "use last_token",
+        "num_generation_tokens": "count the token_ids of outputs",
+        **dict.fromkeys(("time_in_queue", "first_scheduled_time", "queued_ts", "scheduled_ts",
+                         "scheduler_time", "model_execute_time"),
+                        "times in the queue are in /metrics of `quire serve`"),
+    },
     "TransformersTokenizer": {
         **dict.fromkeys(_OF_TOKENIZERS.split(), "use AutoTokenizer of transformers"),
         "model_max_length": _LIMITS,

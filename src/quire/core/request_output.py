@@ -75,6 +75,9 @@ class RequestTimes(msgspec.Struct):
     first_token: float | None = None
     last_token: float | None = None
 
+    if not TYPE_CHECKING:
+        __getattr__ = refuse
+
     @property
     def ttft(self) -> float | None:
         """Time to first token, in seconds."""
