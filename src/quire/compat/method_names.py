@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 # methods of llama-cpp-python's Llama
 _TOKENIZER = "use get_tokenizer()"
@@ -89,7 +89,7 @@ _VLLM_METHODS: Mapping[str, str] = {
     "validate_outputs": "leave it out",
 }  # fmt: skip
 
-# methods and attributes that are not there, and what to use instead
+# methods and attributes that a model has not, and what to use instead
 METHODS: Mapping[str, str] = {**_LLAMA_METHODS, **_LOADED, **_VLLM_METHODS}
 
 _SLEEP = "use shutdown, and make another one; LLM and LLMEngine sleep"
@@ -104,7 +104,8 @@ _OF_TOKENIZERS = """
     unk_token unk_token_id
 """
 
-# those of a class that mean something else there
+_MODELS = ("LLM", "LLMEngine", "AsyncLLM", "AsyncEngine")
+# those of one class, which go before METHODS
 _OF_CLASS: Mapping[str, Mapping[str, str]] = {
     "AsyncLLM": {
         "chat": "use generate, with the prompt of get_tokenizer().apply_chat_template",
@@ -161,9 +162,13 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def what_to_use(cls: str, name: str) -> str | None:
-    """The advice on a missing attribute of a class; None for an unknown one."""
-    return _OF_CLASS.get(cls, {}).get(name) or METHODS.get(name)
+def what_to_use(classes: Iterable[str], name: str) -> str | None:
+    """The advice on a missing attribute; None for an unknown one. classes: its class and bases."""
+    for cls in classes:
+        general = METHODS.get(name) if cls in _MODELS else None
+        if text := _OF_CLASS.get(cls, {}).get(name, general):
+            return text
+    return None
 
 
 def all_methods() -> dict[str, str]:
