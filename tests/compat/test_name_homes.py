@@ -117,6 +117,7 @@ def test_params_of_transformers() -> None:
         truncate_prompt_tokens=None,
     )  # fmt: skip
     assert found == SamplingParams(max_tokens=9, min_tokens=2, n=3)
+    assert SamplingParams(truncate_prompt_tokens=None) == SamplingParams()  # type: ignore[call-arg]
     with pytest.raises(InvalidRequestError, match=r"^eos_token_id 1 is not .*use stop_token_ids"):
         SamplingParams(eos_token_id=1)  # type: ignore[call-arg]
 
