@@ -341,3 +341,17 @@ def test_a_quantization_in_any_case(value: str, own: str) -> None:
 def test_formats_that_are_read_are_values_of_quantization() -> None:
     assert {*STORED_METHODS, "fp8", *REFUSED_VALUES["quantization"]} >= set(READERS)
     assert {*STORED_METHODS} <= set(READERS)
+
+
+def test_a_seed_of_minus_one_is_another_one_each_time() -> None:
+    """As in llama.cpp; a request's is none, as in vLLM."""
+    first, second = (EngineConfig.from_options(seed=-1).model.seed for _ in range(2))
+    assert first != second
+    assert min(first, second) >= 0
+    assert own_value("seed", 1) == 1
+    assert SamplingParams(seed=-1) == SamplingParams()
+
+
+@pytest.mark.parametrize("value", ["CUDA", "Cuda:0", "GPU"])
+def test_devices_may_be_in_capitals(value: str) -> None:
+    assert own_value("device", value) == "cuda"
