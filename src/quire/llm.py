@@ -22,7 +22,7 @@ from quire.core.request_output import (
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
-from quire.engine.frontend.offline_engine import OfflineEngine
+from quire.engine.frontend.offline_engine import OfflineEngine, OnOutput
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
@@ -90,6 +90,7 @@ class LLM(ForeignMethods):
         *,
         use_tqdm: bool = True,
         raise_errors: bool = True,
+        on_output: OnOutput | None = None,
         **encoding: Unpack[EncodingOptions],
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
@@ -98,7 +99,8 @@ class LLM(ForeignMethods):
         `prompt_token_ids`; one, or any iterable of them; vLLM's older names are known.
         sampling_params: one for all, or one for each; None: get_default_sampling_params().
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
-        outputs, and the others run. encoding: how text becomes token ids.
+        outputs, and the others run. on_output: is called with each part of an answer as it comes;
+        the first grows to the result. encoding: how text becomes token ids.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
@@ -110,6 +112,7 @@ class LLM(ForeignMethods):
             how,
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
+            on_output=on_output,
         )
 
     def chat(
@@ -119,6 +122,7 @@ class LLM(ForeignMethods):
         *,
         use_tqdm: bool = True,
         raise_errors: bool = True,
+        on_output: OnOutput | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_kwargs: Any,
@@ -148,6 +152,7 @@ class LLM(ForeignMethods):
             how,  # where as many tokens are kept as fit, those beside the answer
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
+            on_output=on_output,
         )
 
     def beam_search(

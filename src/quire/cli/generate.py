@@ -71,7 +71,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all prompts and print the answers in the prompts' order.
+    """Answer all prompts and print the answers in the prompts' order, a single one as it comes.
 
     Returns 1 if there are prompts without an answer, and 2 if that is all of them, by the caller's
     mistake.
@@ -91,29 +91,32 @@ def run(argv: Sequence[str]) -> int:
         llm = LLM(**engine_options(args))
     take_defaults(sampling, args, llm.info.sampling_defaults)
     texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
+    streams = len(texts) == sampling.n == 1 and not args.json
+    how: dict[str, Any] = {"use_tqdm": show and not streams, "raise_errors": False}
+    how["on_output"] = print_part if streams else None
     if args.chat or "system" in args or variables:
         if not llm.tokenizer.has_chat_template:
             raise ConfigError("this model has no chat template; leave --chat and --system out")
         system = [{"role": "system", "content": args.system}] if "system" in args else []
         conversations = [[*system, {"role": "user", "content": text}] for text in texts]
-        results = llm.chat(
-            conversations,
-            sampling,
-            use_tqdm=show,
-            raise_errors=False,
-            chat_template_kwargs=variables,
-        )
+        results = llm.chat(conversations, sampling, chat_template_kwargs=variables, **how)
     else:
         if show and llm.tokenizer.has_chat_template:
             print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
-        results = llm.generate(texts, sampling, use_tqdm=show, raise_errors=False)
-    for line in lines(texts, results, as_json=args.json):
+        results = llm.generate(texts, sampling, **how)
+    for line in [] if streams else lines(texts, results, as_json=args.json):
         print(line)
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
             text = parser.in_flags(_PARAM.sub("", str(result.error)))
             print(f"error: {prompt.source}: {text}", file=sys.stderr)
     return _status([result.error for result in results])
+
+
+def print_part(output: RequestOutput) -> None:
+    """Print what has come of an answer."""
+    text = "".join(part.text for part in output.outputs)
+    print(text, end="\n" if output.finished else "", flush=True)
 
 
 def read_words(args: Namespace) -> None:
