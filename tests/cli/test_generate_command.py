@@ -242,6 +242,11 @@ def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[
         (["a/b", "hello"], "a/b", ["hello"]),
         (["quire-tiny", "hello", "--prompt", "b"], "quire-tiny", ["hello", "b"]),
         (["gpt", "--prompt", "b"], "gpt", ["b"]),
+        (["a/b", "--max-tokens", "3", "hello"], "a/b", ["hello"]),
+        (["--seed", "1", "a/b", "--no-escape", "hello", "--top-k=2"], "a/b", ["hello"]),
+        (["-m", "a/b", "-n", "3", "hello"], "a/b", ["hello"]),
+        (["a/b", "--", "--hello"], "a/b", ["--hello"]),
+        (["--max-tokens", "3", "--", "-e llo"], None, ["-e llo"]),
     ],
 )
 def test_words_without_an_option(

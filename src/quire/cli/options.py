@@ -73,7 +73,9 @@ class CommandParser(argparse.ArgumentParser):
             from quire.cli.served_names import with_joined_names
 
             own = with_joined_names(own, flags)
-        args, unknown = self.parse_known_args(own)
+        # words may stand between options; argparse forgets there what follows `--`
+        parse = self.parse_known_args if "--" in own else self.parse_known_intermixed_args
+        args, unknown = parse(own)
         for word in unknown:
             if word.startswith("-"):
                 name = word.partition("=")[0]

@@ -43,7 +43,7 @@ class _EngineArgs(ForeignMethods):
     def __new__(cls, *_: Any, **options: Any) -> Any:
         """Refuse unknown names as `LLM` does, by a ConfigError; a subclass may have its own."""
         for name in options if cls is EngineArgs else ():
-            if name not in cls.__dataclass_fields__:
+            if name not in EngineArgs.__dataclass_fields__:
                 raise ConfigError(unknown_setting(name, [o.name for _, o in iter_options()]))
         return super().__new__(cls)
 
