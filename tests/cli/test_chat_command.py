@@ -74,6 +74,44 @@ def test_chat_without_a_template_is_refused_once(
     assert engine.closed
 
 
+@pytest.mark.parametrize(
+    ("words", "piped", "content"),
+    [
+        (["quire-tiny", "hello you"], "", "hello you"),
+        (["quire-tiny", "hello", "--top-k", "2", "you"], "", "hello you"),
+        (["hello you"], "", "hello you"),
+        (["quire-tiny", "sum it up"], "one\ntwo\n", "one\ntwo\nsum it up"),
+        (["quire-tiny", "-e", r"a\tb"], "", "a\tb"),
+    ],
+)
+def test_a_message_of_the_command_line_is_answered_and_ends_it(
+    words: list[str],
+    piped: str,
+    content: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine, seen = FakeEngine(), list[object]()
+
+    async def start(_config: object) -> FakeEngine:
+        return engine
+
+    def chat_prompt(messages: object, **_: object) -> str:
+        seen.append(messages)
+        return "hi"
+
+    engine.tokenizer.chat_prompt = chat_prompt  # type: ignore[method-assign]
+    monkeypatch.setattr("quire.engine.frontend.async_engine.AsyncEngine.start", start)
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    monkeypatch.setattr("sys.stdin.reconfigure", lambda **_: None, raising=False)
+    assert main(["chat", *words]) == 0
+    assert seen == [[{"role": "user", "content": content}]]
+    out, err = capsys.readouterr()
+    assert out == "Hello!\n"
+    assert "/help" not in err
+    assert engine.closed
+
+
 def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ("/help", "/nonsense", "hi", "/system be brief", "/reset", "/quit", "never read")
     status, chat = talk(FakeEngine(), *lines)

@@ -77,6 +77,8 @@ class CommandParser(argparse.ArgumentParser):
         parse = self.parse_known_args if "--" in own else self.parse_known_intermixed_args
         args, unknown = parse(own)
         for word in unknown:
+            if word == "--":
+                raise ConfigError("words before -- and after it; write all of them after it")
             if word.startswith("-"):
                 name = word.partition("=")[0]
                 near = nearest_name(name, self._option_string_actions)
