@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -69,9 +70,9 @@ class LLM(ForeignMethods):
         self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)
 
     @classmethod
-    def from_engine_args(cls, engine_args: object) -> Self:
+    def from_engine_args(cls, engine_args: Any) -> Self:
         """An `LLM` with the settings of EngineArgs."""
-        return cls(**vars(engine_args))
+        return cls(**dataclasses.asdict(engine_args))
 
     @property
     def info(self) -> EngineInfo:

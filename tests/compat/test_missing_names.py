@@ -92,7 +92,8 @@ def test_a_subclass_of_engine_args_has_arguments_of_its_own() -> None:
             super().__init__(**options)
             self.label = label
 
-    mine = Mine(label="a", max_num_seqs=3)
+    mine = Mine(label="a", model="quire-tiny", max_num_seqs=3, max_model_len=64)
+    quire.LLM.from_engine_args(mine).close()
     assert (mine.label, mine.max_num_seqs) == ("a", 3)
 
 
