@@ -84,6 +84,8 @@ def test_advice_is_that_of_the_class() -> None:
     with pytest.raises(AttributeError, match=r"^CompletionOutput has no quantize$"):
         output.quantize  # noqa: B018
     assert what_to_use(["AsyncEngine"], "quantize")
+    assert what_to_use(["AsyncLLM"], "stream") == "use generate, which streams"
+    assert what_to_use(["LLM"], "stream") == METHODS["stream_generate"]
 
 
 def test_a_subclass_of_engine_args_has_arguments_of_its_own() -> None:

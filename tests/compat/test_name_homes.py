@@ -102,7 +102,7 @@ def test_an_option_of_a_call_is_no_sampling_param(name: str) -> None:
         ("guided_json", r"use structured_outputs=StructuredOutputs\(json=\.\.\.\)$"),
         ("regex", r"use structured_outputs=StructuredOutputs\(regex=\.\.\.\)$"),
         ("num_ctx", r"is a setting of the engine; use LLM\(max_model_len=\.\.\.\)$"),
-        ("stream", "is no sampling param: answers come whole; use AsyncEngine$"),
+        ("stream", "is no sampling param: answers come whole; use on_output of LLM"),
         ("colour", r"^SamplingParams has no parameter 'colour'; known: n, temp"),
     ],
 )
@@ -286,7 +286,7 @@ SERVERS = """
 def test_options_of_sglang_and_tgi(capsys: pytest.CaptureFixture[str]) -> None:
     args = serve.make_parser().parse(SERVERS.split())
     assert (args.models, args.max_model_len, args.max_num_seqs) == (["x"], 2048, 8)
-    assert (args.quantization, args.log_format, args.host) == ("int8", "json", "::")
+    assert (args.quantization, args.log_format, args.host) == ("w8a16", "json", "::")
     assert "--skip-server-warmup has no effect" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"use num_blocks, or max_model_len"):
         serve.make_parser().parse(["--max-total-tokens", "9"])

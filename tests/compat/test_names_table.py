@@ -176,7 +176,7 @@ def test_messages_name_what_exists() -> None:
         "tokenizer_info", "beam_search", "response_format", "json_object", "json_schema",
         "reasoning_effort", "continue_final_message", "adaptive_target", "return_token_ids",
         "structural_tag", "add_request", "add_special_tokens", "top_n_sigma", "typ_p",
-        "smoothing_factor", "sampling_params", "truncate_prompt_tokens",
+        "smoothing_factor", "sampling_params", "truncate_prompt_tokens", "on_output",
     }  # fmt: skip
     for _, row in ROWS:
         for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):

@@ -25,15 +25,18 @@ _LLAMA_METHODS: Mapping[str, str] = {
     "logits_to_logprobs": "use logprobs in SamplingParams",
 }
 
+_STREAMS = ("stream", "stream_generate", "generate_stream", "astream", "stream_chat")
+_ASYNC = ("agenerate", "async_generate", "acompletion", "acreate")
+
 # methods of other libraries' models, of SGLang, transformers and ollama-python
 _LOADED: Mapping[str, str] = {
     "from_pretrained": "use LLM(MODEL): a folder, a name on the hub, or a GGUF file",
     **dict.fromkeys(("to", "cuda", "cpu", "half", "quantize"), "set it at the start: LLM(MODEL, "
                     "device=..., dtype=..., quantization=...)"),
     **dict.fromkeys(("forward", "logits", "get_logits"), "use logprobs in SamplingParams"),
-    **dict.fromkeys(("stream_generate", "generate_stream", "astream", "stream_chat"),
-                    "use AsyncEngine, whose generate streams"),
-    **dict.fromkeys(("agenerate", "async_generate", "acompletion", "acreate"), "use AsyncEngine"),
+    **dict.fromkeys(_STREAMS, "use on_output of generate or chat, or AsyncEngine, whose generate "
+                    "streams"),
+    **dict.fromkeys(_ASYNC, "use AsyncEngine"),
     **dict.fromkeys(("complete", "completion", "predict", "invoke", "completions"), "use generate"),
     **dict.fromkeys(("create_embeddings", "embeddings", "embed_query", "embed_documents"),
                     "use embed"),
@@ -55,7 +58,6 @@ _WHOLE = "requests are not paused; abort those that are to end"
 
 # of vLLM's LLM, LLMEngine and AsyncLLM
 _VLLM_METHODS: Mapping[str, str] = {
-    "stream": "use AsyncEngine",
     "get_metrics": "use llm.stats, and output.metrics of each request",
     "reward": "reward models are not supported; use score, or embed",
     "llm_engine": "use LLM itself; for requests that come one by one use LLMEngine or AsyncEngine",
@@ -109,7 +111,7 @@ _MODELS = ("LLM", "LLMEngine", "AsyncLLM", "AsyncEngine")
 _OF_CLASS: Mapping[str, Mapping[str, str]] = {
     "AsyncLLM": {
         "chat": "use generate, with the prompt of get_tokenizer().apply_chat_template",
-        "add_request": "use generate, which streams",
+        **dict.fromkeys(("add_request", *_STREAMS, *_ASYNC), "use generate, which streams"),
         **dict.fromkeys(("encode", "embed", "score"), _POOL),
         **dict.fromkeys(("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"), _SLEEP),
         **dict.fromkeys(("is_running", "is_stopped", "errored", "dead_error"), _HEALTH),
@@ -118,7 +120,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
         "wait_for_requests_to_drain": "await the streams of generate",
     },
     "LLMEngine": {
-        "generate": "use add_request and step, or LLM.generate",
+        **dict.fromkeys(("generate", *_STREAMS), "use add_request and step, or LLM.generate"),
         "chat": "use LLM.chat",
         **dict.fromkeys(("encode", "embed", "score"), "use LLM.embed"),
         "get_metrics": "use stats, and output.metrics of each request",
@@ -152,6 +154,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
     "AsyncEngine": {
         "from_engine_args": "use AsyncLLM.from_engine_args, or `await AsyncEngine.start(config)`",
         "abort": "close the stream of generate, or use AsyncLLM",
+        **dict.fromkeys((*_STREAMS, *_ASYNC), "use generate, which streams"),
         "shutdown": "use `await engine.close()`",
         "get_tokenizer": "use tokenizer",
     },

@@ -64,7 +64,7 @@ SGLANG_FAMILIES: tuple[ForeignName, ...] = (
 
 TGI_NAMES: tuple[ForeignName, ...] = (
     alias("model_id", "model", "TGI"),
-    alias("quantize", "quantization", "TGI", values={"eetq": "int8", "bitsandbytes": "int8",
+    alias("quantize", "quantization", "TGI", values={"eetq": "w8a16", "bitsandbytes": "int8",
                                                      "bitsandbytes-nf4": "nf4"}),
     alias("max_concurrent_requests", "max_queued_requests", "TGI"),
     alias("max_batch_size", "max_num_seqs", "TGI"),
