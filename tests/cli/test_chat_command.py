@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,3 +174,12 @@ def test_a_message_of_several_lines() -> None:
     lines = [f"{quotes}one\n", "\n", f"  two{quotes}\n", f"{quotes}three{quotes}\n", "four\n"]
     assert list(with_blocks(iter(lines))) == ["one\n\n  two", "three", "four\n"]
     assert list(with_blocks(iter([f"{quotes}open\n", "end"]))) == ["open\nend"]
+
+
+def test_what_has_no_effect_is_a_note() -> None:
+    words = ["chat", "quire-tiny", "hi", "--think=false", "--max-tokens", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", *words], capture_output=True, text=True, input=""
+    )
+    assert done.stderr.startswith("note: chat_template_kwargs: 'enable_thinking' has no effect: ")
+    assert "NoEffectWarning" not in done.stderr

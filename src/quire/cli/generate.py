@@ -96,7 +96,8 @@ def run(argv: Sequence[str]) -> int:
     how["on_output"] = print_part if streams else None
     if args.chat or "system" in args or variables:
         if not llm.tokenizer.has_chat_template:
-            raise ConfigError("this model has no chat template; leave --chat and --system out")
+            options = "--chat, --system and --default-chat-template-kwargs"
+            raise ConfigError(f"this model has no chat template; leave {options} out")
         system = [{"role": "system", "content": args.system}] if "system" in args else []
         conversations = [[*system, {"role": "user", "content": text}] for text in texts]
         results = llm.chat(conversations, sampling, chat_template_kwargs=variables, **how)
