@@ -113,6 +113,15 @@ def test_a_message_of_the_command_line_is_answered_and_ends_it(
     assert engine.closed
 
 
+def test_an_empty_message_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    monkeypatch.setattr("sys.stdin.reconfigure", lambda **_: None, raising=False)
+    assert main(["chat", "/nowhere", " "]) == 2
+    assert "the message is empty; write it, or leave it out" in capsys.readouterr().err
+
+
 def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ("/help", "/nonsense", "hi", "/system be brief", "/reset", "/quit", "never read")
     status, chat = talk(FakeEngine(), *lines)

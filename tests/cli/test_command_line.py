@@ -126,6 +126,8 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "--logprobs", "3"], "--logprobs is no option here; use SamplingParams(logp"),
         (["generate", "a/b", "tell", "me"], "unexpected 'me'; put quotes around a prompt of"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
+        (["quantize", "a", "b.gguf", "Q4"], "unexpected 'b.gguf'; name it by an option, or see"),
+        (["serve", "a", "b"], "unexpected 'b'; use --model MODEL for each of several models"),
         (["chat", "a/b", "--seed", "1", "--", "-x"], "-- and after it; write all of them after it"),
         (["serve", "--quantization", "q4_k_m"], "error: --quantization 'q4_k_m' is not supported"),
         (["serve", "--dry-run", "--kv-transfer-config", "{}", "--port", "x"], "an integer"),

@@ -266,8 +266,9 @@ def test_a_level_of_the_log_asks_for_nothing_where_there_is_none(
 
 def test_arguments_of_from_pretrained() -> None:
     config = EngineConfig.from_options(
-        torch_dtype="float16", load_in_4bit=False, load_in_8bit=True, device_map="auto"
+        torch_dtype="float16", load_in_4bit=False, load_in_8bit=True, device_map="cpu"
     )
+    assert config.device.device == "cpu"
     assert (config.model.dtype, config.model.quantization) == ("float16", "int8")
     with pytest.raises(ConfigError, match=r"^repo_id 'a/b' is not supported: .*hf download REPO"):
         EngineConfig.from_options(repo_id="a/b", filename="*Q8_0.gguf")

@@ -73,6 +73,8 @@ def run(argv: Sequence[str]) -> int:
     read_escapes(args)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     variables = template_variables(args)
+    words = vars(args).get("text")
+    text = message(words) if words else None  # before the model is loaded
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.startup.torch_import import dedicated_start
 
@@ -86,8 +88,8 @@ def run(argv: Sequence[str]) -> int:
             take_defaults(sampling, args, engine.info.sampling_defaults)
             system = vars(args).get("system", "")
             chat = Chat(engine, sampling, runner.run, system=system, variables=variables)
-            if words := vars(args).get("text"):
-                return chat.answer(message(words))
+            if text is not None:
+                return chat.answer(text)
             say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
             return chat.run(read_lines())
         finally:
@@ -103,9 +105,15 @@ def read_words(args: argparse.Namespace) -> None:
 
 
 def message(words: Sequence[str]) -> str:
-    """The message of a command line, with what is piped in before it, as Ollama has it."""
+    """The message of a command line, with what is piped in before it, as Ollama has it.
+
+    Raises ConfigError for an empty one.
+    """
     piped = "" if sys.stdin.isatty() else "".join(read_lines())
-    return "\n".join(filter(None, (piped.strip(), " ".join(words))))
+    text = "\n".join(filter(None, (piped.strip(), " ".join(words).strip())))
+    if not text:
+        raise ConfigError("the message is empty; write it, or leave it out to type messages")
+    return text
 
 
 class Chat:

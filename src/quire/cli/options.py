@@ -44,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
         examples: Sequence[str],
         *,
         words: str = "[MODEL] ",
-        instead: str = "put arguments without a name before the options",
+        instead: str = "name it by an option",
     ) -> None:
         """A parser of one command's options. instead: what to do with a word too many."""
         self._instead = instead

@@ -34,7 +34,7 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     no_effect("stats", _V, _PLAIN, arity="switch"),
     no_effect("nowordwrap", _O, _PLAIN, arity="switch"),
     only("prompt", _L, (), "this command has no prompts as options",
-         "use `quire chat MODEL TEXT` for one answer"),
+         "use `quire chat MODEL TEXT` for one answer, or --prefill N of `quire profile` for speed"),
     no_effect("print_token_count", _L, _PLAIN, "-ptc"),
     no_effect("multiline_input", _L, "a text may have several lines", "-mli", arity="switch"),
     no_effect("keepalive", _O, "the model is loaded for the command"),

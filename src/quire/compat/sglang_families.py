@@ -16,8 +16,8 @@ _EXPERTS = "experts run on the one device"
 
 SGLANG_FAMILIES: tuple[ForeignName, ...] = (
     alias("tokenizer_path", "tokenizer", "SGLang"),
-    alias("cuda_graph_bs", "enforce_eager", "SGLang", others=False, values={0: True},
-          text="CUDA graphs are recorded for all sizes of a step", fix="leave it out"),
+    only("cuda_graph_bs", "SGLang", (), "CUDA graphs are recorded for all sizes of a step",
+         "leave it out"),
     alias("fastapi_root_path", "root_path", "SGLang"),
     alias("log_level_http", "log_level", "SGLang"),
     alias("tokenizer_worker_num", "api_server_count", "SGLang"),
