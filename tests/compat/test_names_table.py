@@ -32,8 +32,8 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat"}, "pooling": POOLING,
-    "call": {"prompts", "data_1", "data_2"},
+    "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"},
+    "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 

@@ -321,7 +321,8 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
         (output,) = method(prompt_token_ids=[ids], use_tqdm=False, lora_request=None)
         np.testing.assert_array_equal(output.embedding, vector)
     (score,) = llm.score(text_1="A list is", text_2="A list is", use_tqdm=False)
-    assert llm.score(query="A list is", documents=["A list is"], use_tqdm=False) is not None
+    (other,) = llm.score(query="A list is", documents=["A list is"], use_tqdm=False)
+    assert other.outputs.score == score.outputs.score
     with pytest.raises(InvalidRequestError, match=r"^querry: unknown option; remove it"):
         llm.score(querry="A list is")
     assert score.outputs.score == pytest.approx(1, abs=1e-5)

@@ -39,6 +39,8 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     no_effect("multiline_input", _L, "a text may have several lines", "-mli", arity="switch"),
     no_effect("keepalive", _O, "the model is loaded for the command"),
     no_effect("insecure", _O, "the hub is asked over TLS", arity="switch"),
+    alias("special", "skip_special_tokens", _L, "-sp", values={True: False, False: True},
+          arity="switch"),
     alias("format", "json_schema", _O, values={"json": '{"type": "object"}'}),
     alias("think", "default_chat_template_kwargs", _O, arity="optional", others=False,
           values={True: '{"enable_thinking": true}', False: '{"enable_thinking": false}'},

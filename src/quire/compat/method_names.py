@@ -83,7 +83,7 @@ _VLLM_METHODS: Mapping[str, str] = {
     "default_sampling_params": "use get_default_sampling_params()",
     "from_vllm_config": "use from_engine_args",
     **dict.fromkeys(("do_log_stats", "do_log_stats_with_interval", "log_stats"),
-                    "nothing is logged; ask for stats"),
+                    "nothing is logged; stats are those of LLM and AsyncEngine"),
     "is_tracing_enabled": "requests over HTTP are traced; use `quire serve`",
     **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), _WHOLE),
     "has_unfinished_requests_dp": "a model runs on one device; use has_unfinished_requests",
