@@ -132,8 +132,8 @@ class LLM(ForeignMethods):
 
         chat_template: a template, or its file, to use instead of the model's. template_kwargs (or
         the map chat_template_kwargs): add_generation_prompt, continue_final_message, tools,
-        variables that the template reads, and EncodingOptions. Raises as `generate` does, and
-        ConfigError for a file that cannot be read.
+        variables that the template reads, and EncodingOptions. on_output: as in `generate`. Raises
+        as `generate` does, and ConfigError for a file that cannot be read.
         """
         tokenizer = self.tokenizer
         if chat_template is not None:

@@ -83,8 +83,8 @@ def run(argv: Sequence[str]) -> int:
             engine = runner.run(AsyncEngine.start(config))
         try:
             if not engine.tokenizer.has_chat_template:
-                text = "this model has no chat template, so it cannot chat; use quire generate"
-                raise ConfigError(text)
+                problem = "this model has no chat template, so it cannot chat; use quire generate"
+                raise ConfigError(problem)
             take_defaults(sampling, args, engine.info.sampling_defaults)
             system = vars(args).get("system", "")
             chat = Chat(engine, sampling, runner.run, system=system, variables=variables)
