@@ -264,7 +264,14 @@ def test_a_level_of_the_log_asks_for_nothing_where_there_is_none(
     ]
 
 
+def test_an_error_names_a_setting_of_the_server_as_it_was_given() -> None:
+    assert EngineConfig.from_options(verbose=False) == EngineConfig()
+    with pytest.raises(ConfigError, match=r"^verbose is a setting of the server; .* leave it out"):
+        EngineConfig.from_options(verbose=True)
+
+
 def test_arguments_of_from_pretrained() -> None:
+    assert EngineConfig.from_options(subfolder="", force_download=False) == EngineConfig()
     config = EngineConfig.from_options(
         torch_dtype="float16", load_in_4bit=False, load_in_8bit=True, device_map="cpu"
     )

@@ -27,6 +27,9 @@ TRANSFORMERS_NAMES: tuple[ForeignName, ...] = (
     only("local_files_only", _T, (False,), _CLIENT, "set HF_HUB_OFFLINE=1"),
     only("token", _T, (False,), _CLIENT, "set HF_TOKEN"),
     only("use_auth_token", _T, (False,), _CLIENT, "set HF_TOKEN"),
+    only("force_download", _T, (False,), _CLIENT, "run hf download --force-download"),
+    only("subfolder", _T, ("",), "a model is a whole folder", "download it, and name that folder"),
+    only("variant", _T, (), "weights have one name", "name a folder with those files"),
     only("bnb_4bit_compute_dtype", _T, (), "activations have one data type", "use dtype"),
     *(
         only(name, _LP, (), "single files are not downloaded",
