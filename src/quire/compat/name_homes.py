@@ -53,6 +53,7 @@ CONSTRAINTS = {
     **{name: name for name in ("json", "regex", "choice", "grammar", "json_object")},
     **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
     "json_schema": "json",
+    "ebnf": "grammar",
     "response_format": "json",
     "structural_tag": "structural_tag",
 }
