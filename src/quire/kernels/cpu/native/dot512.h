@@ -8,7 +8,7 @@ constexpr int BLOCKS = 2;      // a tile is so many times 16 outputs
 #ifdef QUIRE_PLAIN_DOT
 constexpr int BYTE_ROWS = 3;
 #else
-constexpr int BYTE_ROWS = 8;   // by so many rows: what 32 registers hold
+constexpr int BYTE_ROWS = 12;  // by so many rows: what 32 registers hold
 #endif
 
 struct Four {

@@ -3,10 +3,13 @@
 // after linear.h.
 
 constexpr int64_t K_STRETCH = 512;  // with a block of rows: what the first cache keeps
-constexpr int64_t AHEAD = 1 << 10;  // weights that are asked for before they are read
 
 // How many blocks of 16 outputs fit in the registers beside so many rows.
 constexpr int blocks_beside(int rows) { return rows <= SUMS / 4 ? 4 : rows <= SUMS / 2 ? 2 : 1; }
+
+// How many weights of a block are asked for before they are read: a step of more rows takes longer,
+// but one of four rows reads from twice as many blocks.
+constexpr int64_t weights_ahead(int rows) { return rows <= 4 ? 1 << 10 : 1 << 11; }
 
 template <int half>
 inline F32 columns(const float* block, int64_t k) {
@@ -70,8 +73,8 @@ inline void tile(const typename Dot::X* x, const typename Dot::Weight* weight, i
     for (auto& row : total)
         for (F32& v : row) v = F32::zero();
     for (int64_t i = 0; i < k; i += 2) {
-        if constexpr (R <= 4)
-            for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * stride + i * 16 + AHEAD);
+        for (int b = 0; b < B; ++b)
+            __builtin_prefetch(weight + b * stride + i * 16 + weights_ahead(R));
         Dot::step(total, x + i * R, weight, stride, i);
     }
     for (int r = 0; r < R; ++r)

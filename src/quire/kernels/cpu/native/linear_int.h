@@ -13,7 +13,7 @@
 #include "codebook.h"
 
 constexpr int64_t WIDE = 32;           // outputs of a packed block
-constexpr int64_t BYTES_AHEAD = 1536;  // how far before its use a line is asked for
+constexpr int64_t BYTES_AHEAD = 8192;  // how far before its use a line is asked for
 
 using Tile = void (*)(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a);
 
