@@ -3,7 +3,7 @@
 //
 // Owns the order of work, the norm's factor and what happens to the sums; a Gemm struct for each
 // weight format (see linear_float.h) reads rows and multiplies. Rows are processed in blocks of at most
-// Gemm::ROWS, which stay in registers, and Gemm::OUTPUTS outputs at a time, which stay in the L2 cache.
+// Gemm::ROWS, which stay in registers, and Gemm::outputs outputs at a time, which stay in the L2 cache.
 // A sum goes over k in the format's stretches, whatever the number of rows and threads, so an output
 // does not depend on what else is in the batch.
 
@@ -107,9 +107,9 @@ inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
         Gemm::take(a, row + blocks.start(b), blocks.size(b),
                    taken + blocks.start(b) * Gemm::row_size(a));
     });
-    const int64_t most = blocks.count > 1 ? Gemm::OUTPUTS : FEW_OUTPUTS;
+    const int64_t most = blocks.count > 1 ? Gemm::outputs(a) : FEW_OUTPUTS;
     const int64_t half = (LEAST_WORK / ((rows + 3) * a.k) + 63) / 64 * 32;  // the least outputs
-    const int64_t outputs = piece_outputs(a.n, std::max(FEW_OUTPUTS, half),
+    const int64_t outputs = piece_outputs(a.n, std::max(std::min(FEW_OUTPUTS, most), half),
                                           std::max(most, 2 * half), a.threads);
     parallel_for((a.n + outputs - 1) / outputs, a.threads, [&](int64_t piece) {
         const int64_t first = piece * outputs;

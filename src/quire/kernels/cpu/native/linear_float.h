@@ -99,10 +99,10 @@ struct Floats {
     using X = typename Dot::X;  // [k / 2, rows of the block, 2]
     using W = typename Dot::Weight;
     static constexpr int ROWS = TILE_ROWS;
-    static constexpr int64_t OUTPUTS = 128;
     static constexpr bool EVEN_BLOCKS = true;
     static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs&) { return K_STRETCH; }
+    static int64_t outputs(const LinearArgs&) { return 128; }
     static int64_t row_size(const LinearArgs& a) { return a.k; }
 
     static void piece(const LinearArgs& a, const X* taken, int64_t row, const RowBlocks& blocks,

@@ -13,6 +13,7 @@
 #include "codebook.h"
 
 constexpr int64_t WIDE = 32;           // outputs of a packed block
+constexpr int64_t PIECE_BYTES = 1 << 18;  // of weights that stay in the L2 cache
 constexpr int64_t BYTES_AHEAD = 8192;  // how far before its use a line is asked for
 
 using Tile = void (*)(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a);
@@ -142,10 +143,12 @@ template <Format format>
 struct Ints {
     using X = uint8_t;  // see quantize.h
     static constexpr int ROWS = BYTE_ROWS;
-    static constexpr int64_t OUTPUTS = 128;
     static constexpr bool EVEN_BLOCKS = true;
     static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs& a) { return a.k; }
+    static int64_t outputs(const LinearArgs& a) {
+        return std::clamp(PIECE_BYTES / bytes_of_block(a), int64_t{1}, int64_t{4}) * WIDE;
+    }
     static int64_t row_size(const LinearArgs& a) {
         return a.k / CHUNK * (format == Format::int8 ? CODES8 : CODES4) + (format == Format::int8 ? 8 : 0);
     }

@@ -65,7 +65,8 @@ struct Tiled {
     static constexpr bool CONVERTED = Source::TILE_BYTES > 0;
     static constexpr int ROWS = 32;
     static constexpr bool EVEN_BLOCKS = false;
-    static constexpr int64_t OUTPUTS = 256, BEYOND = 16 * LINE;
+    static constexpr int64_t BEYOND = 16 * LINE;
+    static int64_t outputs(const LinearArgs&) { return 256; }
     static int64_t row_size(const LinearArgs& a) { return LINE + a.k * Source::SIZE; }
 
     static void take(const LinearArgs& a, int64_t row, int rows, X* taken) {
