@@ -23,6 +23,7 @@ from quire.engine.profile.profile_result import Profile, StepShape
 from quire.engine.profile.roofline import Roofline
 from quire.engine.profile.step_profile import profile_step
 from quire.engine.profile.torch_roofline import time_calls
+from quire.engine.startup import step_tuning
 from quire.engine.startup.compiled_start import make_decoder, with_cache
 from quire.engine.startup.torch_start import compiled_weights_of, resolve_for_torch
 from quire.hub import resolve_model
@@ -180,7 +181,8 @@ def test_calls_are_made_before_and_while_they_are_timed() -> None:
     assert made == [1, 2] * 4  # once to warm up, then three runs
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(step_tuning, "TINY_MODEL_BYTES", 0)  # so that steps are measured
     words = ["profile", MODEL, "--device", "cpu", "--batch-size", "2", "--context", "33"]
     assert main(words) == 0
     text = capsys.readouterr().out
@@ -190,6 +192,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == {"num_requests": 2, "num_new": 1, "context": 33}
     assert found["operations"]
+    assert set(found["table"]["decodes"]) <= {"1", "8"}
 
 
 @pytest.mark.parametrize("rate", [1.0, 1e30])

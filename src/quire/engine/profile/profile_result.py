@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.engine.profile.roofline import Roofline
@@ -87,4 +88,4 @@ class Profile:
 
     def as_json(self) -> dict[str, Any]:
         """The profile as JSON values."""
-        return asdict(self)
+        return asdict(self) | {"table": msgspec.to_builtins(self.table, str_keys=True)}
