@@ -1,4 +1,7 @@
-"""Products and attention by tiles (AMX) beside others, also with the instructions spelt out."""
+"""Products by tiles (AMX), and attention by them and by dot products of pairs, beside others.
+
+Both also with the instructions spelt out.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,21 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels we
 
 ROWS = (1, 15, 17, 33, 70)
 SHAPES = ((48, 64), (288, 128), (16, 1216))  # outputs, inputs: more than a piece, than a stretch
-ENTRY = """
+LINEAR_ENTRY = """
 #include "quire_cpu.h"
 static int left = 0;
 void linear_int_avx512_vnni(const LinearArgs&) { ++left; }
 void linear_avx512_bf16(const LinearArgs&) { ++left; }
 extern "C" int left_to_others() { return left; }
+extern "C" void quire_cpu_linear(const LinearArgs* args) {
+    args->format == Format::bf16 ? linear_bf16_amx(*args) : linear_int_amx(*args);
+}
+"""
+ATTENTION_ENTRY = """
+#include "quire_cpu.h"
 extern "C" void quire_cpu_attention(const AttentionArgs* args) {  // of prompts, one after the other
     const AttentionArgs& a = *args;
-    const auto [attend, rows] = prompts_amx(a);
-    if (!attend) { ++left; return; }
+    const auto [attend, rows] = PROMPTS(a);
     const int64_t most = rows * a.kv_heads / a.heads;
     for (int64_t r = 0; r < a.requests; ++r) {
         const int32_t* table = a.block_table + r * a.table_stride;
@@ -51,44 +59,62 @@ extern "C" void quire_cpu_attention(const AttentionArgs* args) {  // of prompts,
                        end - token < most ? end - token : most, head);
     }
 }
-extern "C" void quire_cpu_linear(const LinearArgs* args) {
-    args->format == Format::bf16 ? linear_bf16_amx(*args) : linear_int_amx(*args);
-}
 """
+SPELT_OUT = {  # of an instruction set's file, the entry beside attention's, and a flag
+    "amx": (LINEAR_ENTRY, "QUIRE_PLAIN_TILES"),
+    "avx512_bf16": ("", "QUIRE_PLAIN_DOTS"),
+}
 
 
-@pytest.fixture(scope="module", params=["amx", "spelt out"])
+@pytest.fixture(scope="module", params=["amx", "amx spelt out"])
 def tiles(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ctypes.CDLL]:
     """The library with products by tiles."""
-    ours = native.compiled()
-    if request.param == "spelt out":
-        yield spelt_out(tmp_path_factory.mktemp("tiles"))
+    yield from library(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=[*SPELT_OUT, *(f"{name} spelt out" for name in SPELT_OUT)])
+def pairs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ctypes.CDLL]:
+    """A library with attention by products of pairs."""
+    yield from library(request.param, tmp_path_factory)
+
+
+def library(name: str, folders: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """The kernels of an instruction set, or these with the instructions spelt out."""
+    ours, folder = native.compiled(), folders.mktemp("kernels")
+    name, _, spelled = name.partition(" ")
+    if spelled:
+        yield spelt_out(name, folder)
         return
-    if ours.quire_cpu_choose(b"amx") is None:
-        pytest.skip("this processor has no tiles")
-    loaded = ctypes.CDLL(shutil.copy(ours._name, tmp_path_factory.mktemp("amx")))
-    loaded.quire_cpu_choose(b"amx")
+    if ours.quire_cpu_choose(name.encode()) is None:
+        pytest.skip(f"this processor does not run {name}")
+    loaded = ctypes.CDLL(shutil.copy(ours._name, folder))
+    loaded.quire_cpu_choose(name.encode())
     loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]
     ours.quire_cpu_choose(b"avx512_vnni")
     yield loaded
     ours.quire_cpu_choose(None)
 
 
-def spelt_out(folder: Path) -> ctypes.CDLL:
-    """What processors with tiles run, but for the instructions."""
+def spelt_out(name: str, folder: Path) -> ctypes.CDLL:
+    """What processors with an instruction set run, but for the instructions."""
     compiler = shutil.which("c++")
     if compiler is None or "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs a C++ compiler and AVX-512")
-    sources = Path(native.__file__).parent / "native"
-    (folder / "entry.cpp").write_text(ENTRY)
-    parts = [folder / "entry.cpp", sources / "amx.cpp", sources / "pool.cpp"]
-    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-DQUIRE_PLAIN_TILES"]
-    out = folder / "tiles.so"
-    subprocess.run([compiler, *flags, "-I", sources, "-o", out, *parts], check=True)
+    native_folder = Path(native.__file__).parent / "native"
+    linear_entry, plain = SPELT_OUT[name]
+    (folder / "entry.cpp").write_text(linear_entry + ATTENTION_ENTRY)
+    parts = [folder / "entry.cpp", native_folder / f"{name}.cpp", native_folder / "pool.cpp"]
+    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
+    flags += [f"-D{plain}", f"-DPROMPTS=prompts_{name}"]
+    out = folder / "kernels.so"
+    subprocess.run([compiler, *flags, "-I", native_folder, "-o", out, *parts], check=True)
     lib = ctypes.CDLL(str(out))
-    lib.quire_cpu_linear.argtypes = [ctypes.c_char_p]
+    if linear_entry:
+        lib.quire_cpu_linear.argtypes = [ctypes.c_char_p]
     return lib
 
 
@@ -210,7 +236,7 @@ def test_four_bits_with_hadamard_rotation(
     ("kv_dtype", "window"), [("bfloat16", None), ("bfloat16", 1), ("fp8", 70), ("int8", None)]
 )
 def test_attention(
-    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, window: int | None
+    pairs: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, window: int | None
 ) -> None:
     batch = [5, 70, 2], [90, 200, 2]
     for heads, block_size in (((6, 3, 32), 1), ((4, 1, 64), 32), ((5, 1, 96), 8)):
@@ -224,20 +250,20 @@ def test_attention(
             caches = [reference.quantize_heads(cache) for cache in caches]
         exact = [cache.float() if kv_dtype == "bfloat16" else cache for cache in caches]
         expected = reference.attention(query.float(), *exact, *rest)
-        monkeypatch.setattr(native, "library", lambda: tiles)
+        monkeypatch.setattr(native, "library", lambda: pairs)
         found = native_attention.attention(query, *caches, *rest)
         monkeypatch.undo()
         assert (found.float() - expected).abs().max() <= 0.01 * expected.abs().max()
 
 
 def test_attention_has_the_same_bits_in_any_batch_and_keeps_nan_to_its_request(
-    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    pairs: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries, lens = [70, 3, 9], [200, 3, 100]
     query, k_cache, v_cache, layout, *rest = attention_case(
         queries, lens, (4, 2, 64), None, True, torch.bfloat16
     )
-    monkeypatch.setattr(native, "library", lambda: tiles)
+    monkeypatch.setattr(native, "library", lambda: pairs)
     whole = native_attention.attention(query, k_cache, v_cache, layout, *rest)
     k_cache[layout.block_table[0]] = float("nan")
     found = native_attention.attention(query, k_cache, v_cache, layout, *rest)

@@ -1,4 +1,4 @@
-// Products and the attention of prompts as compiled for tiles (AMX).
+// Gemm and the attention of prompts as compiled for tiles (AMX).
 
 #include <algorithm>
 #include <array>
@@ -42,7 +42,25 @@ namespace amx {
 
 #include "softmax.h"
 
-#include "prefill_tiles.h"
+#include "prefill_pairs.h"
+
+// GEMMs of attention by tiles, which a thread has as long as one of these.
+struct TileGemm {
+    const Tiles configured{32};
+
+    template <bool from_zero>
+    void add(const bf16* rows, int64_t count, int64_t row, const bf16* columns, int64_t depth,
+             float* sums) const {
+        const auto side = [](const bf16* first, int64_t second, int64_t stride, int64_t step) {
+            const uint8_t* at = reinterpret_cast<const uint8_t*>(first);
+            return Side{at, at + 2 * second, 2 * stride, 2 * step};
+        };
+        const Side across = side(columns, 16 * PAIR, LANES * PAIR, 16 * LANES * PAIR);
+        for (int64_t r = 0; r < count; r += 32)
+            add_block<ByPairs, from_zero, true, true>(side(rows + r * row, 16 * row, row, 32), across,
+                                                      depth / 32, sums + r * LANES, LANES, {});
+    }
+};
 }  // namespace amx
 
 // A tile's row has 64 k's in bytes, 32 in bfloat16; sizes that end within one are left to others, and
@@ -66,15 +84,5 @@ void linear_int_amx(const LinearArgs& a) {
 void linear_bf16_amx(const LinearArgs& a) {
     a.k % 32 ? linear_avx512_bf16(a) : amx::linear_bf16(a);
 }
-// Queries in bfloat16, by heads that fill tiles.
-Prompts prompts_amx(const AttentionArgs& a) {
-    if (a.dtype != Dtype::bf16 || a.head_dim % 32 || a.soft_cap) return {};
-    switch (a.cache_dtype) {
-        case Dtype::f32: return {};
-        case Dtype::bf16: return {amx::attend_rows<bf16>, amx::ROWS};
-        case Dtype::fp8: return {amx::attend_rows<fp8>, amx::ROWS};
-        case Dtype::int8: return {amx::attend_rows<int8_t>, amx::ROWS};
-    }
-    return {};
-}
+Prompts prompts_amx(const AttentionArgs& a) { return amx::prompts_by<amx::TileGemm>(a); }
 #endif

@@ -1,7 +1,9 @@
-// Products with bfloat16 weights as compiled for AVX-512 with its dot products of pairs.
+// Linear layers with bfloat16 weights, and attention of prompts, as compiled for AVX-512 with its dot
+// products of pairs.
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "pool.h"
@@ -44,7 +46,37 @@ inline F32 dot_pairs(F32 sums, const bf16* weight, const bf16* x) {
 #include "linear.h"
 
 #include "linear_float.h"
+
+#include "paged.h"
+
+#include "softmax.h"
+
+#include "prefill_pairs.h"
+
+// GEMMs of attention by dot products of pairs, SCORE_ROWS rows by LANES columns at a time.
+struct DotGemm {
+    template <bool from_zero>
+    static void add(const bf16* rows, int64_t count, int64_t row, const bf16* columns, int64_t depth,
+                    float* sums) {
+        constexpr int R = SCORE_ROWS, V = LANES / 16;
+        for (int64_t r = 0; r < count; r += R, rows += R * row, sums += R * LANES) {
+            F32 total[R][V];
+            each<R * V>(BODY(i) {
+                total[i / V][i % V] = from_zero ? F32::zero() : F32::load(sums + 16 * i);
+            });
+            for (int64_t d = 0; d < depth; d += PAIR)
+                each<R * V>(BODY(i) {
+                    const bf16* pairs = columns + d * LANES + i % V * 16 * PAIR;
+                    total[i / V][i % V] = dot_pairs(total[i / V][i % V], pairs, rows + i / V * row + d);
+                });
+            each<R * V>(BODY(i) { total[i / V][i % V].store(sums + 16 * i); });
+        }
+    }
+};
 }  // namespace avx512_bf16
 
 void linear_avx512_bf16(const LinearArgs& args) { avx512_bf16::linear_bf16(args); }
+Prompts prompts_avx512_bf16(const AttentionArgs& args) {
+    return avx512_bf16::prompts_by<avx512_bf16::DotGemm>(args);
+}
 #endif

@@ -48,7 +48,8 @@ struct Set {
 };
 static const Set all[] = {  // best first
     {"amx", has_amx, &kernels_avx512, linear_int_amx, linear_bf16_amx, prompts_amx},
-    {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16},
+    {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16,
+     prompts_avx512_bf16},
     {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni, nullptr},
     {"avx512", has_avx512, &kernels_avx512, nullptr, nullptr},
     {"avx2_vnni", has_avx_vnni, &kernels_avx2, linear_int_avx2_vnni, nullptr},

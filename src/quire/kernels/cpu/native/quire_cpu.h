@@ -227,10 +227,12 @@ void run_attention(const Kernels& kernels, const AttentionArgs& args);
 // With VNNI the GEMMs with bytes differ, and the rest is the same.
 void linear_int_avx2_vnni(const LinearArgs& args);
 void linear_int_avx512_vnni(const LinearArgs& args);
-// With AVX-512 BF16, those with bfloat16 weights, too.
+// With AVX-512 BF16, those with bfloat16 weights, too, and attention of prompts: null for what it does
+// not serve.
 void linear_avx512_bf16(const LinearArgs& args);
+Prompts prompts_avx512_bf16(const AttentionArgs& args);
 // Both by AMX tiles, where sizes allow.
 void linear_int_amx(const LinearArgs& args);
 void linear_bf16_amx(const LinearArgs& args);
-// Prefill attention by AMX tiles: null for what it does not serve.
+// Attention of prompts by AMX tiles, as above.
 Prompts prompts_amx(const AttentionArgs& args);

@@ -92,14 +92,6 @@ struct Tiles {  // from its making to its end the thread has them
 };
 #endif
 
-// Two vectors as pairs of bfloat16, to the nearest, ties away from zero; `first` in the lower halves.
-inline __m512i pairs_of(F32 first, F32 second) {
-    const __m512i half = _mm512_set1_epi32(0x8000);
-    const __m512i low = _mm512_add_epi32(_mm512_castps_si512(first.v), half);
-    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(second.v), half);
-    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high);
-}
-
 // Two tiles that lie side by side in a product, and where the next ones are along its sums.
 struct Side {
     const uint8_t *first, *second;  // the first row of each

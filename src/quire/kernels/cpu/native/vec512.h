@@ -94,6 +94,13 @@ inline F32 hadamard(F32 a) {
 inline F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
+// Two vectors as pairs of bfloat16, to the nearest, ties away from zero; `first` in the lower halves.
+inline __m512i pairs_of(F32 first, F32 second) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i low = _mm512_add_epi32(_mm512_castps_si512(first.v), half);
+    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(second.v), half);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high);
+}
 // The sums of four, next to each other.
 inline void store_sums(F32 a, F32 b, F32 c, F32 d, float* p) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));

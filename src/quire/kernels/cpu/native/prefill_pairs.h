@@ -1,10 +1,12 @@
-// Attention of several query tokens of one request, for one key head, by tiles of bfloat16. Included
-// inside a namespace that has tiles.h, paged.h and softmax.h.
+// Attention of several query tokens of one request, for one key head, by GEMMs of bfloat16 pairs.
+// Included inside a namespace that has paged.h and softmax.h.
 //
-// As in prefill.h scores stand transposed, [keys, rows]: keys are the rows of one tile GEMM as they lie, and
+// As in prefill.h scores stand transposed, [keys, rows]: keys are the rows of one GEMM as they lie, and
 // weights become the next one's columns in pairs of keys, without a shuffle. Queries, once for all
 // keys, and values, once for a step's rows, are transposed. Weights are rounded to bfloat16, sums
-// are float.
+// are float. Gemm (amx.cpp, avx512_bf16.cpp) has the GEMM: sums [rows, LANES] = (from zero, or what
+// they hold) + rows · columns; rows in lines `row` numbers apart, columns in pairs [depth / 2, LANES].
+// Rows and depth are multiples of 32.
 
 constexpr int64_t ROWS = 256;  // of a piece
 constexpr int64_t KEYS = 128;  // of a step
@@ -97,21 +99,6 @@ inline void transpose_values(const bf16* values, int64_t keys, int64_t dim, bf16
         }
 }
 
-// sums [rows, LANES] = (from zero, or what they hold) + rows · columns; rows in lines `row` numbers
-// apart, columns in pairs [depth / 2, LANES].
-template <bool from_zero>
-inline void add_gemm(const bf16* rows, int64_t count, int64_t row, const bf16* columns,
-                        int64_t depth, float* sums) {
-    const auto side = [](const bf16* first, int64_t second, int64_t stride, int64_t step) {
-        const uint8_t* at = reinterpret_cast<const uint8_t*>(first);
-        return Side{at, at + 2 * second, 2 * stride, 2 * step};
-    };
-    const Side across = side(columns, 16 * PAIR, LANES * PAIR, 16 * LANES * PAIR);
-    for (int64_t r = 0; r < count; r += 32)
-        add_block<ByPairs, from_zero, true, true>(side(rows + r * row, 16 * row, row, 32), across,
-                                                  depth / 32, sums + r * LANES, LANES, {});
-}
-
 // Sums [dim, LANES] times `by` [LANES], where that is not 1 for all.
 inline void rescale(const float* by, int64_t dim, float* sums) {
     for (int64_t lane = 0; lane < LANES; lane += 16) {
@@ -178,7 +165,7 @@ struct Lanes {
 };
 
 // An `AttendRows`, see quire_cpu.h.
-template <typename Code>
+template <typename Gemm, typename Code>
 void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t position,
                  int64_t count, int64_t head) {
     const Blocks blocks = blocks_of<Code>(a, table);
@@ -195,7 +182,7 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
         return Lanes{sums, positions, positions + LANES, positions + 2 * LANES, query};
     };
     for (int64_t g = 0; g < groups; ++g) lanes(g).begin(queries, g * LANES);
-    const Tiles configured(32);
+    const Gemm gemm;
     const int64_t window = a.window ? a.window : position + count, end = position + count;
     const int64_t begin = std::max<int64_t>(0, position + 1 - window) / KEYS * KEYS;
     for (int64_t first = begin; first < end; first += KEYS) {
@@ -208,17 +195,30 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
             const int64_t oldest = position + queries.query(g * LANES);
             const int64_t newest = position + queries.query(g * LANES + LANES - 1);
             if (first > newest) continue;
-            add_gemm<true>(keys, padded, dim, at.query, dim, scores);
+            gemm.template add<true>(keys, padded, dim, at.query, dim, scores);
             const bool masked = first + padded > oldest + 1 || first <= newest - window;
             weigh_rows(scores, padded, LANES, first, masked, at.positions, static_cast<float>(window),
                        a.scale * LOG2_E, at.most, at.total, by, InPairs{weights});
             if (first == begin) {
-                add_gemm<true>(transposed, dim, KEYS, weights, padded, at.sums);
+                gemm.template add<true>(transposed, dim, KEYS, weights, padded, at.sums);
             } else {
                 rescale(by, dim, at.sums);
-                add_gemm<false>(transposed, dim, KEYS, weights, padded, at.sums);
+                gemm.template add<false>(transposed, dim, KEYS, weights, padded, at.sums);
             }
         }
     }
     for (int64_t g = 0; g < groups; ++g) lanes(g).end(queries, g * LANES);
+}
+
+// Serves queries in bfloat16 by heads of whole rows of 32 numbers; no attend for others.
+template <typename Gemm>
+Prompts prompts_by(const AttentionArgs& a) {
+    if (a.dtype != Dtype::bf16 || a.head_dim % 32 || a.soft_cap) return {};
+    switch (a.cache_dtype) {
+        case Dtype::f32: return {};
+        case Dtype::bf16: return {attend_rows<Gemm, bf16>, ROWS};
+        case Dtype::fp8: return {attend_rows<Gemm, fp8>, ROWS};
+        case Dtype::int8: return {attend_rows<Gemm, int8_t>, ROWS};
+    }
+    return {};
 }
