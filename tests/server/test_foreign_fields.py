@@ -67,6 +67,7 @@ def test_a_flat_schema_has_the_fields_of_the_inner_one(app: Starlette, engine: F
     [
         *((path, "max_tokens") for path in ("/v1/completions", "/completion")),
         *((path, "n_predict") for path in ("/v1/completions", "/completion")),
+        *((path, "max_completion_tokens") for path in ("/v1/completions", "/completion")),
         *(("/v1/chat/completions", n) for n in ("max_tokens", "max_completion_tokens")),
         ("/v1/chat/completions", "num_predict"),
         ("/v1/responses", "max_output_tokens"),
@@ -151,7 +152,6 @@ def test_penalties_without_reach_are_off_in_ollamas_options(
     [
         ("/v1/completions", "messages", "send prompt, or use /v1/chat/completions"),
         ("/v1/completions", "input", "send prompt, or use /v1/responses and /v1/embeddings"),
-        ("/v1/completions", "max_completion_tokens", "send max_tokens"),
         ("/v1/completions", "system", "remove it"),
         ("/v1/chat/completions", "prompt", "send messages, or use /v1/completions"),
         ("/v1/chat/completions", "max_output_tokens", "send max_tokens"),
