@@ -212,6 +212,23 @@ def test_an_option_under_another_engines_name(app: Starlette, name: str, own: st
     assert text == f"options.{name}: unknown field; send {own}"
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "advice"),
+    [
+        ("/api/generate", "prompt", "send it beside options"),
+        ("/api/chat", "prompt", "send messages, or use /api/generate"),
+        ("/api/embed", "prompt", "send input, or use /api/generate"),
+        ("/api/chat", "format", "send it beside options"),
+        ("/api/chat", "num_ctxs", "did you mean 'num_ctx'?"),
+    ],
+)
+def test_an_option_that_is_none_says_where_it_belongs(
+    app: Starlette, path: str, name: str, advice: str
+) -> None:
+    text = problem(post(app, path, {"options": {name: 1}}))
+    assert text == f"options.{name}: unknown field; {advice}"
+
+
 def test_the_options_are_those_of_the_route() -> None:
     assert strict_json.names_of(Options) == OLLAMA_OPTIONS
 
@@ -254,24 +271,33 @@ def test_a_bias_may_be_false(app: Starlette, engine: FakeEngine) -> None:
     for given in ([[5, False]], {"5": False}):
         assert post(app, "/completion", {"logit_bias": given}).status == 200
         assert engine.calls[-1]["sampling"].logit_bias == {5: -100.0}
-    text = problem(post(app, "/completion", {"logit_bias": [[5, True]]}))
-    assert text == "logit_bias: must be numbers, or false for never, not true"
+    assert post(app, "/completion", {"logit_bias": False}).status == 200
+    assert engine.calls[-1]["sampling"].logit_bias is None
+    for given, text in (
+        ([[5, True]], "logit_bias: must be numbers, or false for never, not true"),
+        (True, "logit_bias: must be a map, a list of pairs, or false for none"),
+        ("5", "logit_bias: must be false, an object, a list or null, not a string"),
+        ([[5, "a"]], "logit_bias[0][1]: must be false or a number, not a string"),
+        ({"5": "a"}, "logit_bias['5']: must be false or a number, not a string"),
+    ):
+        assert problem(post(app, "/completion", {"logit_bias": given})) == text
 
 
-def test_nothing_under_a_routes_own_name_is_no_second_value(
-    app: Starlette, engine: FakeEngine
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
+def test_stop_strings_that_are_not_trimmed_stay(
+    app: Starlette, engine: FakeEngine, path: str
 ) -> None:
-    assert post(app, "/completion", {"n_predict": 2, "max_tokens": None}).status == 200
-    assert engine.calls[-1]["sampling"].max_tokens == 2
-    assert post(app, "/completion", {"n_predict": 2, "max_tokens": 2}).status == 200
-    text = problem(post(app, "/completion", {"n_predict": 2, "max_tokens": 3}))
-    assert text == "n_predict: it is the same as max_tokens; use one of them"
+    for is_trimmed in (True, False):
+        assert post(app, path, {"stop": ["a"], "trim_stop": is_trimmed}).status == 200
+        assert engine.calls[-1]["sampling"].include_stop_str_in_output is not is_trimmed
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed"])
 def test_whole_numbers_of_options_are_integers(app: Starlette, path: str) -> None:
     options = {"num_ctx": 8192.0, "num_predict": 3.0, "seed": -1.0, "stop": ['": 1.0,', "}"]}
-    assert post(app, path, {"options": options}).status == 200
+    backwards = dict(reversed(options.items()))  # a bracket in a text before the numbers
+    for given in (options, backwards, {"num_ctx": 1e3}, {"stop": ["{", '\\"}'], "top_k": 2.0}):
+        assert post(app, path, {"options": given}).status == 200
     text = problem(post(app, path, {"options": {"num_ctx": 2.5}}))
     assert text == "options.num_ctx: must be an integer or null, not a number"
 

@@ -30,7 +30,7 @@ import msgspec
 
 from quire.compat.call_names import CALL_NAMES, POOLING_NAMES
 from quire.compat.cli_names import CLI_NAMES
-from quire.compat.foreign_name import ANY, ForeignName
+from quire.compat.foreign_name import ForeignName
 from quire.compat.llama_cpp_families import LLAMA_CPP_FAMILIES, LLAMA_SERVER_FAMILIES
 from quire.compat.llama_cpp_fields import LLAMA_CPP_FIELDS
 from quire.compat.llama_cpp_names import LLAMA_CPP_NAMES, LLAMA_PYTHON_NAMES
@@ -111,8 +111,7 @@ def meaning_of_row(row: ForeignName, value: Any, shown: str | None = None) -> Me
         if is_own:
             return Own(row.same_as, own)
     if row.has_no_effect(value):
-        is_neutral = row.takes is not ANY or value is None or value is False
-        return NoEffect(f"{shown} has no effect: {row.text}", is_neutral)
+        return NoEffect(f"{shown} has no effect: {row.text}", row.is_neutral(value))
     why = f": {row.text}" if row.text else ""
     given = "" if value is True else f" {reprlib.repr(value)}"
     return Refused(f"{shown}{given} is not supported{why}; {row.fix}")

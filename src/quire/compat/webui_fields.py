@@ -23,6 +23,7 @@ WEBUI_PARAMS: tuple[ForeignName, ...] = (  # that are the same as sampling param
     alias("ban_eos_token", "ignore_eos", _W),
     alias("banned_strings", "bad_words", _K),
     alias("min_length", "min_tokens", _W),
+    alias("trim_stop", "include_stop_str_in_output", _K, values={True: False, False: True}),
 )
 
 WEBUI_FIELDS: tuple[ForeignName, ...] = (
@@ -36,7 +37,6 @@ WEBUI_FIELDS: tuple[ForeignName, ...] = (
     no_effect("dynatemp_low", _W, _TEMPERATURE),
     no_effect("dynatemp_high", _W, _TEMPERATURE),
     no_effect("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
-    no_effect("trim_stop", _K, "stop strings are not in an answer's text"),
     only("dynamic_temperature", _W, (False,), _TEMPERATURE, "use temperature"),
     only("smoothing_factor", _W, (0,), _TEMPERATURE, "use temperature"),
     only("tfs", _W, (1,), _CUT, _CUTS),

@@ -110,6 +110,7 @@ def prepare(
     Raises InvalidRequestError or ContextLengthError.
     """
     engine, parsers = model.engine, model.parsers
+    names = names.joined(request.sent_as)
     with names:
         use = _checked_use(request, model)
         _check_parser(use, model)
@@ -133,9 +134,11 @@ def prepare(
             sampling = _with_marks(sampling, config, tokenizer)
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
-        prompts, field = [token_ids], names.messages
         job = make_job(
-            id_prefix, request, prompts, sampling, model, prompt_field=field, cut_to_context=cut
+            *(id_prefix, request, [token_ids], sampling, model),
+            names=names,
+            prompt_field=names.messages,
+            cut_to_context=cut,
         )
     hides = request.include_reasoning is False
     if is_plain:
@@ -151,7 +154,7 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
 
     Raises InvalidRequestError or ContextLengthError.
     """
-    with names:
+    with names.joined(request.sent_as):
         chat_request.sampling(request)  # refused as in a chat
         prompt = _rendered(request, _checked_use(request, model), model)
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer

@@ -24,9 +24,7 @@ _TIME = re.compile(
     r"(?=.{0,64}\Z)(?:[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:(?:ns|us|µs|ms|s|m|h)|\Z))*", re.ASCII
 )
 _MORE = re.compile("[1-9]")
-# the object of options in a body, and a whole number with decimals in it
-_OPTIONS = re.compile(rb'"options"\s*:\s*\{[^{}]*\}')
-_WHOLE = re.compile(rb'((?<!\\)"\s*:\s*-?\d+)\.0+(?=\s*[,}])')
+_EXACT = 2.0**53  # below it each whole number is a float
 _LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
     *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all"),
@@ -94,17 +92,32 @@ def read_ollama(
     """Decode a body with `options`; see `read_body`. Whole numbers of them are integers, as Go's
     JSON has no others: Home Assistant sends a num_ctx of 8192.0. Raises InvalidRequestError.
     """
-    if b".0" in data:
-        data = _OPTIONS.sub(lambda found: _WHOLE.sub(rb"\1", found[0]), data)
-    request, found = read_body(data, decoder, refused)
-    request.note_no_effect(*_check_options(found))
+    try:
+        request, found = read_body(data, decoder, refused)
+    except InvalidRequestError as error:
+        if not (error.param or "").startswith("options."):
+            raise
+        request, found = read_body(_with_integers(data), decoder, refused)
+    request.note_no_effect(*_check_options(found, strict_json.names_of(type(request))))
     return request, found
 
 
-def _check_options(found: dict[str, Any]) -> list[str]:
+def _with_integers(data: bytes) -> bytes:
+    """A body whose options are not all of their types, with integers for whole numbers."""
+    body = strict_json.read_names(data)
+    options = {name: _integer(value) for name, value in body["options"].items()}
+    return msgspec.json.encode({**body, "options": options})
+
+
+def _integer(value: Any) -> Any:
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+    return int(value) if is_whole else value
+
+
+def _check_options(found: dict[str, Any], known: frozenset[str]) -> list[str]:
     """A sentence about each option without effect that is another engine's; refuses wrong ones.
 
-    found: the body as plain values. Raises InvalidRequestError.
+    found: the body as plain values. known: the fields that it may have. Raises InvalidRequestError.
     """
     options, notices = found.get("options") or {}, list[str]()
     if options.get("num_predict") == 0:
@@ -122,7 +135,7 @@ def _check_options(found: dict[str, Any]) -> list[str]:
                     f"{where}: {problem}", param=where, code="unsupported_parameter"
                 )
             case _:
-                strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.")
+                strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.", beside=known)
     return notices
 
 

@@ -80,7 +80,8 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
         response_format=_response_format(request.format),
         tools=request.tools if isinstance(request, OllamaChat) else None,
     )
-    chat.note_no_effect(*request.no_effect, *no_effect_notes(request.keep_alive, options))
+    chat.take_over(request)
+    chat.note_no_effect(*no_effect_notes(request.keep_alive, options))
     _add_thinking(chat, request.think, variables)
     return chat
 
