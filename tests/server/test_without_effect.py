@@ -93,6 +93,33 @@ def test_variables_that_the_template_does_not_read(app: Starlette, path: str) ->
     assert reply.headers[HEADER].startswith("chat_template_kwargs.tone has no effect: ")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("/v1/responses", {"input": "hi", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ("/v1/messages", {"output_config": {"effort": "low"}, "max_tokens": 4},
+         "output_config.effort"),
+        ("/api/chat", {"think": "low", "stream": False}, "think"),
+        ("/api/chat", {"think": True, "stream": False}, "think"),
+    ],
+)  # fmt: skip
+def test_a_field_is_reported_by_its_own_name(
+    app: Starlette, path: str, fields: dict[str, Any], name: str
+) -> None:
+    body = fields if "input" in fields else CHAT | fields
+    reply = call(app, path, body)
+    assert reply.status == 200, reply.body
+    assert (
+        reply.headers[HEADER] == f"{name} has no effect: the chat template has no variable for it"
+    )
+
+
+def test_values_that_are_refused_are_spelled_as_in_json(app: Starlette) -> None:
+    error = call(app, "/v1/chat/completions", CHAT | {"separate_reasoning": False}).error
+    assert error["message"].startswith("separate_reasoning: false is not supported: ")
+
+
 def test_a_model_that_is_only_loaded_reports_the_options(app: Starlette) -> None:
     reply = call(app, "/api/generate", {"options": {"num_ctx": 8192}, "keep_alive": "5m"})
     assert all(name in reply.headers[HEADER] for name in ("options.num_ctx", "keep_alive"))

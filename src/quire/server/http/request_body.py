@@ -92,6 +92,14 @@ def neutral_values(body: type[RequestBody], refused: NeutralValues) -> NeutralVa
     return {name: values for name, values in _foreign().items() if name not in known} | {**refused}
 
 
+def refused_field(name: str, value: Any, text: str, path: str = "") -> InvalidRequestError:
+    """The error of a field that is refused. text: the table's. path: of the object that has it."""
+    where, problem = f"{path}{name[:64]}", text.removeprefix(f"{name} ")
+    if value is False:
+        problem = problem.replace("False", "false", 1)
+    return InvalidRequestError(f"{where}: {problem}", param=where, code="unsupported_parameter")
+
+
 @cache
 def _foreign() -> Mapping[str, Any]:
     rows = [row for scope in reversed(SCOPES) for row in NAMES[scope]]
@@ -128,8 +136,7 @@ class _ForeignFields:
             case NoEffect(text=text, is_neutral=is_neutral):
                 self.notes += [] if is_neutral else [text]
             case Refused(text=text):
-                text = text.replace(f"{name} ", f"{name}: ", 1)  # as all errors name their field
-                raise InvalidRequestError(text, param=name, code="unsupported_parameter")
+                raise refused_field(name, value, text)
             case None if value is None and field_home(name, self._known):
                 pass  # a client that writes the empty fields of other routes, too
             case _:

@@ -46,6 +46,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
 _PLAIN = ParserConfig()
+_NO_VARIABLE = "has no effect: the chat template has no variable for it"
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -118,7 +119,7 @@ def prepare(
         cut = is_default or cuts_to_context or request.is_cut_to_context
         sampling = chat_request.sampling(request)
         yield
-        prompt = _rendered(request, use, model)
+        prompt = _rendered(request, use, model, names)
         yield
         tokenizer, limits, reserved = engine.tokenizer, engine.info.limits, sampling.max_tokens or 1
         token_ids = token_ids_of(
@@ -154,9 +155,10 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
 
     Raises InvalidRequestError or ContextLengthError.
     """
-    with names.joined(request.sent_as):
+    names = names.joined(request.sent_as)
+    with names:
         chat_request.sampling(request)  # refused as in a chat
-        prompt = _rendered(request, _checked_use(request, model), model)
+        prompt = _rendered(request, _checked_use(request, model), model, names)
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
         return token_ids_of(prompt, tokenizer, limits, request.encoding, is_rendered=True)
 
@@ -177,7 +179,7 @@ def _check_parser(use: ToolUse, model: RegisteredModel) -> None:
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
 
 
-def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:
+def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel, names: FieldNames) -> str:
     engine, tool_parser = model.engine, model.parsers.tools
     fit_id = tool_parser.fit_id if tool_parser is not None else str
     continues = bool(request.continue_final_message)
@@ -187,17 +189,17 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str
         tools=use.for_template(),
         add_generation_prompt=not continues if starts_answer is None else starts_answer,
         continue_final_message=continues,
-        **_template_variables(request, engine.tokenizer, model.template_defaults),
+        **_template_variables(request, engine.tokenizer, model.template_defaults, names),
     )
 
 
 def _template_variables(
-    request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any]
+    request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any], names: FieldNames
 ) -> dict[str, Any]:
     """The request's template variables, with reasoning_effort under the template's own name.
 
     Those that the template does not read have no effect. defaults: of the server, all of which it
-    reads.
+    reads. names: of the request's fields.
     """
     if request.chat_template_kwargs is None and request.reasoning_effort is None:
         return dict(defaults)
@@ -211,9 +213,7 @@ def _template_variables(
         variables = {"enable_thinking": effort != "none"} | variables
     elif effort is not None:
         unread.append("reasoning_effort")
-    request.note_no_effect(
-        *(f"{name} has no effect: the chat template has no variable for it" for name in unread)
-    )
+    request.note_no_effect(*(f"{names.own(name)} {_NO_VARIABLE}" for name in unread))
     return {**defaults, **variables}
 
 

@@ -62,7 +62,7 @@ def _prepared(
     name = ollama_request.served_name(request.model, models)
     model = models.find(name)
     yield
-    chat = ollama_to_chat.to_chat(request, name, model.engine.tokenizer.chat_variables)
+    chat = ollama_to_chat.to_chat(request, name, model)
     if is_empty:
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
         return _nothing_to_run(request, chat, model.name, has_message=has_message)

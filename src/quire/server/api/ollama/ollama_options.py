@@ -14,7 +14,7 @@ from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
 from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, read_body
+from quire.server.http.request_body import RequestBody, read_body, refused_field
 
 T = TypeVar("T", bound=RequestBody)
 
@@ -125,15 +125,11 @@ def _check_options(found: dict[str, Any], known: frozenset[str]) -> list[str]:
     for name, value in options.items():
         if name in _OPTION_NAMES:
             continue
-        where = f"options.{name[:64]}"
         match meaning_of(name, value, ("sampling",)):
             case NoEffect(text=text, is_neutral=is_neutral):
                 notices += [] if is_neutral else [f"options.{text}"]
             case Refused(text=text):
-                problem = text.removeprefix(f"{name} ")
-                raise InvalidRequestError(
-                    f"{where}: {problem}", param=where, code="unsupported_parameter"
-                )
+                raise refused_field(name, value, text, "options.")
             case _:
                 strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.", beside=known)
     return notices
