@@ -115,6 +115,18 @@ def test_a_field_is_reported_by_its_own_name(
     )
 
 
+@pytest.mark.parametrize(
+    ("texts", "name", "other"),
+    [("documents", "return_text", "texts"), ("texts", "return_documents", "documents")],
+)
+def test_texts_of_a_reply_in_the_other_format(
+    app: Starlette, texts: str, name: str, other: str
+) -> None:
+    reply = call(app, "/v1/rerank", {"query": "a", texts: ["b"], name: True})
+    assert reply.status == 200, reply.body
+    assert reply.headers[HEADER] == f"{name} has no effect: it goes with {other}"
+
+
 def test_values_that_are_refused_are_spelled_as_in_json(app: Starlette) -> None:
     error = call(app, "/v1/chat/completions", CHAT | {"separate_reasoning": False}).error
     assert error["message"].startswith("separate_reasoning: false is not supported: ")
