@@ -194,6 +194,7 @@ def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:
     for path, sent, text in (
         ("/v1/responses", "messages", "input: it is missing; messages is a field of /v1/chat/comp"),
         ("/v1/embeddings", "prompt", "prompt: unknown field; send input, or use /v1/completions"),
+        ("/tokenize", "text", "text: unknown field; send prompt"),
         ("/v1/chat/completions", "input", "messages: it is missing; input is a field of /v1/respo"),
         ("/api/embed", "prompt", "input: it is missing; prompt is a field of /api/generate"),
         ("/v1/responses", "query", "input: it is missing; send it"),
