@@ -14,9 +14,9 @@ from typing import Any
 
 from quire.compat.environment import VARIABLES, own_spelling
 from quire.compat.families import NOTHING
-from quire.compat.foreign_imports import NAMES as IMPORTS
 from quire.compat.foreign_name import ANY, DEFAULT, ForeignName
 from quire.compat.http_paths import FOREIGN_PATHS
+from quire.compat.import_names import NAMES as IMPORTS
 from quire.compat.method_names import all_methods
 from quire.compat.names_table import NAMES, Scope
 from quire.compat.own_values import OWN_VALUES, REFUSED_VALUES

@@ -6,7 +6,7 @@ Importing this package is cheap: the front doors load on first use, and torch wi
 import sys
 from typing import TYPE_CHECKING, Any
 
-from quire.compat.foreign_imports import NAMES, ForeignModules, what_to_use
+from quire.compat.missing_names import ForeignModules
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
+        from quire.compat.import_names import NAMES, what_to_use  # most programs misspell nothing
+
         if name in NAMES:  # `from quire import` swallows it, and asks ForeignModules next
             raise AttributeError(what_to_use(name))
         text = f"module 'quire' has no attribute {name!r}"

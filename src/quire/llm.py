@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import numpy as np
 
-from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.missing_names import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 from quire.cli.foreign_options import own_argv
-from quire.cli.served_names import with_joined_names
 from quire.compat.foreign_name import DEFAULT
 from quire.compat.own_values import OWN_VALUES, own_value
 from quire.config import EngineConfig, iter_options
@@ -70,7 +69,11 @@ class CommandParser(argparse.ArgumentParser):
         own, notices = own_argv(argv, flags, takes_model=takes_model)
         for notice in notices:
             print(f"note: {notice}", file=sys.stderr)
-        args, unknown = self.parse_known_args(with_joined_names(own, flags))
+        if "--served-model-name" in own:
+            from quire.cli.served_names import with_joined_names
+
+            own = with_joined_names(own, flags)
+        args, unknown = self.parse_known_args(own)
         for word in unknown:
             if word.startswith("-"):
                 name = word.partition("=")[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.cli.foreign_options import own_argv
 from quire.cli.options import add_option
-from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.missing_names import ForeignMethods
 from quire.compat.names_table import NAMES
 from quire.compat.no_effect_warnings import warn_no_effect
 from quire.config import iter_options, unknown_setting

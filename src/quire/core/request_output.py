@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.compat.foreign_methods import refuse
+from quire.compat.missing_names import refuse
 from quire.errors import QuireError
 
 if TYPE_CHECKING:

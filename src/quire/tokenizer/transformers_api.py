@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.missing_names import ForeignMethods
 from quire.core.plain_values import plain_value
 from quire.errors import invalid_value
 from quire.tokenizer.tokenizer import Tokenizer

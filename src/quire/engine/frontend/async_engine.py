@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from quire.background import NUM_THREADS
-from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.missing_names import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
 from quire.core.pooling_params import PoolingParams

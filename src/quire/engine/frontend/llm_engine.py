@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
-from quire.compat.foreign_methods import ForeignMethods
+from quire.compat.missing_names import ForeignMethods
 from quire.compat.sleep_tags import check_level
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput

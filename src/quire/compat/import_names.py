@@ -1,16 +1,6 @@
-"""Imports from modules that vLLM has: their names are those of quire itself, or say what to use.
-
-Imported by `import quire`, so it imports nothing that Python has not imported already.
-"""
+"""Modules and names that scripts import from other engines, and what to use instead."""
 
 from __future__ import annotations
-
-import sys
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
 
 _NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
 _SETTINGS = "leave it out: settings are arguments of LLM, by their names"
@@ -161,7 +151,7 @@ def what_to_use(name: str) -> str:
     return f"quire has no {name}; {NAMES[name]}"
 
 
-def _none_such(module: str, name: str) -> str:
+def no_such_name(module: str, name: str) -> str:
     """The message for a name that is not in a module. module: of vLLM, without the package."""
     if name.startswith("VLLM_"):
         return f"quire has no {name}; {_SETTINGS}"
@@ -170,72 +160,3 @@ def _none_such(module: str, name: str) -> str:
     while module not in MODULES:
         module = module.rpartition(".")[0]
     return f"quire has no {name}; {MODULES[module]}"
-
-
-class ForeignModule(ModuleType):
-    """A module by vLLM's name, as quire.sampling_params: its names are those of quire itself."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return getattr(sys.modules["quire"], name)
-        except AttributeError:  # `from module import` swallows it, and asks ForeignModules next
-            module = self.__name__.partition(".")[2]
-            raise AttributeError(_none_such(module, name)) from None
-
-
-class ForeignModules:
-    """The last finder of modules: makes those of vLLM, and says what to use for a name of it.
-
-    `from quire import X` looks for a module quire.X where quire has no attribute X, and
-    `from quire.utils import X` for quire.utils.X: only errors raised here reach who imports X.
-    """
-
-    @staticmethod
-    def find_spec(
-        name: str,
-        path: object = None,  # noqa: ARG004
-        target: object = None,  # noqa: ARG004
-    ) -> ModuleSpec | None:
-        """The spec of a module by vLLM's name. Raises ImportError for other names in such."""
-        package, _, module = name.partition(".")
-        if package != "quire":
-            return None
-        if module in NAMES:  # no ModuleNotFoundError, which `from quire import` would swallow
-            raise ImportError(what_to_use(module), name=name)
-        if module.endswith(".__main__"):
-            from quire.compat.foreign_programs import program_spec  # asked for by python -m alone
-
-            return program_spec(name)
-        if any(f"{module}.".startswith(f"{each}.") for each in MODULES):
-            parent, _, last = module.rpartition(".")
-            if module not in MODULES and (not last.islower() or _is_from_import()):
-                raise ImportError(_none_such(parent, last), name=name)
-            from importlib.machinery import ModuleSpec  # usually not needed
-
-            return ModuleSpec(name, _Maker(), is_package=True)  # type: ignore[arg-type]
-        return None
-
-
-def _is_from_import() -> bool:
-    """Whether the name may be none of a module: `from module import name` tries it at last."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        if frame.f_code.co_name == "_handle_fromlist":
-            return True
-        frame = frame.f_back
-    return False
-
-
-class _Maker:
-    """Makes the modules that ForeignModules finds."""
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> ModuleType:
-        """The module, whose names are looked up when they are imported."""
-        return ForeignModule(spec.name)
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        """Nothing: it has no code."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import quire
-from quire.compat.foreign_methods import ForeignMethods
 from quire.compat.method_names import METHODS, what_to_use
+from quire.compat.missing_names import ForeignMethods
 from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.errors import ConfigError
 from quire.tokenizer.transformers_api import TransformersTokenizer
