@@ -303,6 +303,20 @@ def test_whole_numbers_of_options_are_integers(app: Starlette, path: str) -> Non
     assert text == "options.num_ctx: must be an integer or null, not a number"
 
 
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        (b', "messages": [}', "the body is not valid JSON: "),
+        (b', "stream": false, "stream": false}', "stream: it is sent twice; send it once"),
+        (b', "messages": 5}', "messages: must be a list or null, not an integer"),
+    ],
+)
+def test_what_else_is_wrong_beside_whole_numbers(app: Starlette, rest: bytes, text: str) -> None:
+    found = problem(call(app, "/api/chat", b'{"options": {"num_ctx": 8192.0}' + rest))
+    assert found.startswith(text)
+    assert "too long" not in found
+
+
 def test_stops_with_numbers_stay_as_they_are(app: Starlette, engine: FakeEngine) -> None:
     options = {"num_predict": 3.0, "stop": ['"a": 1.0,', "2.0"]}
     assert post(app, "/api/chat", {"options": options}).status == 200

@@ -82,6 +82,26 @@ def test_none_leaves_the_default_of_a_route(app: Starlette, engine: FakeEngine) 
     assert problem(post(app, "/v1/completions", {"n_predict": None, "max_tokens": LONG}))
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/tokenize", "/api/chat"])
+def test_none_under_another_engines_name_asks_for_nothing(app: Starlette, path: str) -> None:
+    bodies = {"/tokenize": {"content": "hi"}, "/api/chat": {"messages": MESSAGES, "stream": False}}
+    nothing = dict.fromkeys(("n_predict", "temp", "repeat_penalty", "trim_stop", "rep_pen"))
+    reply = call(app, path, bodies.get(path, {"input": "hi"}) | nothing)
+    assert reply.status == 200, reply.body
+
+
+def test_options_of_ollama_with_none(app: Starlette) -> None:
+    body = {"messages": MESSAGES, "stream": False, "options": {"n_predict": None, "temp": None}}
+    assert call(app, "/api/chat", body).status == 200
+
+
+def test_probabilities_that_are_switched_off_are_not_asked_for(app: Starlette) -> None:
+    body = {"messages": MESSAGES, "stream": False, "top_logprobs": 2}
+    assert call(app, "/api/chat", body).status == 200
+    reply = call(app, "/api/chat", body | {"logprobs": False})
+    assert reply.json()["error"] == "top_logprobs: it needs logprobs; set logprobs to true"
+
+
 def test_two_own_names_and_another_engines(app: Starlette) -> None:
     fields = {"max_completion_tokens": 2, "n_predict": 3}
     text = problem(post(app, "/v1/chat/completions", fields))

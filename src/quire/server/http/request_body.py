@@ -128,9 +128,10 @@ class _ForeignFields:
 
     def _take(self, name: str, value: Any) -> None:
         match self._meaning(name, value):
+            case Own() if value is None:
+                pass  # which asks for nothing
             case Own(name=field, value=own) if field in self._known:
-                if value is not None:  # which asks for nothing
-                    self._set(field, name, NO_LIMIT if own is None else own)
+                self._set(field, name, NO_LIMIT if own is None else own)
             case NoEffect() if own_set := params_set_by(name, value):
                 self._over |= {n: v for n, v in own_set.items() if n in self._known}
             case NoEffect(text=text, is_neutral=is_neutral):

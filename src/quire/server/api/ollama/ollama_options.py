@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from quire.compat.foreign_name import ANY
-from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
+from quire.compat.names_table import NAMES, NoEffect, Own, Refused, meaning_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
@@ -25,6 +25,7 @@ _TIME = re.compile(
 )
 _MORE = re.compile("[1-9]")
 _EXACT = 2.0**53  # below it each whole number is a float
+_plain_decoder = msgspec.json.Decoder(dict[str, Any])
 _LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
     *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all"),
@@ -104,6 +105,7 @@ def read_ollama(
 
 def _with_integers(data: bytes) -> bytes:
     """A body whose options are not all of their types, with integers for whole numbers."""
+    strict_json.decode(data, _plain_decoder)
     body = strict_json.read_names(data)
     options = {name: _integer(value) for name, value in body["options"].items()}
     return msgspec.json.encode({**body, "options": options})
@@ -126,6 +128,8 @@ def _check_options(found: dict[str, Any], known: frozenset[str]) -> list[str]:
         if name in _OPTION_NAMES:
             continue
         match meaning_of(name, value, ("sampling",)):
+            case Own() if value is None:
+                pass  # which asks for nothing
             case NoEffect(text=text, is_neutral=is_neutral):
                 notices += [] if is_neutral else [f"options.{text}"]
             case Refused(text=text):

@@ -76,7 +76,7 @@ def to_chat(request: OllamaBody, name: str | None, model: RegisteredModel) -> Ch
         continue_final_message=is_started and bool(last and last.content),
         max_tokens=None if limit is None or limit < 0 else limit,
         stream=request.stream is not False,
-        logprobs=request.logprobs or request.top_logprobs is not None,
+        logprobs=request.top_logprobs is not None if request.logprobs is None else request.logprobs,
         top_logprobs=request.top_logprobs,
         response_format=_response_format(request.format),
         tools=request.tools if isinstance(request, OllamaChat) else None,
