@@ -6,7 +6,7 @@ formats the events itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -207,14 +207,22 @@ def _template_variables(
     given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     unread = [f"chat_template_kwargs.{name[:64]}" for name in given if name not in read]
     variables = {name: value for name, value in given.items() if name in read}
-    if effort is not None and "reasoning_effort" in read:
-        variables = {"reasoning_effort": effort} | variables
-    elif effort is not None and "enable_thinking" in read:
-        variables = {"enable_thinking": effort != "none"} | variables
-    elif effort is not None:
+    asked = {} if effort is None else _variable_of_effort(effort, read)
+    if effort is not None and not asked:
         unread.append("reasoning_effort")
     request.note_no_effect(*(f"{names.own(name)} {_NO_VARIABLE}" for name in unread))
+    for name, value in asked.items():
+        if variables.setdefault(name, value) != value:
+            own = names.own("reasoning_effort")
+            request.note_no_effect(f"{own} has no effect: {name} has another value")
     return {**defaults, **variables}
+
+
+def _variable_of_effort(effort: str, read: Collection[str]) -> dict[str, Any]:
+    """The template's variable for reasoning_effort; empty where it has none."""
+    if "reasoning_effort" in read:
+        return {"reasoning_effort": effort}
+    return {"enable_thinking": effort != "none"} if "enable_thinking" in read else {}
 
 
 def _parser_config(
