@@ -29,7 +29,7 @@ from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenLimit
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
-from quire.server.parsing.template_defaults import RESERVED_NAMES
+from quire.server.parsing.template_variables import RESERVED_NAMES
 
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON

@@ -6,7 +6,7 @@ formats the events itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from quire.server.parsing.output_parser import (
     stop_after_calls,
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
+from quire.server.parsing.template_variables import requested_variables
 from quire.server.parsing.tool_grammar import (
     NoGrammarError,
     answer_grammar,
@@ -46,7 +47,6 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
 _PLAIN = ParserConfig()
-_NO_VARIABLE = "has no effect: the chat template has no variable for it"
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -196,33 +196,11 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel, names:
 def _template_variables(
     request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any], names: FieldNames
 ) -> dict[str, Any]:
-    """The request's template variables, with reasoning_effort under the template's own name.
-
-    Those that the template does not read have no effect. defaults: of the server, all of which it
-    reads. names: of the request's fields.
-    """
-    if request.chat_template_kwargs is None and request.reasoning_effort is None:
-        return dict(defaults)
-    read = tokenizer.chat_variables
+    """The variables of a request's template. defaults: of the server. names: of its fields."""
     given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
-    unread = [f"chat_template_kwargs.{name[:64]}" for name in given if name not in read]
-    variables = {name: value for name, value in given.items() if name in read}
-    asked = {} if effort is None else _variable_of_effort(effort, read)
-    if effort is not None and not asked:
-        unread.append("reasoning_effort")
-    request.note_no_effect(*(f"{names.own(name)} {_NO_VARIABLE}" for name in unread))
-    for name, value in asked.items():
-        if variables.setdefault(name, value) != value:
-            own = names.own("reasoning_effort")
-            request.note_no_effect(f"{own} has no effect: {name} has another value")
+    variables, unused = requested_variables(given, effort, tokenizer.chat_variables)
+    request.note_no_effect(*(f"{names.own(n)} has no effect: {why}" for n, why in unused.items()))
     return {**defaults, **variables}
-
-
-def _variable_of_effort(effort: str, read: Collection[str]) -> dict[str, Any]:
-    """The template's variable for reasoning_effort; empty where it has none."""
-    if "reasoning_effort" in read:
-        return {"reasoning_effort": effort}
-    return {"enable_thinking": effort != "none"} if "enable_thinking" in read else {}
 
 
 def _parser_config(
