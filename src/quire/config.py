@@ -120,7 +120,9 @@ class ModelSettings:
         within=(-1, MOST),
     )
     seed: int = setting(
-        0, "seed of dummy weights and of requests without a seed", within=(-(2**63), 2**63 - 1)
+        0,
+        "seed of dummy weights and of requests without a seed; -1: another one at each start",
+        within=(-(2**63), 2**63 - 1),
     )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -22,7 +23,7 @@ from quire.core.request_output import (
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
-from quire.engine.frontend.offline_engine import OfflineEngine
+from quire.engine.frontend.offline_engine import OfflineEngine, OnOutput
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
@@ -69,9 +70,9 @@ class LLM(ForeignMethods):
         self._with_template = lru_cache(8)(self.tokenizer.with_chat_template)
 
     @classmethod
-    def from_engine_args(cls, engine_args: object) -> Self:
+    def from_engine_args(cls, engine_args: Any) -> Self:
         """An `LLM` with the settings of EngineArgs."""
-        return cls(**vars(engine_args))
+        return cls(**dataclasses.asdict(engine_args))
 
     @property
     def info(self) -> EngineInfo:
@@ -90,6 +91,7 @@ class LLM(ForeignMethods):
         *,
         use_tqdm: bool = True,
         raise_errors: bool = True,
+        on_output: OnOutput | None = None,
         **encoding: Unpack[EncodingOptions],
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
@@ -98,7 +100,8 @@ class LLM(ForeignMethods):
         `prompt_token_ids`; one, or any iterable of them; vLLM's older names are known.
         sampling_params: one for all, or one for each; None: get_default_sampling_params().
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
-        outputs, and the others run. encoding: how text becomes token ids.
+        outputs, and the others run. on_output: is called with each part of an answer as it comes;
+        the first grows to the result. encoding: how text becomes token ids.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
@@ -110,6 +113,7 @@ class LLM(ForeignMethods):
             how,
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
+            on_output=on_output,
         )
 
     def chat(
@@ -119,6 +123,7 @@ class LLM(ForeignMethods):
         *,
         use_tqdm: bool = True,
         raise_errors: bool = True,
+        on_output: OnOutput | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_kwargs: Any,
@@ -127,8 +132,8 @@ class LLM(ForeignMethods):
 
         chat_template: a template, or its file, to use instead of the model's. template_kwargs (or
         the map chat_template_kwargs): add_generation_prompt, continue_final_message, tools,
-        variables that the template reads, and EncodingOptions. Raises as `generate` does, and
-        ConfigError for a file that cannot be read.
+        variables that the template reads, and EncodingOptions. on_output: as in `generate`. Raises
+        as `generate` does, and ConfigError for a file that cannot be read.
         """
         tokenizer = self.tokenizer
         if chat_template is not None:
@@ -148,6 +153,7 @@ class LLM(ForeignMethods):
             how,  # where as many tokens are kept as fit, those beside the answer
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
+            on_output=on_output,
         )
 
     def beam_search(

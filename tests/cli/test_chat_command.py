@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,53 @@ def test_chat_without_a_template_is_refused_once(
     assert engine.closed
 
 
+@pytest.mark.parametrize(
+    ("words", "piped", "content"),
+    [
+        (["quire-tiny", "hello you"], "", "hello you"),
+        (["quire-tiny", "hello", "--top-k", "2", "you"], "", "hello you"),
+        (["hello you"], "", "hello you"),
+        (["quire-tiny", "sum it up"], "one\ntwo\n", "one\ntwo\nsum it up"),
+        (["quire-tiny", "-e", r"a\tb"], "", "a\tb"),
+    ],
+)
+def test_a_message_of_the_command_line_is_answered_and_ends_it(
+    words: list[str],
+    piped: str,
+    content: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine, seen = FakeEngine(), list[object]()
+
+    async def start(_config: object) -> FakeEngine:
+        return engine
+
+    def chat_prompt(messages: object, **_: object) -> str:
+        seen.append(messages)
+        return "hi"
+
+    engine.tokenizer.chat_prompt = chat_prompt  # type: ignore[method-assign]
+    monkeypatch.setattr("quire.engine.frontend.async_engine.AsyncEngine.start", start)
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    monkeypatch.setattr("sys.stdin.reconfigure", lambda **_: None, raising=False)
+    assert main(["chat", *words]) == 0
+    assert seen == [[{"role": "user", "content": content}]]
+    out, err = capsys.readouterr()
+    assert out == "Hello!\n"
+    assert "/help" not in err
+    assert engine.closed
+
+
+def test_an_empty_message_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    monkeypatch.setattr("sys.stdin.reconfigure", lambda **_: None, raising=False)
+    assert main(["chat", "/nowhere", " "]) == 2
+    assert "the message is empty; write it, or leave it out" in capsys.readouterr().err
+
+
 def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ("/help", "/nonsense", "hi", "/system be brief", "/reset", "/quit", "never read")
     status, chat = talk(FakeEngine(), *lines)
@@ -135,3 +183,12 @@ def test_a_message_of_several_lines() -> None:
     lines = [f"{quotes}one\n", "\n", f"  two{quotes}\n", f"{quotes}three{quotes}\n", "four\n"]
     assert list(with_blocks(iter(lines))) == ["one\n\n  two", "three", "four\n"]
     assert list(with_blocks(iter([f"{quotes}open\n", "end"]))) == ["open\nend"]
+
+
+def test_what_has_no_effect_is_a_note() -> None:
+    words = ["chat", "quire-tiny", "hi", "--think=false", "--max-tokens", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", *words], capture_output=True, text=True, input=""
+    )
+    assert done.stderr.startswith("note: chat_template_kwargs: 'enable_thinking' has no effect: ")
+    assert "NoEffectWarning" not in done.stderr

@@ -6,12 +6,14 @@ import io
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.cli import main
+from quire.cli.generate import print_part
 from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError
@@ -20,6 +22,20 @@ TOO_LONG = ContextLengthError(
     "prompt: 9 tokens, but the limit here is 8; lower max_tokens", num_prompt_tokens=9, limit=8
 )
 ERROR = "9 tokens, but the limit here is 8; lower --max-tokens"
+
+
+def answered(n: int, text: str = "", *, finished: bool = True) -> RequestOutput:
+    """An output with n answers. text: of all, instead of one with its number."""
+    return RequestOutput(
+        request_id="x",
+        prompt=None,
+        prompt_token_ids=[1, 2],
+        outputs=[
+            CompletionOutput(i, text or f"Ünd {i}", [7], finish_reason="stop") for i in range(n)
+        ],
+        times=RequestTimes(0.0),
+        finished=finished,
+    )
 
 
 @pytest.fixture
@@ -38,22 +54,17 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             *,
             use_tqdm: bool,
             raise_errors: bool,
+            on_output: Callable[[RequestOutput], None] | None,
             chat_template_kwargs: Any = None,
         ) -> list[RequestOutput]:
             assert not raise_errors
             asked.append(chat_template_kwargs) if chat_template_kwargs else None
             asked.append((prompts, sampling, use_tqdm))
+            if on_output is not None and "long" not in prompts:
+                on_output(answered(1, text="Ün", finished=False))
+                on_output(answered(1, text="d 0"))
             return [
-                RequestOutput(
-                    request_id="x",
-                    prompt=None,
-                    prompt_token_ids=[1, 2],
-                    outputs=[
-                        CompletionOutput(i, f"Ünd {i}", [7], finish_reason="stop")
-                        for i in range(sampling.n)
-                    ],
-                    times=RequestTimes(0.0),
-                )
+                answered(sampling.n)
                 if "long" not in prompt
                 else RequestOutput("x", None, [], [], RequestTimes(0.0), error=TOO_LONG)
                 for prompt in prompts
@@ -76,6 +87,13 @@ def test_generate(llm: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert options == {"model": "m", "seed": 5}
     assert (prompts, use_tqdm) == (["a"], False)
     assert sampling == SamplingParams(stop=["x", "y"], max_tokens=128, top_k=7)
+
+
+def test_a_part_is_printed_when_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_part(answered(1, text="a b", finished=False))
+    assert capsys.readouterr().out == "a b"
+    print_part(answered(1, text=" c"))
+    assert capsys.readouterr().out == " c\n"
 
 
 def test_generate_from_a_file(
@@ -224,6 +242,11 @@ def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[
         (["a/b", "hello"], "a/b", ["hello"]),
         (["quire-tiny", "hello", "--prompt", "b"], "quire-tiny", ["hello", "b"]),
         (["gpt", "--prompt", "b"], "gpt", ["b"]),
+        (["a/b", "--max-tokens", "3", "hello"], "a/b", ["hello"]),
+        (["--seed", "1", "a/b", "--no-escape", "hello", "--top-k=2"], "a/b", ["hello"]),
+        (["-m", "a/b", "-n", "3", "hello"], "a/b", ["hello"]),
+        (["a/b", "--", "--hello"], "a/b", ["--hello"]),
+        (["--max-tokens", "3", "--", "-e llo"], None, ["-e llo"]),
     ],
 )
 def test_words_without_an_option(

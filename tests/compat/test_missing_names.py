@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import pickle
 import re
@@ -66,7 +67,36 @@ def test_copies_and_pickles_see_what_they_always_see() -> None:
 )
 def test_each_method_of_vllms_class_is_there_or_known(cls: type, names: str) -> None:
     for name in names.split():
-        assert hasattr(cls, name) or what_to_use(cls.__name__, name), name
+        assert hasattr(cls, name) or what_to_use([cls.__name__], name), name
+
+
+def test_a_subclass_says_it_and_may_have_another_base() -> None:
+    class Mine(LLMEngine, abc.ABC):
+        """A program's own."""
+
+    with pytest.raises(AttributeError, match=r"^Mine has no abort; use abort_request$"):
+        Mine().abort  # noqa: B018
+
+
+def test_advice_is_that_of_the_class() -> None:
+    """Methods of models are no advice for what has none."""
+    output = CompletionOutput(0)
+    with pytest.raises(AttributeError, match=r"^CompletionOutput has no quantize$"):
+        output.quantize  # noqa: B018
+    assert what_to_use(["AsyncEngine"], "quantize")
+    assert what_to_use(["AsyncLLM"], "stream") == "use generate, which streams"
+    assert what_to_use(["LLM"], "stream") == METHODS["stream_generate"]
+
+
+def test_a_subclass_of_engine_args_has_arguments_of_its_own() -> None:
+    class Mine(quire.EngineArgs):  # type: ignore[misc]  # made at run time
+        def __init__(self, label: str, **options: Any) -> None:
+            super().__init__(**options)
+            self.label = label
+
+    mine = Mine(label="a", model="quire-tiny", max_num_seqs=3, max_model_len=64)
+    quire.LLM.from_engine_args(mine).close()
+    assert (mine.label, mine.max_num_seqs) == ("a", 3)
 
 
 @pytest.mark.parametrize("name", ["from_pretrained", "add_lora", "create_chat_completion"])

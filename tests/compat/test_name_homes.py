@@ -44,7 +44,7 @@ def test_the_lists_are_those_of_the_classes() -> None:
         ({"temperature": 0}, r"^temperature is a sampling param; use SamplingParams\(temperature="),
         ({"max_new_tokens": 9}, r"^max_new_tokens is .*SamplingParams\(max_tokens=\.\.\.\)"),
         ({"host": "::"}, "^host is a setting of the server; use `quire serve`"),
-        ({"verbose": True}, "^log_level is a setting of the server"),
+        ({"verbose": True}, "^verbose is a setting of the server; .* leave it out"),
     ],
 )
 def test_a_misplaced_setting(option: dict[str, object], text: str) -> None:
@@ -100,9 +100,10 @@ def test_an_option_of_a_call_is_no_sampling_param(name: str) -> None:
     ("name", "text"),
     [
         ("guided_json", r"use structured_outputs=StructuredOutputs\(json=\.\.\.\)$"),
+        ("ebnf", r"use structured_outputs=StructuredOutputs\(grammar=\.\.\.\)$"),
         ("regex", r"use structured_outputs=StructuredOutputs\(regex=\.\.\.\)$"),
         ("num_ctx", r"is a setting of the engine; use LLM\(max_model_len=\.\.\.\)$"),
-        ("stream", "is no sampling param: answers come whole; use AsyncEngine$"),
+        ("stream", "is no sampling param: answers come whole; use on_output of LLM"),
         ("colour", r"^SamplingParams has no parameter 'colour'; known: n, temp"),
     ],
 )
@@ -117,6 +118,7 @@ def test_params_of_transformers() -> None:
         truncate_prompt_tokens=None,
     )  # fmt: skip
     assert found == SamplingParams(max_tokens=9, min_tokens=2, n=3)
+    assert SamplingParams(truncate_prompt_tokens=None) == SamplingParams()  # type: ignore[call-arg]
     with pytest.raises(InvalidRequestError, match=r"^eos_token_id 1 is not .*use stop_token_ids"):
         SamplingParams(eos_token_id=1)  # type: ignore[call-arg]
 
@@ -264,9 +266,12 @@ def test_a_level_of_the_log_asks_for_nothing_where_there_is_none(
 
 
 def test_arguments_of_from_pretrained() -> None:
+    nothing = EngineConfig.from_options(subfolder="", force_download=False, verbose=False)
+    assert nothing == EngineConfig()
     config = EngineConfig.from_options(
-        torch_dtype="float16", load_in_4bit=False, load_in_8bit=True, device_map="auto"
+        torch_dtype="float16", load_in_4bit=False, load_in_8bit=True, device_map="cpu"
     )
+    assert config.device.device == "cpu"
     assert (config.model.dtype, config.model.quantization) == ("float16", "int8")
     with pytest.raises(ConfigError, match=r"^repo_id 'a/b' is not supported: .*hf download REPO"):
         EngineConfig.from_options(repo_id="a/b", filename="*Q8_0.gguf")
@@ -285,7 +290,7 @@ SERVERS = """
 def test_options_of_sglang_and_tgi(capsys: pytest.CaptureFixture[str]) -> None:
     args = serve.make_parser().parse(SERVERS.split())
     assert (args.models, args.max_model_len, args.max_num_seqs) == (["x"], 2048, 8)
-    assert (args.quantization, args.log_format, args.host) == ("int8", "json", "::")
+    assert (args.quantization, args.log_format, args.host) == ("w8a16", "json", "::")
     assert "--skip-server-warmup has no effect" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"use num_blocks, or max_model_len"):
         serve.make_parser().parse(["--max-total-tokens", "9"])
@@ -298,6 +303,9 @@ def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     notes = capsys.readouterr().err.splitlines()
     assert [note.split()[1] for note in notes] == ["-i", "--color", "--simple-io"]
     assert args.chat
+    assert generate.make_parser().parse(["-p", "a", "-sp"]).skip_special_tokens is False
+    with pytest.raises(ConfigError, match=r"^--special .* each request; send skip_special_tokens"):
+        serve.make_parser().parse(["x", "--special"])
     assert not generate.make_parser().parse(["-p", "a", "-no-cnv", "--no-conversation"]).chat
     assert "chat" not in chat.make_parser().parse(["x", "-cnv", "-st"])
     assert "-cnv has no effect: a command has one mode" in capsys.readouterr().err

@@ -32,8 +32,8 @@ SAMPLING = set(SamplingParams.__struct_fields__)
 POOLING = set(PoolingParams.__struct_fields__)
 OWN: dict[Scope, set[str]] = {
     "engine": ENGINE, "server": ENGINE | SERVER, "sampling": SAMPLING, "request": POOLING,
-    "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat"}, "pooling": POOLING,
-    "call": {"prompts", "data_1", "data_2"},
+    "cli": {*CONSTRAINTS, "default_chat_template_kwargs", "chat", "skip_special_tokens"},
+    "pooling": POOLING, "call": {"prompts", "data_1", "data_2"},
 }  # fmt: skip
 ROWS = [(scope, row) for scope, rows in NAMES.items() for row in rows]
 
@@ -177,7 +177,7 @@ def test_messages_name_what_exists() -> None:
         "tokenizer_info", "beam_search", "response_format", "json_object", "json_schema",
         "reasoning_effort", "continue_final_message", "adaptive_target", "return_token_ids",
         "structural_tag", "add_request", "add_special_tokens", "top_n_sigma", "typ_p",
-        "smoothing_factor", "sampling_params", "truncate_prompt_tokens",
+        "smoothing_factor", "sampling_params", "truncate_prompt_tokens", "on_output",
     }  # fmt: skip
     for _, row in ROWS:
         for word in re.findall(r"\b[a-z]+_[a-z_]+\b", f"{row.text} {row.fix}"):
@@ -342,3 +342,17 @@ def test_a_quantization_in_any_case(value: str, own: str) -> None:
 def test_formats_that_are_read_are_values_of_quantization() -> None:
     assert {*STORED_METHODS, "fp8", *REFUSED_VALUES["quantization"]} >= set(READERS)
     assert {*STORED_METHODS} <= set(READERS)
+
+
+def test_a_seed_of_minus_one_is_another_one_each_time() -> None:
+    """As in llama.cpp; a request's is none, as in vLLM."""
+    first, second = (EngineConfig.from_options(seed=-1).model.seed for _ in range(2))
+    assert first != second
+    assert min(first, second) >= 0
+    assert own_value("seed", 1) == 1
+    assert SamplingParams(seed=-1) == SamplingParams()
+
+
+@pytest.mark.parametrize("value", ["CUDA", "Cuda:0", "GPU"])
+def test_devices_may_be_in_capitals(value: str) -> None:
+    assert own_value("device", value) == "cuda"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.cli import quantize
+from quire.cli import quantize, verify
 from quire.compress import layer_stream, quality_check
 from quire.errors import ConfigError
 
@@ -42,6 +42,10 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     assert "perplexity" in said.out
     with pytest.raises(AssertionError):
         quantize.run([*command, "--quality-limits", "perplexity=9"])
+    assert "quantized itself" not in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="have the same weights"):
+        verify.run([str(tmp_path / "out"), str(tmp_path / "out"), *TEXT])
+    assert f"note: {tmp_path / 'out'} is quantized itself (bitsandbytes)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,10 @@ def test_vllms_names_that_ask_for_nothing_are_taken() -> None:
         json={"type": "object"}, disable_fallback=True, disable_additional_properties=False
     )
     assert asked == StructuredOutputs(json={"type": "object"})
-    problem = r"^structured_outputs\.disable_additional_properties: not supported; leave it out"
-    with pytest.raises(InvalidRequestError, match=problem):
+    problem = "^StructuredOutputs has no parameter 'disable_additional_properties'; known: json, "
+    with pytest.raises(TypeError, match=problem):
         StructuredOutputs(json={}, disable_additional_properties=True)  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"^StructuredOutputs has no parameter 'guided_re.*; use re"
+    ):
+        StructuredOutputs(guided_regex="a")  # type: ignore[call-arg]

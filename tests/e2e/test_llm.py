@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import LLM, SamplingParams, processes
+from quire import LLM, RequestOutput, SamplingParams, processes
 from quire.core.messages import AddRequest, EngineMessage
 from quire.errors import (
     CheckpointError,
@@ -172,6 +172,28 @@ def test_max_tokens_beyond_the_context_end_with_it(llm: LLM) -> None:
     (output,) = llm.generate([[5] * 2000], sampling, use_tqdm=False)
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (48, "length")
     assert sampling.max_tokens == 10**6
+
+
+def test_each_part_of_an_answer_is_there_as_it_comes(llm: LLM) -> None:
+    parts: dict[str, list[str]] = {}
+
+    def take(output: RequestOutput) -> None:
+        parts.setdefault(output.request_id, []).append(output.outputs[0].text)
+
+    outputs = llm.generate(["a list", "b"], GREEDY, use_tqdm=False, on_output=take)
+    for output in outputs:
+        assert len(parts[output.request_id]) > 1
+        assert "".join(parts[output.request_id]) == output.outputs[0].text
+
+
+def test_what_a_callback_raises_ends_the_call_alone(llm: LLM) -> None:
+    def leave(_: RequestOutput) -> None:
+        raise KeyboardInterrupt
+
+    before = llm.generate("a list", GREEDY, use_tqdm=False)[0].outputs[0].text
+    with pytest.raises(KeyboardInterrupt):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, on_output=leave)
+    assert llm.generate("a list", GREEDY, use_tqdm=False)[0].outputs[0].text == before
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:

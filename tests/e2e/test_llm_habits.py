@@ -161,6 +161,8 @@ def test_the_tokenizer_has_the_methods_of_transformers(llm: LLM) -> None:
     assert (tokenizer(text).input_ids, tokenizer(text).attention_mask) == (ids, [1] * len(ids))
     assert tokenizer.convert_ids_to_tokens(tokenizer.pad_token_id) == tokenizer.pad_token
     assert tokenizer.decode(ids) == text
+    encoded = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
+    assert encoded == tokenizer(text)
     assert tokenizer(["a", "b c"], return_tensors=None)["attention_mask"] == [[1], [1, 1]]
     assert tokenizer(text, return_tensors="pt")["input_ids"].shape == (1, len(ids))
     assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(ids)) == ids
@@ -311,6 +313,7 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
         {"inputs": "A list is"},
         {"prompt": "A list is"},
         {"text": "A list is"},
+        {"input_ids": ids},
     ):
         assert texts(llm.generate(sampling_params=GREEDY, use_tqdm=False, **call)) == plain
     vector = llm.embed("A list is", use_tqdm=False)[0].embedding
@@ -318,7 +321,8 @@ def test_prompts_under_their_older_names(llm: LLM) -> None:
         (output,) = method(prompt_token_ids=[ids], use_tqdm=False, lora_request=None)
         np.testing.assert_array_equal(output.embedding, vector)
     (score,) = llm.score(text_1="A list is", text_2="A list is", use_tqdm=False)
-    assert llm.score(query="A list is", documents=["A list is"], use_tqdm=False) is not None
+    (other,) = llm.score(query="A list is", documents=["A list is"], use_tqdm=False)
+    assert other.outputs.score == score.outputs.score
     with pytest.raises(InvalidRequestError, match=r"^querry: unknown option; remove it"):
         llm.score(querry="A list is")
     assert score.outputs.score == pytest.approx(1, abs=1e-5)

@@ -9,9 +9,11 @@ import errno
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
-from quire.errors import ConfigError, FileError, QuireError, UserError
+from quire.errors import ConfigError, FileError, NoEffectWarning, QuireError, UserError
 from quire.processes import interrupted
 
 COMMANDS = {
@@ -52,6 +54,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 a failure, 2 a user's mistake, 130 Ctrl-C."""
     _open_standard_streams()
+    _show_notes()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a full disk can still be reported in one line
@@ -88,6 +91,19 @@ def _open_standard_streams() -> None:
                 os.close(null)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _show_notes() -> None:
+    """Print what has no effect as a note; Python would add a line of this program's code."""
+    show_others = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, NoEffectWarning):
+            print(f"note: {message}", file=sys.stderr)
+        else:
+            show_others(message, category, *where, **more)
+
+    warnings.showwarning = show
 
 
 def _run(argv: list[str]) -> int:

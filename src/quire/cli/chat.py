@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
@@ -13,6 +14,7 @@ from quire.cli.generate import could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
+from quire.config import BUNDLED_MODEL
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import token_ids_of
 from quire.errors import ConfigError, InvalidRequestError
@@ -24,6 +26,7 @@ EXAMPLES = (
     "quire chat",
     "quire chat Qwen/Qwen3-0.6B --temperature 0.7 --system 'Answer in one sentence.'",
     "echo 'red runing shoes' | quire chat",
+    "quire chat Qwen/Qwen3-0.6B 'Name three rivers.'",
 )
 
 COMMANDS_HELP = """\
@@ -39,8 +42,6 @@ _AT_START = ("/set", "/show", "/load", "/save", "/read", "/regen")
 
 _QUOTES = '"' * 3
 
-_ONE_ANSWER = "for one answer use `quire generate MODEL TEXT --chat`"
-
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -50,23 +51,30 @@ def make_parser() -> CommandParser:
         "chat",
         f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}",
         EXAMPLES,
-        instead=_ONE_ANSWER,
+        words="[MODEL] [TEXT] ",
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_prompt_options(parser)
     add_sampling_options(parser, max_tokens="the rest of the context", without=["n"])
     add_engine_options(parser)
+    parser.add_argument(
+        "text",
+        nargs="*",
+        metavar="TEXT",
+        help="a message: it is answered, with what is piped in before it, and the command ends",
+    )
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `quire chat` until the input ends."""
+    """Run `quire chat` until the input ends, or answer the message of the command line."""
     args = make_parser().parse(argv)
+    read_words(args)
     read_escapes(args)
-    if " " in vars(args).get("model", "").strip() and not could_be_model(args.model):
-        raise ConfigError(f"{args.model[:64]!r} is no model; messages are typed; {_ONE_ANSWER}")
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     variables = template_variables(args)
+    words = vars(args).get("text")
+    text = message(words) if words else None  # before the model is loaded
     from quire.engine.frontend.async_engine import AsyncEngine
     from quire.engine.startup.torch_import import dedicated_start
 
@@ -75,15 +83,37 @@ def run(argv: Sequence[str]) -> int:
             engine = runner.run(AsyncEngine.start(config))
         try:
             if not engine.tokenizer.has_chat_template:
-                text = "this model has no chat template, so it cannot chat; use quire generate"
-                raise ConfigError(text)
-            say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
+                problem = "this model has no chat template, so it cannot chat; use quire generate"
+                raise ConfigError(problem)
             take_defaults(sampling, args, engine.info.sampling_defaults)
             system = vars(args).get("system", "")
             chat = Chat(engine, sampling, runner.run, system=system, variables=variables)
+            if text is not None:
+                return chat.answer(text)
+            say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
             return chat.run(read_lines())
         finally:
             runner.run(engine.close())
+
+
+def read_words(args: argparse.Namespace) -> None:
+    """Several words that are no model are a message, for the bundled one."""
+    given = vars(args)
+    if " " in given.get("model", "").strip() and not could_be_model(args.model):
+        args.text = [given.pop("model"), *given.get("text", ())]
+        say(f"note: {args.text[0][:64]!r} is the message, for {BUNDLED_MODEL}")
+
+
+def message(words: Sequence[str]) -> str:
+    """The message of a command line, with what is piped in before it, as Ollama has it.
+
+    Raises ConfigError for an empty one.
+    """
+    piped = "" if sys.stdin.isatty() else "".join(read_lines())
+    text = "\n".join(filter(None, (piped.strip(), " ".join(words).strip())))
+    if not text:
+        raise ConfigError("the message is empty; write it, or leave it out to type messages")
+    return text
 
 
 class Chat:
@@ -106,6 +136,12 @@ class Chat:
         self._num_failures = 0
         self.messages: list[dict[str, str]] = []
         self._begin(system)
+
+    def answer(self, text: str) -> int:
+        """Answer one message; returns the exit status. Raises what ends the answer."""
+        self.messages.append({"role": "user", "content": text})
+        self._run(self._answer([]))
+        return 0
 
     def run(self, lines: Iterator[str]) -> int:
         """Answer each line; returns the exit status."""

@@ -22,6 +22,8 @@ OWN_FLAGS = {
     "-l": "--logit-bias", "-q": "--quantization", "-asc": "--api-server-count",
 }  # fmt: skip
 _LEVEL = re.compile(r"(-[A-Z])(\d+)")  # a short flag with its number, as -O3
+# options of one command that ask for what others always do
+_OF_OTHERS = {"chat": "a command has one mode", "log_level": "this command logs warnings alone"}
 _SWITCH_WORDS = ("on", "off", "auto", "true", "false", "0", "1")  # after an optional flag
 
 
@@ -144,10 +146,8 @@ class _Rewriter:
             self.words.append(f"{own}={value}")
         elif name == "model":
             self.words.append(str(value))
-        elif name == "chat":  # a mode of generate
-            self.notices.append(f"{flag} has no effect: a command has one mode")
-        elif name == "log_level":  # of a server
-            self.notices.append(f"{flag} has no effect: this command logs warnings alone")
+        elif name in _OF_OTHERS:
+            self.notices.append(f"{flag} has no effect: {_OF_OTHERS[name]}")
         else:
             from quire.compat.name_homes import command_home  # usually not needed
 

@@ -20,6 +20,9 @@ from quire.hub import BUNDLED
 
 if TYPE_CHECKING:
     from quire.core.request_output import RequestOutput
+    from quire.core.sampling_params import SamplingParams
+    from quire.engine.frontend.offline_engine import OnOutput
+    from quire.llm import LLM
 
 EXAMPLES = (
     'quire generate --chat --prompt "red runing shoes" --temperature 0',
@@ -71,7 +74,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all prompts and print the answers in the prompts' order.
+    """Answer all prompts and print the answers in the prompts' order, a single one as it comes.
 
     Returns 1 if there are prompts without an answer, and 2 if that is all of them, by the caller's
     mistake.
@@ -90,30 +93,46 @@ def run(argv: Sequence[str]) -> int:
 
         llm = LLM(**engine_options(args))
     take_defaults(sampling, args, llm.info.sampling_defaults)
-    texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
-    if args.chat or "system" in args or variables:
-        if not llm.tokenizer.has_chat_template:
-            raise ConfigError("this model has no chat template; leave --chat and --system out")
-        system = [{"role": "system", "content": args.system}] if "system" in args else []
-        conversations = [[*system, {"role": "user", "content": text}] for text in texts]
-        results = llm.chat(
-            conversations,
-            sampling,
-            use_tqdm=show,
-            raise_errors=False,
-            chat_template_kwargs=variables,
-        )
-    else:
-        if show and llm.tokenizer.has_chat_template:
-            print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
-        results = llm.generate(texts, sampling, use_tqdm=show, raise_errors=False)
-    for line in lines(texts, results, as_json=args.json):
+    texts = [prompt.text for prompt in prompts]
+    streams = len(texts) == sampling.n == 1 and not args.json
+    results = _answers(llm, args, texts, sampling, variables, print_part if streams else None)
+    for line in [] if streams else lines(texts, results, as_json=args.json):
         print(line)
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
             text = parser.in_flags(_PARAM.sub("", str(result.error)))
             print(f"error: {prompt.source}: {text}", file=sys.stderr)
     return _status([result.error for result in results])
+
+
+def _answers(
+    llm: LLM,
+    args: Namespace,
+    texts: list[str],
+    sampling: SamplingParams,
+    variables: dict[str, Any],
+    on_output: OnOutput | None,
+) -> list[RequestOutput]:
+    """The answers to texts, or to messages where an option asks for it. Raises ConfigError."""
+    show, has_template = sys.stderr.isatty(), llm.tokenizer.has_chat_template
+    how: dict[str, Any] = {"use_tqdm": show and on_output is None, "raise_errors": False}
+    if not (args.chat or "system" in args or variables):
+        if show and has_template:
+            print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
+        return llm.generate(texts, sampling, on_output=on_output, **how)
+    if not has_template:
+        options = "--chat, --system and --default-chat-template-kwargs"
+        raise ConfigError(f"this model has no chat template; leave {options} out")
+    system = [{"role": "system", "content": args.system}] if "system" in args else []
+    conversations = [[*system, {"role": "user", "content": text}] for text in texts]
+    how["chat_template_kwargs"] = variables
+    return llm.chat(conversations, sampling, on_output=on_output, **how)
+
+
+def print_part(output: RequestOutput) -> None:
+    """Print what has come of an answer."""
+    text = "".join(part.text for part in output.outputs)
+    print(text, end="\n" if output.finished else "", flush=True)
 
 
 def read_words(args: Namespace) -> None:

@@ -44,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
         examples: Sequence[str],
         *,
         words: str = "[MODEL] ",
-        instead: str = "put arguments without a name before the options",
+        instead: str = "name it by an option",
     ) -> None:
         """A parser of one command's options. instead: what to do with a word too many."""
         self._instead = instead
@@ -73,8 +73,12 @@ class CommandParser(argparse.ArgumentParser):
             from quire.cli.served_names import with_joined_names
 
             own = with_joined_names(own, flags)
-        args, unknown = self.parse_known_args(own)
+        # words may stand between options; argparse forgets there what follows `--`
+        parse = self.parse_known_args if "--" in own else self.parse_known_intermixed_args
+        args, unknown = parse(own)
         for word in unknown:
+            if word == "--":
+                raise ConfigError("words before -- and after it; write all of them after it")
             if word.startswith("-"):
                 name = word.partition("=")[0]
                 near = nearest_name(name, self._option_string_actions)

@@ -62,7 +62,12 @@ EXAMPLES = (
 
 def make_parser() -> CommandParser:
     """The parser of the options of `quire serve`."""
-    parser = CommandParser("serve", "Serve a model over HTTP with OpenAI's API.", EXAMPLES)
+    parser = CommandParser(
+        "serve",
+        "Serve a model over HTTP with OpenAI's API.",
+        EXAMPLES,
+        instead="use --model MODEL for each of several models",
+    )
     parser.add_argument(
         "--model",
         dest="models",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from quire.cli.options import CommandParser
 from quire.cli.verification import (
@@ -40,5 +42,15 @@ def run(argv: Sequence[str]) -> int:
         if name not in args:
             raise ConfigError(f"{name} is missing; see quire verify --help")
     limits, (base, quantized) = limits_of(args), map(folder_of, (args.base, args.quantized))
+    note_quantized(base)
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
     return show_report(args, base, quantized, tokenizer, samples, limits, device)
+
+
+def note_quantized(base: Path) -> None:
+    """Say that losses are those beside a base which has lost something itself, if it has."""
+    from quire.models.config.model_config import ModelConfig
+
+    if (stored := ModelConfig.from_folder(base).checkpoint_format) is not None:
+        text = f"{base} is quantized itself ({stored.name}); for all that is lost take the 16-bit"
+        print(f"note: {text} model as base", file=sys.stderr)

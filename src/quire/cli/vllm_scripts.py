@@ -41,9 +41,9 @@ class _EngineArgs(ForeignMethods):
     """
 
     def __new__(cls, *_: Any, **options: Any) -> Any:
-        """Refuse unknown names as `LLM` does, by a ConfigError."""
-        for name in options:
-            if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # a subclass's
+        """Refuse unknown names as `LLM` does, by a ConfigError; a subclass may have its own."""
+        for name in options if cls is EngineArgs else ():
+            if name not in EngineArgs.__dataclass_fields__:
                 raise ConfigError(unknown_setting(name, [o.name for _, o in iter_options()]))
         return super().__new__(cls)
 

@@ -12,6 +12,7 @@ _MERGE = "merge the adapter into its model (peft: merge_and_unload), and load th
 CALL_NAMES: tuple[ForeignName, ...] = (
     alias("prompt_token_ids", "prompts", _V),
     alias("inputs", "prompts", _V),
+    alias("input_ids", "prompts", "transformers"),
     alias("prompt", "prompts", "OpenAI"),
     alias("text", "prompts", "SGLang"),
     *(only(name, engines, (), "sampling params have one name", "use sampling_params")
@@ -36,7 +37,8 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     only("format", "Ollama", ("",), _OF_PARAMS, "use structured_outputs in SamplingParams"),
     only("options", "Ollama", ({},), _OF_PARAMS, "use SamplingParams"),
     only("top_logprobs", "OpenAI", (), _OF_PARAMS, "use logprobs in SamplingParams"),
-    only("stream", "OpenAI", (False,), "answers come whole", "use AsyncEngine"),
+    only("stream", "OpenAI", (False,), "answers come whole", "use on_output, or AsyncEngine"),
+    only("streamer", "transformers", (), "a function gets the parts of answers", "use on_output"),
     only("echo", "OpenAI", (False,), "answers come without their prompts",
          "put them in front"),
     only("tool_choice", "OpenAI", ("auto",), "the model chooses",

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 _HUB = "models of the hub are in its cache: use hf cache ls, hf cache rm and hf download"
 COMMANDS: Mapping[str, str] = {
-    "run": "use `quire chat MODEL`, or `quire generate MODEL TEXT --chat`",
+    "run": "use `quire chat MODEL`, or `quire chat MODEL TEXT` for one answer",
     "complete": "use `quire generate MODEL TEXT`",
-    "cli": "use `quire chat MODEL`, or `quire generate MODEL TEXT --chat`",
+    "cli": "use `quire chat MODEL`, or `quire chat MODEL TEXT` for one answer",
     "server": "use `quire serve MODEL`",
     "launch": "use `quire serve MODEL`",
     "pull": "a model is downloaded by its first use, or by hf download",

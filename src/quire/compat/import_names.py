@@ -109,7 +109,7 @@ NAMES = {
     **dict.fromkeys(("pipeline", "AutoModelForCausalLM", "AutoModel"), "use LLM"),
     "AutoTokenizer": "use llm.get_tokenizer(), or transformers itself",
     "GenerationConfig": "use SamplingParams",
-    **dict.fromkeys(("TextStreamer", "TextIteratorStreamer"), "use AsyncEngine, which streams"),
+    **dict.fromkeys(("TextStreamer", "TextIteratorStreamer"), "use on_output of LLM.generate"),
     "LlamaGrammar": "use StructuredOutputs(grammar=...) in SamplingParams",
     "GuidedDecodingParams": "use StructuredOutputs in SamplingParams",
     "PoolingOutput": "use EmbeddingOutput",

@@ -81,8 +81,6 @@ LLAMA_SERVER_FAMILIES: tuple[ForeignName, ...] = (
     *_each("reasoning_budget_message", "the end of reasoning is forced as the model marks it",
            "leave it out"),
     *_each("reasoning_preserve?", "the chat template decides which reasoning it reads"),
-    *_each("special?/-sp", "special tokens are no part of texts",
-           "send skip_special_tokens in requests"),
     *_each("json_schema grammar logit_bias", "each request sets it",
            "send it there, or use SamplingParams of LLM in Python"),
     *_each("list_devices?", "a server has one device", "use --dry-run, which names it"),

@@ -79,7 +79,7 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     no_effect("fit_target", _L, "the KV cache takes what fits", "-fitt"),
     no_effect("fit_ctx", _L, "the KV cache takes what fits", "-fitc"),
     no_effect("main_gpu", _L, "the first visible GPU is used; set CUDA_VISIBLE_DEVICES", "-mg"),
-    only("split_mode", _L, ("none", "layer"), _ONE_DEVICE, "leave it out", "-sm"),
+    only("split_mode", _L, ("none", "layer", 0, 1), _ONE_DEVICE, "leave it out", "-sm"),
     only("tensor_split", _L, (), _ONE_DEVICE, "run one server for each GPU", "-ts"),
     only("no_kv_offload", _L, (False,), "the KV cache is where the model is",
          "use device='cpu'", "-nkvo", arity="switch"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 # methods of llama-cpp-python's Llama
 _TOKENIZER = "use get_tokenizer()"
@@ -25,15 +25,18 @@ _LLAMA_METHODS: Mapping[str, str] = {
     "logits_to_logprobs": "use logprobs in SamplingParams",
 }
 
+_STREAMS = ("stream", "stream_generate", "generate_stream", "astream", "stream_chat")
+_ASYNC = ("agenerate", "async_generate", "acompletion", "acreate")
+
 # methods of other libraries' models, of SGLang, transformers and ollama-python
 _LOADED: Mapping[str, str] = {
     "from_pretrained": "use LLM(MODEL): a folder, a name on the hub, or a GGUF file",
     **dict.fromkeys(("to", "cuda", "cpu", "half", "quantize"), "set it at the start: LLM(MODEL, "
                     "device=..., dtype=..., quantization=...)"),
     **dict.fromkeys(("forward", "logits", "get_logits"), "use logprobs in SamplingParams"),
-    **dict.fromkeys(("stream_generate", "generate_stream", "astream", "stream_chat"),
-                    "use AsyncEngine, whose generate streams"),
-    **dict.fromkeys(("agenerate", "async_generate", "acompletion", "acreate"), "use AsyncEngine"),
+    **dict.fromkeys(_STREAMS, "use on_output of generate or chat, or AsyncEngine, whose generate "
+                    "streams"),
+    **dict.fromkeys(_ASYNC, "use AsyncEngine"),
     **dict.fromkeys(("complete", "completion", "predict", "invoke", "completions"), "use generate"),
     **dict.fromkeys(("create_embeddings", "embeddings", "embed_query", "embed_documents"),
                     "use embed"),
@@ -55,7 +58,6 @@ _WHOLE = "requests are not paused; abort those that are to end"
 
 # of vLLM's LLM, LLMEngine and AsyncLLM
 _VLLM_METHODS: Mapping[str, str] = {
-    "stream": "use AsyncEngine",
     "get_metrics": "use llm.stats, and output.metrics of each request",
     "reward": "reward models are not supported; use score, or embed",
     "llm_engine": "use LLM itself; for requests that come one by one use LLMEngine or AsyncEngine",
@@ -81,7 +83,7 @@ _VLLM_METHODS: Mapping[str, str] = {
     "default_sampling_params": "use get_default_sampling_params()",
     "from_vllm_config": "use from_engine_args",
     **dict.fromkeys(("do_log_stats", "do_log_stats_with_interval", "log_stats"),
-                    "nothing is logged; ask for stats"),
+                    "nothing is logged; stats are those of LLM and AsyncEngine"),
     "is_tracing_enabled": "requests over HTTP are traced; use `quire serve`",
     **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), _WHOLE),
     "has_unfinished_requests_dp": "a model runs on one device; use has_unfinished_requests",
@@ -89,7 +91,7 @@ _VLLM_METHODS: Mapping[str, str] = {
     "validate_outputs": "leave it out",
 }  # fmt: skip
 
-# methods and attributes that are not there, and what to use instead
+# methods and attributes that a model has not, and what to use instead
 METHODS: Mapping[str, str] = {**_LLAMA_METHODS, **_LOADED, **_VLLM_METHODS}
 
 _SLEEP = "use shutdown, and make another one; LLM and LLMEngine sleep"
@@ -104,11 +106,12 @@ _OF_TOKENIZERS = """
     unk_token unk_token_id
 """
 
-# those of a class that mean something else there
+_MODELS = ("LLM", "LLMEngine", "AsyncLLM", "AsyncEngine")
+# those of one class, which go before METHODS
 _OF_CLASS: Mapping[str, Mapping[str, str]] = {
     "AsyncLLM": {
         "chat": "use generate, with the prompt of get_tokenizer().apply_chat_template",
-        "add_request": "use generate, which streams",
+        **dict.fromkeys(("add_request", *_STREAMS, *_ASYNC), "use generate, which streams"),
         **dict.fromkeys(("encode", "embed", "score"), _POOL),
         **dict.fromkeys(("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"), _SLEEP),
         **dict.fromkeys(("is_running", "is_stopped", "errored", "dead_error"), _HEALTH),
@@ -117,7 +120,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
         "wait_for_requests_to_drain": "await the streams of generate",
     },
     "LLMEngine": {
-        "generate": "use add_request and step, or LLM.generate",
+        **dict.fromkeys(("generate", *_STREAMS), "use add_request and step, or LLM.generate"),
         "chat": "use LLM.chat",
         **dict.fromkeys(("encode", "embed", "score"), "use LLM.embed"),
         "get_metrics": "use stats, and output.metrics of each request",
@@ -151,6 +154,7 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
     "AsyncEngine": {
         "from_engine_args": "use AsyncLLM.from_engine_args, or `await AsyncEngine.start(config)`",
         "abort": "close the stream of generate, or use AsyncLLM",
+        **dict.fromkeys((*_STREAMS, *_ASYNC), "use generate, which streams"),
         "shutdown": "use `await engine.close()`",
         "get_tokenizer": "use tokenizer",
     },
@@ -161,9 +165,13 @@ _OF_CLASS: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def what_to_use(cls: str, name: str) -> str | None:
-    """The advice on a missing attribute of a class; None for an unknown one."""
-    return _OF_CLASS.get(cls, {}).get(name) or METHODS.get(name)
+def what_to_use(classes: Iterable[str], name: str) -> str | None:
+    """The advice on a missing attribute; None for an unknown one. classes: its class and bases."""
+    for cls in classes:
+        general = METHODS.get(name) if cls in _MODELS else None
+        if text := _OF_CLASS.get(cls, {}).get(name, general):
+            return text
+    return None
 
 
 def all_methods() -> dict[str, str]:

@@ -7,6 +7,7 @@ are read for an error alone.
 from __future__ import annotations
 
 import sys
+from abc import ABCMeta
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +97,13 @@ def _no_such(cls: type, name: str, owner: object) -> AttributeError:
     """The error for a missing attribute. owner: what was asked for it, the class or an object."""
     from quire.compat.method_names import what_to_use  # most programs misspell nothing
 
-    if (text := what_to_use(cls.__name__, name)) is None:
+    if (text := what_to_use([each.__name__ for each in cls.__mro__], name)) is None:
         return AttributeError(f"{cls.__name__} has no {name}", name=name, obj=owner)
     # no obj, to which Python would add a name that is merely alike
     return AttributeError(f"{cls.__name__} has no {name}; {text}", name=name, obj=None)
 
 
-class _Class(type):
+class _Class(ABCMeta):  # as that of a base which a subclass may have besides
     if not TYPE_CHECKING:  # which finds misspelt names
 
         def __getattr__(cls, name: str) -> Any:

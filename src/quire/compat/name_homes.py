@@ -53,11 +53,12 @@ CONSTRAINTS = {
     **{name: name for name in ("json", "regex", "choice", "grammar", "json_object")},
     **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
     "json_schema": "json",
+    "ebnf": "grammar",
     "response_format": "json",
     "structural_tag": "structural_tag",
 }
 _OF_REQUESTS = {
-    "stream": "answers come whole; use AsyncEngine",
+    "stream": "answers come whole; use on_output of LLM.generate, or AsyncEngine",
     "echo": "answers come without their prompts; put them in front",
     "tools": "it is an option of LLM.chat",
     "messages": "use LLM.chat",

@@ -55,6 +55,8 @@ class _Reader:
         value = own_value(name, value)
         if value is DEFAULT:
             return
+        if name not in self._known:  # but elsewhere: errors say it of the name that was given
+            name = given_as
         if name in self.found and self.found[name] != value:
             other = self._given_as[name]
             raise ConfigError(f"{other} and {given_as} are one setting ({name}); set one of them")

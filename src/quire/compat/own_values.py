@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",
           "granite", "hunyuan_a13b")  # fmt: skip
 
+_CASELESS = ("quantization", "dtype", "kv_cache_dtype", "log_level", "device")
 # settings that are a JSON object, which a YAML file has as a map
-_CASELESS = ("quantization", "dtype", "kv_cache_dtype", "log_level")
 _JSON = ("default_chat_template_kwargs", "override_generation_config")
 # of vLLM's `quantization`: what the checkpoint itself is
 _CHECKPOINTS = {
@@ -95,7 +96,7 @@ OWN_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "quantization": {"w8a8_fp8": "fp8", "ptpc_fp8": "fp8", "w8a8_int8": "int8"} | _CHECKPOINTS,
     "kv_cache_dtype": {"auto": "auto", "f16": "auto", "bf16": "auto", "q8_0": "int8"},
     "generation_config": {"vllm": "none"},
-    "device": {"gpu": "cuda", "cuda:0": "cuda", "CUDA0": "cuda", "none": "cpu"},
+    "device": {"gpu": "cuda", "cuda:0": "cuda", "cuda0": "cuda", "none": "cpu"},
     "threads": {-1: DEFAULT, 0: DEFAULT},
     "max_model_len": {-1: DEFAULT, "auto": DEFAULT},
     "tool_call_parser": dict.fromkeys(_LLAMA3, "llama3")
@@ -143,6 +144,8 @@ def own_value(name: str, value: Any) -> Any:
         return ",".join(map(str, value)) or DEFAULT
     if name in _JSON and isinstance(value, dict):
         return json.dumps(value)
+    if name == "seed" and same_value(value, -1):  # as in llama.cpp, Ollama and KoboldCpp
+        return random.getrandbits(63)
     spelled = value.lower() if name in _CASELESS and isinstance(value, str) else value
     for foreign, own in OWN_VALUES.get(name, {}).items():
         if same_value(spelled, foreign):

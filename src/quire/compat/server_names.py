@@ -118,7 +118,7 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
           text="the chat template says whether a model reasons", fix="use on, off or auto"),
     alias("reasoning_budget", "default_chat_template_kwargs", _L, others=False,
           values={-1: DEFAULT, 0: _THINKS_NOT}, text="each request has its own",
-          fix="send thinking_token_budget in requests"),
+          fix="send thinking_token_budget in requests, or use SamplingParams in Python"),
     only("reasoning_config", _V, _MARKS, "reasoning has the marks of its parser",
          "use reasoning_parser one of its names"),
     alias("chat_template_kwargs", "default_chat_template_kwargs", _L),

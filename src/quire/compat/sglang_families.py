@@ -16,8 +16,8 @@ _EXPERTS = "experts run on the one device"
 
 SGLANG_FAMILIES: tuple[ForeignName, ...] = (
     alias("tokenizer_path", "tokenizer", "SGLang"),
-    alias("cuda_graph_bs", "enforce_eager", "SGLang", others=False, values={0: True},
-          text="CUDA graphs are recorded for all sizes of a step", fix="leave it out"),
+    only("cuda_graph_bs", "SGLang", (), "CUDA graphs are recorded for all sizes of a step",
+         "leave it out"),
     alias("fastapi_root_path", "root_path", "SGLang"),
     alias("log_level_http", "log_level", "SGLang"),
     alias("tokenizer_worker_num", "api_server_count", "SGLang"),
@@ -64,7 +64,7 @@ SGLANG_FAMILIES: tuple[ForeignName, ...] = (
 
 TGI_NAMES: tuple[ForeignName, ...] = (
     alias("model_id", "model", "TGI"),
-    alias("quantize", "quantization", "TGI", values={"eetq": "int8", "bitsandbytes": "int8",
+    alias("quantize", "quantization", "TGI", values={"eetq": "w8a16", "bitsandbytes": "int8",
                                                      "bitsandbytes-nf4": "nf4"}),
     alias("max_concurrent_requests", "max_queued_requests", "TGI"),
     alias("max_batch_size", "max_num_seqs", "TGI"),

@@ -33,33 +33,35 @@ class ParamNames(msgspec.StructMeta):
             return super().__call__(**params)
         except TypeError:
             scope: Scope = getattr(cls, "NAMES_SCOPE", "sampling")
-            from quire.compat.name_homes import CALL_OPTIONS  # usually not needed
-
-            for name in CALL_OPTIONS:  # which params had in vLLM, with None for their default
-                if params.get(name, name) is None:
-                    del params[name]
-            own = own_params(params, cls.__struct_fields__, scope)
+            own = own_params(_without_empty(params), cls.__struct_fields__, scope)
             _refuse_unknown(own, cls)
             if own == params:
                 raise
             return super().__call__(**own)
 
 
+def _without_empty(params: dict[str, Any]) -> dict[str, Any]:
+    """The params without options of a call that are None: vLLM's params had them."""
+    from quire.compat.name_homes import CALL_OPTIONS  # usually not needed
+
+    return {n: value for n, value in params.items() if value is not None or n not in CALL_OPTIONS}
+
+
 def _refuse_unknown(params: Mapping[str, Any], cls: msgspec.StructMeta) -> None:
     """Raises TypeError as Python does, with the nearest name that there is."""
-    from quire.compat.name_homes import home_of_param  # usually not needed
-    from quire.config import iter_options
-
-    settings = {option.name for _, option in iter_options()}
     known = cls.__struct_fields__
     for name in params:
         if name not in known:
-            if (home := home_of_param(name, settings)) is not None:
-                raise TypeError(home)
             near = nearest_name(name, known)
             hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(known)}"
-            text = f"{cls.__name__} has no parameter {name!r}{hint}"
-            raise TypeError(text)
+            raise TypeError(_home(name) or f"{cls.__name__} has no parameter {name!r}{hint}")
+
+
+def _home(name: str) -> str | None:
+    from quire.compat.name_homes import home_of_param  # usually not needed
+    from quire.config import iter_options
+
+    return home_of_param(name, {option.name for _, option in iter_options()})
 
 
 def own_params(

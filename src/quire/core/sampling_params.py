@@ -112,8 +112,9 @@ class SamplingParams(
             msgspec.structs.force_setattr(self, "structured_outputs", outputs)
         if self.logprob_token_ids is not None:
             msgspec.structs.force_setattr(self, "logprobs", 0)
-        if self.thinking_token_budget == -1:
-            msgspec.structs.force_setattr(self, "thinking_token_budget", None)
+        for name in ("seed", "thinking_token_budget"):
+            if getattr(self, name) == -1:  # none, as other engines write it
+                msgspec.structs.force_setattr(self, name, None)
         if self.output_kind is not None:
             _convert_kind(self)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]

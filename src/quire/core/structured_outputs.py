@@ -7,6 +7,7 @@ checks the rest.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,12 +38,19 @@ _AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
 
 
 class _Names(msgspec.StructMeta):
-    """Lets the constructor take what structured_outputs_from does."""
+    """Lets the constructor take vLLM's further fields where they ask for nothing."""
 
     def __call__(cls, *values: Any, **params: Any) -> Any:  # noqa: N805 - a class of classes
-        if values or params.keys() <= set(cls.__struct_fields__):
-            return super().__call__(*values, **params)
-        return structured_outputs_from(params)
+        """Raises TypeError for an unknown name, and says which one has its meaning."""
+        unknown = _asked(params).keys() - set(cls.__struct_fields__)
+        if unknown:
+            from quire.compat.name_homes import CONSTRAINTS  # usually not needed
+
+            name = min(unknown)
+            hint = f"use {CONSTRAINTS[name]}" if name in CONSTRAINTS else f"known: {_LISTED}"
+            raise TypeError(f"{cls.__name__} has no parameter {name!r}; {hint}")
+        own = {name: params[name] for name in params if name in cls.__struct_fields__}
+        return super().__call__(*values, **own)
 
 
 class StructuredOutputs(
@@ -204,14 +212,23 @@ def structured_outputs_from(value: Any) -> StructuredOutputs:
         given = {name: item for name, item in value.items() if item is not None}
     else:
         given = {n: item for n in _NAMES if (item := getattr(value, n, None)) is not None}
-    given.pop("disable_fallback", None)  # to another compiler of grammars, which is not there
-    asked = {name: item for name, item in given.items() if item not in (False, "") or name in KINDS}
+    asked = _asked(given)
     if unknown := sorted(map(str, asked.keys() - set(_NAMES))):
         where = f"structured_outputs.{unknown[0]}"
         raise invalid_value("structured_outputs", "not supported; leave it out", where=where)
     if not given and not isinstance(value, dict):
         raise invalid_value("structured_outputs", "must be StructuredOutputs(...), a map or None")
     return StructuredOutputs(**asked)
+
+
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that ask for something. disable_fallback is about another compiler of grammars."""
+    empty = (None, False, "")
+    return {
+        name: item
+        for name, item in given.items()
+        if name in KINDS or (item not in empty and name != "disable_fallback")
+    }
 
 
 _NAMES = (*KINDS, "disable_any_whitespace", "whitespace_pattern")

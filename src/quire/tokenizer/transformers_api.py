@@ -46,18 +46,9 @@ class TransformersTokenizer(ForeignMethods):
         return_tensors: str | None = None,
     ) -> Encoded:
         """input_ids and attention_mask of a text, or of each of several."""
-        if isinstance(text, str):
-            ids: Any = self.encode(text, add_special_tokens=add_special_tokens)
-            mask: Any = [1] * len(ids)
-        else:
-            ids = [self.encode(each, add_special_tokens=add_special_tokens) for each in text]
-            mask = [[1] * len(each) for each in ids]
-        if return_tensors is not None and isinstance(text, str):
-            ids, mask = [ids], [mask]
-        return Encoded(
-            input_ids=_as_tensors(ids, return_tensors),
-            attention_mask=_as_tensors(mask, return_tensors),
-        )
+        texts = [text] if isinstance(text, str) else text
+        rows = [self.encode(each, add_special_tokens=add_special_tokens) for each in texts]
+        return _encoded(rows, return_tensors, is_one=isinstance(text, str))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, in which names of control tokens are these tokens."""
@@ -87,12 +78,13 @@ class TransformersTokenizer(ForeignMethods):
         add_generation_prompt: bool = False,
         tokenize: bool = True,
         return_tensors: str | None = None,
+        return_dict: bool = False,
         **template_kwargs: Any,
     ) -> Any:
         """The text of a conversation, or with `tokenize` its token ids.
 
-        template_kwargs: continue_final_message, and variables that the template reads. Raises
-        InvalidRequestError.
+        return_dict: the ids as a call of the tokenizer gives them. template_kwargs:
+        continue_final_message, and variables that the template reads. Raises InvalidRequestError.
         """
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
@@ -102,9 +94,10 @@ class TransformersTokenizer(ForeignMethods):
             add_generation_prompt=add_generation_prompt,
             **template_kwargs,
         )
-        if not tokenize or return_tensors is None:
+        if not tokenize:
             return made
-        return _as_tensors([made], return_tensors)
+        encoded = _encoded([made], return_tensors, is_one=True)
+        return encoded if return_dict else encoded.input_ids
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
         """The id of a token by its name in the vocabulary, or of each of several; None: unknown."""
@@ -170,6 +163,17 @@ class TransformersTokenizer(ForeignMethods):
     def all_special_ids(self) -> list[int]:
         """The ids of control tokens."""
         return sorted(self._tokenizer.special_ids)
+
+
+def _encoded(rows: list[list[int]], return_tensors: str | None, *, is_one: bool) -> Encoded:
+    """Token ids of texts with their masks; those of one are a row of an array, else a list."""
+    masks = [[1] * len(row) for row in rows]
+    if return_tensors is None and is_one:
+        return Encoded(input_ids=rows[0], attention_mask=masks[0])
+    return Encoded(
+        input_ids=_as_tensors(rows, return_tensors),
+        attention_mask=_as_tensors(masks, return_tensors),
+    )
 
 
 def _as_tensors(values: Any, kind: str | None) -> Any:

@@ -74,3 +74,15 @@ def test_a_caller_cancelled_at_the_shutdown_is_cancelled(call: Call) -> None:
             await task
 
     asyncio.run(main())
+
+
+def test_the_tokenizer_may_be_awaited() -> None:
+    """As in most versions of vLLM, where it is a coroutine."""
+
+    async def main() -> None:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model="quire-tiny"))
+        tokenizer = llm.get_tokenizer()
+        assert (await tokenizer) is tokenizer
+        assert tokenizer.decode(tokenizer.encode("a list")) == "a list"
+
+    asyncio.run(main())

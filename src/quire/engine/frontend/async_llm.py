@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, Unpack
 
@@ -18,6 +18,16 @@ from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
 from quire.errors import EngineError, invalid_value
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
+
+
+class AwaitableTokenizer(TransformersTokenizer):
+    """A tokenizer that may be awaited: `get_tokenizer` of most versions of vLLM is a coroutine."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        async def itself() -> Self:
+            return self
+
+        return itself().__await__()
 
 
 class AsyncLLM(ForeignMethods):
@@ -82,9 +92,9 @@ class AsyncLLM(ForeignMethods):
             if each in self._aborts:
                 self._aborts[each].set()
 
-    def get_tokenizer(self) -> TransformersTokenizer:
+    def get_tokenizer(self) -> AwaitableTokenizer:
         """The tokenizer with the methods that `transformers` gives its own."""
-        return TransformersTokenizer(self.tokenizer)
+        return AwaitableTokenizer(self.tokenizer)
 
     async def check_health(self) -> None:
         """Raises EngineError if no request can be answered any more."""

@@ -115,7 +115,7 @@ class LLMEngine(ForeignMethods, OfflineEngine):
 
     def sleep(self, level: int = 1) -> None:
         """End all requests, and free the memory of weights and KV cache until `wake_up`."""
-        check_level(level)
+        check_level(level)  # before anything is dropped
         if self._engine is not None:
             self._drop_all()
         super().sleep(level)

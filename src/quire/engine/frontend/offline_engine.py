@@ -35,6 +35,7 @@ from quire.processes import interrupted
 from quire.tokenizer.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
+OnOutput = Callable[[RequestOutput], None]
 
 
 class OfflineEngine:
@@ -121,16 +122,18 @@ class OfflineEngine:
         *,
         use_tqdm: bool,
         raise_errors: bool,
+        on_output: OnOutput | None = None,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order. field: the argument of the items, for errors.
 
         prompt_of: from an item to its prompt. encoding: how texts become token ids. raise_errors:
         if False, an item that is refused or fails has a result with `error`, and the others run.
+        on_output: gets each part of an answer as it comes.
         """
         with self._lock:  # one call: an interrupt anywhere inside of it releases the lock
             return self._interruptible(
                 lambda interrupt: self._answer(
-                    interrupt, field, items, prompt_of, encoding, use_tqdm, raise_errors
+                    interrupt, field, items, prompt_of, encoding, use_tqdm, raise_errors, on_output
                 )
             )
 
@@ -143,6 +146,7 @@ class OfflineEngine:
         encoding: Encoding,
         use_tqdm: bool,
         raise_errors: bool,
+        on_output: OnOutput | None,
     ) -> list[RequestOutput]:
         self._awake()
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
@@ -157,7 +161,7 @@ class OfflineEngine:
                             prompt,
                             params,
                             encoding=encoding,
-                            stream=False,
+                            stream=on_output is not None,
                             cut_to_context=True,
                         )
                     )
@@ -169,7 +173,8 @@ class OfflineEngine:
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
             interrupt.deliver()
-        answers = refused | self._run(interrupt, prepared, "answers", use_tqdm, raise_errors)
+        answers = self._run(interrupt, prepared, "answers", use_tqdm, raise_errors, on_output)
+        answers |= refused
         return [answers[request_id] for request_id in ids]
 
     def embed(
@@ -230,6 +235,7 @@ class OfflineEngine:
         what: str,
         use_tqdm: bool,
         raise_errors: bool = True,
+        on_output: OnOutput | None = None,
     ) -> dict[str, RequestOutput]:
         """Results by request id. what: their name, for the progress bar."""
         engine = self._awake()
@@ -239,6 +245,9 @@ class OfflineEngine:
             progress.show(0, engine.stats)
 
             def take(step: Processed) -> None:
+                if on_output is not None:
+                    for output in step.outputs.values():
+                        on_output(output)
                 _collect(step, answers, raise_errors)
                 progress.show(len(prepared) - outputs.num_unfinished, engine.stats)
 
