@@ -391,7 +391,7 @@ def test_all_that_sillytavern_sends_to_llama_cpp(app: Starlette, engine: FakeEng
     assert refused == {}
     assert post(app, "/completion", fields).status == 200
     sampling = engine.calls[-1]["sampling"]
-    assert (sampling.max_tokens, sampling.stop, sampling.seed) == (4, ["\nYou:"], -1)
+    assert (sampling.max_tokens, sampling.stop, sampling.seed) == (4, ["\nYou:"], None)
 
 
 def test_marks_of_a_prefix_to_be_cached_ask_for_nothing(app: Starlette) -> None:
