@@ -348,12 +348,15 @@ def test_an_empty_name_of_a_model_is_none(app: Starlette) -> None:
 
 def test_fields_of_sglang_and_others_on_openais_routes(app: Starlette, engine: FakeEngine) -> None:
     fields = {"rid": "a", "separate_reasoning": True, "stream_reasoning": True, "lora_path": None}
-    fields |= {"num_ctx": 8192, "ttl": 300, "no_stop_trim": True}
+    fields |= {"num_ctx": 8192, "ttl": 300, "no_stop_trim": True, "return_hidden_states": False}
+    fields |= {"session_params": None, "custom_logit_processor": None, "draft_model": ""}
     for path in ("/v1/completions", "/v1/chat/completions"):
         reply = post(app, path, fields)
         assert reply.status == 200, reply.body
         assert engine.calls[-1]["sampling"].include_stop_str_in_output
         assert all(name in reply.headers["x-quire-no-effect"] for name in ("rid", "num_ctx", "ttl"))
+        text = problem(post(app, path, {"draft_model": "a"}))
+        assert text.startswith("draft_model: 'a' is not supported: a step samples one token")
 
 
 def test_what_must_be_empty_is_said_so(app: Starlette) -> None:
