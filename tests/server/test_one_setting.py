@@ -90,6 +90,16 @@ def test_none_under_another_engines_name_asks_for_nothing(app: Starlette, path: 
     assert reply.status == 200, reply.body
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+def test_a_list_that_equals_the_prompt_is_read_as_it_is(
+    app: Starlette, engine: FakeEngine, path: str
+) -> None:
+    body = {"stop": ["a"], "stop_sequences": ["a"], "prompt": ["a"]}
+    reply = call(app, path, body)
+    assert reply.status == 200, reply.body
+    assert engine.calls[-1]["sampling"].stop == ["a"]
+
+
 def test_options_of_ollama_with_none(app: Starlette) -> None:
     body = {"messages": MESSAGES, "stream": False, "options": {"n_predict": None, "temp": None}}
     assert call(app, "/api/chat", body).status == 200

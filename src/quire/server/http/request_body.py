@@ -74,10 +74,11 @@ def read_body(
     if found.keys() <= known and found.keys().isdisjoint(refused):
         return request, found
     known = known.difference(refused)
+    found = strict_json.read_names(data) if long else found  # all values, the long one too
     fields = _ForeignFields(found, known, refused)
     foreign = frozenset(n for n, value in found.items() if n not in known and value is not None)
     if fields.own:
-        found = {n: v for n, v in strict_json.read_names(data).items() if n in known} | fields.own
+        found = {n: v for n, v in found.items() if n in known} | fields.own
         with (sent_as := FieldNames(fields.names)):
             request = strict_json.decode(msgspec.json.encode(found), decoder)
         request.__dict__["sent_as"] = sent_as
