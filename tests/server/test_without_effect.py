@@ -132,6 +132,14 @@ def test_values_that_are_refused_are_spelled_as_in_json(app: Starlette) -> None:
     assert error["message"].startswith("separate_reasoning: false is not supported: ")
 
 
+def test_empty_fields_of_ollama_ask_for_nothing(app: Starlette) -> None:
+    nothing = {"options": {}, "keep_alive": ""}
+    for path, body in (("/api/embed", {"input": "hi"}), ("/api/chat", CHAT | {"stream": False})):
+        reply = call(app, path, body | nothing)
+        assert reply.status == 200, reply.body
+        assert HEADER not in reply.headers
+
+
 def test_a_model_that_is_only_loaded_reports_the_options(app: Starlette) -> None:
     reply = call(app, "/api/generate", {"options": {"num_ctx": 8192}, "keep_alive": "5m"})
     assert all(name in reply.headers[HEADER] for name in ("options.num_ctx", "keep_alive"))

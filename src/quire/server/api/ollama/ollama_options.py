@@ -150,11 +150,11 @@ def asks_to_unload(keep_alive: str | float | None) -> bool:
 
 
 def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
-    """A sentence about `keep_alive`, if it is given. Raises InvalidRequestError."""
+    """A sentence about `keep_alive`, if it asks for something. Raises InvalidRequestError."""
     if isinstance(keep_alive, str) and not _TIME.fullmatch(keep_alive):
         problem = "must be a number of seconds, or a duration such as '5m', not"
         raise invalid_value("keep_alive", f"{problem} {keep_alive[:64]!r}")
-    if keep_alive is not None:
+    if keep_alive not in (None, ""):
         yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
 
 
