@@ -254,6 +254,7 @@ def test_what_is_not_understood_or_too_much_is_costly(expression: str) -> None:
     [
         *("[" + "&" * 100_000, "[" + r"\p{a}" * 20_000, "[" * 100_000, r"\[" * 50_000),
         *("a{" + "1" * 100_000, "a{" + "1" * 5000 + "}", r"\p{" * 33_000, r"\x{" * 33_000),
+        "|".join(["a+(?!c)"] * 12_500),
     ],
 )  # fmt: skip
 def test_an_expression_is_read_in_time_proportional_to_it(expression: str) -> None:
