@@ -50,9 +50,10 @@ def test_a_row_is_whole(scope: Scope, row: ForeignName) -> None:
         assert sentence[:1].islower() or not sentence or re.match(r"[A-Z/]", sentence)
 
 
-@pytest.mark.parametrize("scope", NAMES)
-def test_a_name_has_one_row(scope: Scope) -> None:
-    assert [n for n, times in Counter(r.name for r in NAMES[scope]).items() if times > 1] == []
+@pytest.mark.parametrize("scopes", [*((scope,) for scope in NAMES), ("request", "sampling")])
+def test_a_name_has_one_row(scopes: tuple[Scope, ...]) -> None:
+    names = Counter(row.name for scope in scopes for row in NAMES[scope])
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_pooling_params_know_vllms_names() -> None:

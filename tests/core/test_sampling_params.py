@@ -203,7 +203,7 @@ def test_objects_of_other_engines_that_constrain_the_answer() -> None:
         ({"structured_outputs": {}}, "structured_outputs: must have one of json"),
         ({"structured_outputs": {"structural_tag": ""}}, r"structured_outputs\.structural"),
         ({"best_of": 2}, "best_of 2 is not supported: .*; use n"),
-        ({"n_predict": 3, "max_tokens": 3}, "n_predict: it is max_tokens here"),
+        ({"n_predict": 3, "max_tokens": 4}, "n_predict: it is max_tokens here"),
         ({"detokenize": False, "stop": "x"}, "stop: there is no text without detokenize"),
     ],
 )  # fmt: skip

@@ -62,13 +62,13 @@ def test_any_text_is_counted_or_refused(grammar: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ['"', "/", "(", "{1,", "a[", "A:A", "%import ", "a[/", "A.1", "~", "\\/"]
+    "part", ['"', "/", "(", "{1,", "a[", "A:A", "%import ", "a[/", "A.1", "e.", "~", "\\/"]
 )
 def test_the_count_takes_time_in_proportion_to_the_text(part: str) -> None:
     begin = time.thread_time()
     with suppress(UnreadableGrammarError):
         num_written_out(part * (65536 // len(part)))
-    assert time.thread_time() - begin < 1.0
+    assert time.thread_time() - begin < 0.5
 
 
 BOMBS = {

@@ -67,6 +67,7 @@ def test_a_flat_schema_has_the_fields_of_the_inner_one(app: Starlette, engine: F
     [
         *((path, "max_tokens") for path in ("/v1/completions", "/completion")),
         *((path, "n_predict") for path in ("/v1/completions", "/completion")),
+        *((path, "max_completion_tokens") for path in ("/v1/completions", "/completion")),
         *(("/v1/chat/completions", n) for n in ("max_tokens", "max_completion_tokens")),
         ("/v1/chat/completions", "num_predict"),
         ("/v1/responses", "max_output_tokens"),
@@ -151,7 +152,6 @@ def test_penalties_without_reach_are_off_in_ollamas_options(
     [
         ("/v1/completions", "messages", "send prompt, or use /v1/chat/completions"),
         ("/v1/completions", "input", "send prompt, or use /v1/responses and /v1/embeddings"),
-        ("/v1/completions", "max_completion_tokens", "send max_tokens"),
         ("/v1/completions", "system", "remove it"),
         ("/v1/chat/completions", "prompt", "send messages, or use /v1/completions"),
         ("/v1/chat/completions", "max_output_tokens", "send max_tokens"),
@@ -194,6 +194,7 @@ def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:
     for path, sent, text in (
         ("/v1/responses", "messages", "input: it is missing; messages is a field of /v1/chat/comp"),
         ("/v1/embeddings", "prompt", "prompt: unknown field; send input, or use /v1/completions"),
+        ("/tokenize", "text", "text: unknown field; send prompt"),
         ("/v1/chat/completions", "input", "messages: it is missing; input is a field of /v1/respo"),
         ("/api/embed", "prompt", "input: it is missing; prompt is a field of /api/generate"),
         ("/v1/responses", "query", "input: it is missing; send it"),
@@ -210,6 +211,23 @@ def test_a_field_instead_of_a_missing_one(app: Starlette) -> None:
 def test_an_option_under_another_engines_name(app: Starlette, name: str, own: str) -> None:
     text = problem(post(app, "/api/chat", {"options": {name: 1}}))
     assert text == f"options.{name}: unknown field; send {own}"
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "advice"),
+    [
+        ("/api/generate", "prompt", "send it beside options"),
+        ("/api/chat", "prompt", "send messages, or use /api/generate"),
+        ("/api/embed", "prompt", "send input, or use /api/generate"),
+        ("/api/chat", "format", "send it beside options"),
+        ("/api/chat", "num_ctxs", "did you mean 'num_ctx'?"),
+    ],
+)
+def test_an_option_that_is_none_says_where_it_belongs(
+    app: Starlette, path: str, name: str, advice: str
+) -> None:
+    text = problem(post(app, path, {"options": {name: 1}}))
+    assert text == f"options.{name}: unknown field; {advice}"
 
 
 def test_the_options_are_those_of_the_route() -> None:
@@ -254,26 +272,49 @@ def test_a_bias_may_be_false(app: Starlette, engine: FakeEngine) -> None:
     for given in ([[5, False]], {"5": False}):
         assert post(app, "/completion", {"logit_bias": given}).status == 200
         assert engine.calls[-1]["sampling"].logit_bias == {5: -100.0}
-    text = problem(post(app, "/completion", {"logit_bias": [[5, True]]}))
-    assert text == "logit_bias: must be numbers, or false for never, not true"
+    assert post(app, "/completion", {"logit_bias": False}).status == 200
+    assert engine.calls[-1]["sampling"].logit_bias is None
+    for given, text in (
+        ([[5, True]], "logit_bias: must be numbers, or false for never, not true"),
+        (True, "logit_bias: must be a map, a list of pairs, or false for none"),
+        ("5", "logit_bias: must be false, an object, a list or null, not a string"),
+        ([[5, "a"]], "logit_bias[0][1]: must be false or a number, not a string"),
+        ({"5": "a"}, "logit_bias['5']: must be false or a number, not a string"),
+    ):
+        assert problem(post(app, "/completion", {"logit_bias": given})) == text
 
 
-def test_nothing_under_a_routes_own_name_is_no_second_value(
-    app: Starlette, engine: FakeEngine
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
+def test_stop_strings_that_are_not_trimmed_stay(
+    app: Starlette, engine: FakeEngine, path: str
 ) -> None:
-    assert post(app, "/completion", {"n_predict": 2, "max_tokens": None}).status == 200
-    assert engine.calls[-1]["sampling"].max_tokens == 2
-    assert post(app, "/completion", {"n_predict": 2, "max_tokens": 2}).status == 200
-    text = problem(post(app, "/completion", {"n_predict": 2, "max_tokens": 3}))
-    assert text == "n_predict: it is the same as max_tokens; use one of them"
+    for is_trimmed in (True, False):
+        assert post(app, path, {"stop": ["a"], "trim_stop": is_trimmed}).status == 200
+        assert engine.calls[-1]["sampling"].include_stop_str_in_output is not is_trimmed
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed"])
 def test_whole_numbers_of_options_are_integers(app: Starlette, path: str) -> None:
     options = {"num_ctx": 8192.0, "num_predict": 3.0, "seed": -1.0, "stop": ['": 1.0,', "}"]}
-    assert post(app, path, {"options": options}).status == 200
+    backwards = dict(reversed(options.items()))  # a bracket in a text before the numbers
+    for given in (options, backwards, {"num_ctx": 1e3}, {"stop": ["{", '\\"}'], "top_k": 2.0}):
+        assert post(app, path, {"options": given}).status == 200
     text = problem(post(app, path, {"options": {"num_ctx": 2.5}}))
     assert text == "options.num_ctx: must be an integer or null, not a number"
+
+
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        (b', "messages": [}', "the body is not valid JSON: "),
+        (b', "stream": false, "stream": false}', "stream: it is sent twice; send it once"),
+        (b', "messages": 5}', "messages: must be a list or null, not an integer"),
+    ],
+)
+def test_what_else_is_wrong_beside_whole_numbers(app: Starlette, rest: bytes, text: str) -> None:
+    found = problem(call(app, "/api/chat", b'{"options": {"num_ctx": 8192.0}' + rest))
+    assert found.startswith(text)
+    assert "too long" not in found
 
 
 def test_stops_with_numbers_stay_as_they_are(app: Starlette, engine: FakeEngine) -> None:
@@ -307,12 +348,15 @@ def test_an_empty_name_of_a_model_is_none(app: Starlette) -> None:
 
 def test_fields_of_sglang_and_others_on_openais_routes(app: Starlette, engine: FakeEngine) -> None:
     fields = {"rid": "a", "separate_reasoning": True, "stream_reasoning": True, "lora_path": None}
-    fields |= {"num_ctx": 8192, "ttl": 300, "no_stop_trim": True}
+    fields |= {"num_ctx": 8192, "ttl": 300, "no_stop_trim": True, "return_hidden_states": False}
+    fields |= {"session_params": None, "custom_logit_processor": None, "draft_model": ""}
     for path in ("/v1/completions", "/v1/chat/completions"):
         reply = post(app, path, fields)
         assert reply.status == 200, reply.body
         assert engine.calls[-1]["sampling"].include_stop_str_in_output
         assert all(name in reply.headers["x-quire-no-effect"] for name in ("rid", "num_ctx", "ttl"))
+        text = problem(post(app, path, {"draft_model": "a"}))
+        assert text.startswith("draft_model: 'a' is not supported: a step samples one token")
 
 
 def test_what_must_be_empty_is_said_so(app: Starlette) -> None:
@@ -350,7 +394,7 @@ def test_all_that_sillytavern_sends_to_llama_cpp(app: Starlette, engine: FakeEng
     assert refused == {}
     assert post(app, "/completion", fields).status == 200
     sampling = engine.calls[-1]["sampling"]
-    assert (sampling.max_tokens, sampling.stop, sampling.seed) == (4, ["\nYou:"], -1)
+    assert (sampling.max_tokens, sampling.stop, sampling.seed) == (4, ["\nYou:"], None)
 
 
 def test_marks_of_a_prefix_to_be_cached_ask_for_nothing(app: Starlette) -> None:

@@ -249,6 +249,29 @@ def test_what_is_not_understood_or_too_much_is_costly(expression: str) -> None:
     assert num_attempts([expression], QUICK_CHARS) > pattern_check.MAX_ATTEMPTS / 32
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("[" + "&" * 100_000, "[" + r"\p{a}" * 20_000, "[" * 100_000, r"\[" * 50_000),
+        *("a{" + "1" * 100_000, "a{" + "1" * 5000 + "}", r"\p{" * 33_000, r"\x{" * 33_000),
+        "|".join(["a+(?!c)"] * 12_500),
+    ],
+)  # fmt: skip
+def test_an_expression_is_read_in_time_proportional_to_it(expression: str) -> None:
+    begin = time.thread_time()
+    assert num_attempts([expression], QUICK_CHARS) > 0
+    assert len(literal_runs([expression])) < 2
+    assert not pattern_check.has_repeated_group(expression)
+    assert time.thread_time() - begin < 1.0
+
+
+def test_groups_that_are_repeated_are_found_beside_classes_and_escapes() -> None:
+    for expression in ("(a+)+", "[)](a+)*", r"\[(a+) {2}", r"(?<n>a)\g<n>", "(?#[)(a+)+"):
+        assert pattern_check.has_repeated_group(expression)
+    for expression in ("[(a)+]", r"\(a\)+", r"[\])+]", "(a+)b+", r"\[)a*", "a|[)]*"):
+        assert not pattern_check.has_repeated_group(expression)
+
+
 @pytest.fixture
 def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
     """A tokenizer that takes long for some texts, which have 0.06 s."""

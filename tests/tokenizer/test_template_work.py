@@ -72,6 +72,7 @@ BOMBS = {
     "rsplit": "{% set s = 'a' * 1000000 %}{{ s.rsplit('b' + s[:500000]) | length }}",
     "strip": "{% set s = 'a' * 1000000 %}{{ s.strip('b' * 500000 + 'a') | length }}",
     "a format of many fields": "{% set s = '{0}' * 400000 %}{{ s.format(1) | length }}",
+    "percents of open keys": "{{ ('%(' * 500000) % {} }}",
     "round": "{{ 1.5 | round(100000000, 'floor') }}",
     "a big number": "{% set x = ('1' * 1000000) | int(base=2) %}{{ x * x }}",
     "a number from bytes": "{% set x = (1).from_bytes(('a' * 1000000).encode(), 'big') %}{{ x }}",

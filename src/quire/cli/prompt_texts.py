@@ -38,7 +38,9 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
     """The variables of the chat template that were given. Raises ConfigError."""
     if _VARIABLES not in args:
         return {}
-    from quire.server.parsing.template_defaults import parse_template_defaults  # usually not needed
+    from quire.server.parsing.template_variables import (
+        parse_template_defaults,  # usually not needed
+    )
 
     return parse_template_defaults(getattr(args, _VARIABLES))
 

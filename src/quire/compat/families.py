@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.compat.foreign_name import ForeignName, no_effect, only
+from quire.compat.foreign_name import EMPTY, ForeignName, no_effect, only
 
-NOTHING: tuple[object, ...] = (False, 0, "", "auto", "none", {}, [])  # values that ask for nothing
+NOTHING: tuple[object, ...] = (*EMPTY, "auto", "none")  # values that ask for nothing
 
 
 def each(

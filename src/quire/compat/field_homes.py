@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 # fields that mean the same, each on routes of its own; with a dot: inside of another field
 _ALIKE = (
-    ("input", "messages", "prompt", "inputs", "content", "text", "texts"),
+    ("input", "prompt", "messages", "inputs", "content", "text", "texts"),
     ("tokens", "token_ids"),
     ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict",
      "num_predict", "options.num_predict"),

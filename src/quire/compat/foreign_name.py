@@ -24,6 +24,7 @@ class _Default:
 
 DEFAULT: Final = _Default()
 ANY: Final = frozenset[Any]()  # as `takes`: whatever the value is
+EMPTY: Final[tuple[Any, ...]] = (False, 0, "", {}, [])  # values that mostly ask for nothing
 
 Arity = Literal["value", "switch", "optional"]  # what follows a flag on a command line
 
@@ -35,8 +36,9 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     flags on a command line. arity: whether a value follows the flag. same_as: Quire's setting.
     values: those with another spelling or meaning. others: whether all other values go to that
     setting as they are. takes: values without effect.
-    takes_if: whether another value has none either. text: why they have none. fix: Quire's way,
-    for all other values.
+    takes_if: whether another value has none either. neutral: of a name that never has an effect,
+    the values that ask for what is done anyway, so that nobody need be told. text: why they have
+    none. fix: Quire's way, for all other values.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     others: bool = True
     takes: Collection[Any] = ()
     takes_if: Callable[[Any], bool] = lambda _: False
+    neutral: Collection[Any] = EMPTY
     text: str = ""
     fix: str = ""
 
@@ -63,13 +66,27 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     def has_no_effect(self, value: Any) -> bool:
         """Whether this value is taken without effect; None always is."""
         is_any = value is None or self.takes is ANY
-        is_one = is_any or any(same_value(value, taken) for taken in self.takes)
-        return is_one or self.takes_if(value)
+        return is_any or is_among(value, self.takes) or self.takes_if(value)
+
+    def is_neutral(self, value: Any) -> bool:
+        """Whether a value without effect asks for what is done anyway, or for nothing."""
+        return self.takes is not ANY or value is None or is_among(value, self.neutral)
 
 
 def same_value(value: Any, other: Any) -> bool:
     """Whether two plain values are equal; True is not 1, but 1.0 is."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def is_among(value: Any, others: Collection[Any]) -> bool:
+    """Whether a value is the same as one of others."""
+    return any(same_value(value, other) for other in others)
+
+
+def same_setting(value: Any, other: Any) -> bool:
+    """Whether two values ask for the same of one setting; a text stands for a list of it."""
+    lists = [[given] if isinstance(given, str) else given for given in (value, other)]
+    return same_value(*lists)
 
 
 def alias(

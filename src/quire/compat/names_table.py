@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.compat.foreign_name import ANY, ForeignName
+from quire.compat.foreign_name import ForeignName
 
 Scope = Literal["engine", "server", "sampling", "request", "cli", "call", "pooling"]
 _Rows = tuple[ForeignName, ...]
@@ -166,8 +166,7 @@ def meaning_of_row(row: ForeignName, value: Any, shown: str | None = None) -> Me
         if is_own:
             return Own(row.same_as, own)
     if row.has_no_effect(value):
-        is_neutral = row.takes is not ANY or value is None or value is False
-        return NoEffect(f"{shown} has no effect: {row.text}", is_neutral)
+        return NoEffect(f"{shown} has no effect: {row.text}", row.is_neutral(value))
     why = f": {row.text}" if row.text else ""
     given = "" if value is True else f" {reprlib.repr(value)}"
     return Refused(f"{shown}{given} is not supported{why}; {row.fix}")

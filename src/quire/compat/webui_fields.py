@@ -23,6 +23,7 @@ WEBUI_PARAMS: tuple[ForeignName, ...] = (  # that are the same as sampling param
     alias("ban_eos_token", "ignore_eos", _W),
     alias("banned_strings", "bad_words", _K),
     alias("min_length", "min_tokens", _W),
+    alias("trim_stop", "include_stop_str_in_output", _K, values={True: False, False: True}),
 )
 
 WEBUI_FIELDS: tuple[ForeignName, ...] = (
@@ -36,7 +37,6 @@ WEBUI_FIELDS: tuple[ForeignName, ...] = (
     no_effect("dynatemp_low", _W, _TEMPERATURE),
     no_effect("dynatemp_high", _W, _TEMPERATURE),
     no_effect("smoothing_curve", _W, "it needs smoothing_factor, which is not there"),
-    no_effect("trim_stop", _K, "stop strings are not in an answer's text"),
     only("dynamic_temperature", _W, (False,), _TEMPERATURE, "use temperature"),
     only("smoothing_factor", _W, (0,), _TEMPERATURE, "use temperature"),
     only("tfs", _W, (1,), _CUT, _CUTS),
@@ -48,13 +48,11 @@ WEBUI_FIELDS: tuple[ForeignName, ...] = (
     only("eta_cutoff", _W, (0,), _CUT, _CUTS),
     only("mirostat_mode", _W, (0,), "there is no Mirostat", _CUTS),
     only("encoder_repetition_penalty", _W, (1,), _OTHER_PENALTY, "use repetition_penalty"),
-    only("no_repeat_ngram_size", _W, (0,), _OTHER_PENALTY, "use repetition_penalty"),
     only("penalty_alpha", _W, (0,), _OTHER_PENALTY, "use repetition_penalty"),
     only("guidance_scale", _W, (1,), "a step runs one prompt of each request", "leave it out"),
     only("negative_prompt", _W, ("",), "a step runs one prompt of each request", "leave it out"),
     only("custom_token_bans", _W, ("", []), "tokens are banned by their bias",
          "use logit_bias, or bad_words"),
-    only("num_beams", _W, (1,), "tokens are drawn, without beams", "leave it out"),
     only("max_tokens_second", _W, (0,), "tokens are sent as they come", "leave it out"),
     only("add_bos_token", _W, (True,), "the tokens around a prompt are the tokenizer's",
          "send add_special_tokens"),

@@ -68,7 +68,8 @@ def own_params(
     params: dict[str, Any], known: tuple[str, ...], scope: Scope = "sampling"
 ) -> dict[str, Any]:
     """The params under Quire's names. known: those. Raises InvalidRequestError."""
-    from quire.compat.names_table import NoEffect, Own, Refused, meaning_of  # usually not needed
+    from quire.compat.foreign_name import same_setting  # these are usually not needed
+    from quire.compat.names_table import NoEffect, Own, Refused, meaning_of
     from quire.compat.sampler_stages import params_set_by
 
     found: dict[str, Any] = {}
@@ -78,7 +79,8 @@ def own_params(
             case None:
                 found[name] = value
             case Own(name=own, value=changed):
-                if own in params:
+                other = params if own in params else found
+                if own in other and not same_setting(other[own], changed):
                     raise invalid_value(
                         name, f"it is {own} here, which is set too; set one of them"
                     )

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     r"|(?P<unclosed>[\"/])"
     r"|%import(?P<imported>[^\n]*+)|%\w++"
     rf"|(?P<define>{_RULE}|{_TERMINAL})(?=(?:::\w*+)?"
-    rf"{_BLANKS}{_ATTRIBUTES}{_BLANKS}(?:\.{_BLANKS}[-+\d.e]++)?{_BLANKS}:(?!:))"
+    rf"{_BLANKS}{_ATTRIBUTES}{_BLANKS}(?:\.{_BLANKS}[-+\d.e]{{1,32}}+)?{_BLANKS}:(?!:))"
     rf"|(?P<name>{_TERMINAL})|(?P<rule>{_RULE})"
     r"|\{\s*+(?P<least>\d{1,9})\s*+(?:,\s*+\d{0,9}\s*+)?\}"
     r"|~\s*+(?P<times>\d{1,9})(?:\s*+\.\.\s*+\d++)?"

@@ -18,7 +18,7 @@ from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
 from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
-from quire.server.parsing.template_defaults import known_defaults, parse_template_defaults
+from quire.server.parsing.template_variables import known_defaults, parse_template_defaults
 from quire.server.settings import ServerSettings
 from quire.server.system_fingerprint import system_fingerprint
 

@@ -12,7 +12,7 @@ from quire.server.http.api_keys import ApiKeys, all_keys, listed
 from quire.server.http.cors import ANY, parse_origins
 from quire.server.http.listen_address import addresses
 from quire.server.http.root_path import plain_root_path
-from quire.server.parsing.template_defaults import parse_template_defaults
+from quire.server.parsing.template_variables import parse_template_defaults
 
 _YEAR = 366 * 24 * 3600  # event loops cannot wait for any number of seconds
 _SECONDS = (0.001, _YEAR)

@@ -15,6 +15,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import is_failure
@@ -30,13 +31,15 @@ QUICK_CHARS = 8192  # of usual tokenizers: some milliseconds
 MAX_ATTEMPTS = 64 * QUICK_CHARS  # in a text, 20 ms; usual tokenizers have up to half of it
 MIN_DECODED_CHARS = 256  # that a decoder's patterns must be quick for: no guard is there
 _SHORTEST = 32  # characters
+_GIVEN_UP = "retry-limit"  # in the library's error after ten million steps
 _USUAL_SECONDS = 0.001  # for one text: pairs that take longer are slow, not many
 _REPEATS = (12, 16, 20, 24, 30, 64)  # from one to the next an expression may take 250 times as long
 _KINDS = "aA1 \n.é中"
 _END = "!\0=:;,-_#/@x"  # so that a match of the repeated unit alone fails at last
 _EXPRESSION = re.compile(rb'"Regex":("(?:[^"\\]|\\.)*")')
 _REPEATED_GROUP = re.compile(r"\)\s*[*+{]|\\g")
-_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
+# an escape, and a class, which in a comment is perhaps not closed: then all that follows stays
+_ESCAPE_OR_CLASS = re.compile(r"\\[^g]|\[(?:\\.|[^\]\\])*+(?:\]|(?P<rest>))", re.DOTALL)
 
 
 def slow_pattern(backend: tokenizers.Tokenizer) -> str | None:
@@ -92,12 +95,18 @@ def _is_slow(run: Callable[[str], object], expressions: list[str]) -> bool:
     chars = list(dict.fromkeys([*_KINDS, *literal_characters(expressions)]))
     units = dict.fromkeys([*chars, *literal_runs(expressions)])
     end = _END + "".join(chars[len(_KINDS) :])
-    has_group = any(_REPEATED_GROUP.search(_CLASS.sub("", text)) for text in expressions)
+    has_group = any(map(has_repeated_group, expressions))
     repeats = _REPEATS if has_group else _REPEATS[-2:]
     if _takes_long(run, _texts(units, repeats, end), MAX_TOTAL, 0.0):
         return True
     pairs = _texts(_pairs(chars), repeats, end) if has_group else ()
     return _takes_long(run, pairs, MAX_PAIRS, _USUAL_SECONDS)
+
+
+def has_repeated_group(expression: str) -> bool:
+    """Whether a group is repeated, or called by its name, outside escapes and classes."""
+    plain = _ESCAPE_OR_CLASS.sub(lambda f: "" if f["rest"] is None else f[0], expression)
+    return _REPEATED_GROUP.search(plain) is not None
 
 
 def _pairs(chars: list[str]) -> Iterator[str]:
@@ -130,7 +139,10 @@ def _takes_long(
 
 
 def _seconds(run: Callable[[str], object], text: str) -> float:
-    """Processor time of a text, failed runs included; of 3 runs the fastest if it is too long."""
+    """Processor time of a text, failed runs included; of 3 runs the fastest if it is too long.
+
+    inf for a text whose match the library gives up, however fast the machine is.
+    """
     seconds = _run_seconds(run, text)
     for _ in range(2):
         if seconds <= MAX_SECONDS:
@@ -146,4 +158,6 @@ def _run_seconds(run: Callable[[str], object], text: str) -> float:
     except BaseException as error:
         if not is_failure(error):
             raise
+        if _GIVEN_UP in str(error):
+            return inf
     return time.thread_time() - begin

@@ -18,6 +18,7 @@ from math import inf
 from quire.tokenizer.pattern_parser import Piece, UnknownPatternError, parse
 
 _FEW, _MANY = 64, 4096  # characters: what takes more attempts with more of them grows
+_MOST_FOLLOWING = 16  # alternatives that are looked at after one; usual expressions have fewer
 _MAX_SCANS = 4  # of a run of characters whose search is covered: twice from the places before it
 
 
@@ -33,7 +34,8 @@ def _mean_attempts(alternatives: list[list[Piece]], num_chars: int) -> float:
     total = 0.0
     for number, pieces in enumerate(alternatives):
         attempts = _sequence_attempts(pieces, num_chars, may_fail=False)
-        is_covered = attempts < inf and _is_covered(pieces, alternatives[number + 1 :])
+        following = alternatives[number + 1 : number + 1 + _MOST_FOLLOWING]
+        is_covered = attempts < inf and _is_covered(pieces, following)
         total += attempts * _MAX_SCANS / num_chars if is_covered else attempts
     return total
 

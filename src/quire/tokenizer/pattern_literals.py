@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 _TOKEN = re.compile(
     r"\\(?:x\{([0-9a-fA-F]{1,8})\}|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})"
-    r"|([0-7]{2,3})|[pP]\{[^}]*\}|(.))|(.)",
+    r"|([0-7]{2,3})|[pP]\{[^}]{0,64}\}|(.))|(.)",
     re.DOTALL,
 )
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b"}

@@ -9,11 +9,11 @@ import re
 from math import inf
 
 _OPENING = re.compile(r"\((?:\?(<[=!]|<\w+>|[:>=!]|[im-]*:))?")
-_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_COUNT = re.compile(r"\{(\d{0,9}+)(,?)(\d{0,9}+)\}")
 _ESCAPE = re.compile(
-    r"\\(?:[pP]\{[^}]*\}|x\{[0-9a-fA-F]+\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.S
+    r"\\(?:[pP]\{[^}]{0,64}\}|x\{[0-9a-fA-F]+\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.S
 )
-_CLASS = re.compile(r"\[\^?(?:\[:\^?\w+:\]|&&|\\[pP]\{[^}]*\}|\\.|[^\]\[\\])+\]", re.S)
+_CLASS = re.compile(r"\[\^?(?:\[:\^?\w+:\]|&&|\\[pP]\{[^}]{0,64}\}|\\.|[^\]\[\\])++\]", re.S)
 _KNOWN_ESCAPES = frozenset("pPxudDsSwWhHnrtfvaebBAzZG")
 _LOOKAROUND = frozenset({"=", "!", "<=", "<!"})
 _MAX_DEPTH = 32

@@ -23,7 +23,8 @@ from quire.tokenizer.template_work import (
 MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
 MAX_COUNT = 100_000  # of repetitions, widths and indents
 _WIDE = re.compile(r"\d{4}")
-_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #\d.]*(\*|\d{4})")
+_WIDE_PERCENT = re.compile(r"[-+ #\d.]*(\*|\d{4})")  # behind a % and its key
+_BRACKET = re.compile(r"[()]")
 
 
 def length_of(value: Any) -> int:
@@ -89,8 +90,24 @@ def with_small_indent(indent: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_percents(template: str) -> None:
     """Raises TemplateLimitError for a printf format with a wide or variable width."""
-    if _WIDE_PERCENT.search(template):
-        raise TemplateLimitError("a format whose width is not small")
+    at = template.find("%") + 1
+    while at:
+        at = _behind_key(template, at)
+        if _WIDE_PERCENT.match(template, at):
+            raise TemplateLimitError("a format whose width is not small")
+        at = template.find("%", at + 1) + 1
+
+
+def _behind_key(template: str, at: int) -> int:
+    """The end of the key that a format may have; brackets in it are in pairs."""
+    depth = 0
+    for found in _BRACKET.finditer(template, at) if template.startswith("(", at) else ():
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return found.end()
+    if depth:
+        raise TemplateLimitError("a format whose key is not closed")
+    return at
 
 
 def check_braces(template: str) -> None:

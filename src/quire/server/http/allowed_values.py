@@ -14,25 +14,53 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[[^\]]*\]")
 
 def allowed_values(kind: Any, path: str) -> list[str]:
     """The values, as text, that a type allows at a path such as ".messages[0].role"."""
-    found: Iterable[inspect.Type] = [_type_info(kind)]
-    *steps, last = [step[1] for step in _STEP.finditer(path)] or [None]
-    for step in steps:
-        found = [inner for outer in found for inner in _inside(outer, step)]
-    values = [value for outer in found for value in _values(outer, last)]
+    *steps, last = _steps(path) or [None]
+    values = [value for outer in _types_at(kind, steps) for value in _values(outer, last)]
     return list(dict.fromkeys(str(v).lower() if isinstance(v, bool) else str(v) for v in values))
 
 
 _type_info = cache(inspect.type_info)
 
 
+def only_bool(kind: Any, path: str) -> str:
+    """The one of true and false that a type allows at a path; empty where it allows both."""
+    words = {word for found in _types_at(kind, _steps(path)) for word in _fixed_bools(found)}
+    return words.pop() if len(words) == 1 else ""
+
+
+def _steps(path: str) -> list[str | None]:
+    """The names of fields on the way to a path; None for an item of a list or map."""
+    return [step[1] for step in _STEP.finditer(path)]
+
+
+def _types_at(kind: Any, steps: Iterable[str | None]) -> list[inspect.Type]:
+    found: list[inspect.Type] = [_type_info(kind)]
+    for step in steps:
+        found = [inner for outer in found for inner in _inside(outer, step)]
+    return found
+
+
+def _fixed_bools(outer: inspect.Type) -> Iterator[str]:
+    match outer:
+        case inspect.Metadata(extra_json_schema={"const": bool(only)}):
+            yield str(only).lower()
+        case inspect.Metadata(type=inner):
+            yield from _fixed_bools(inner)
+        case inspect.UnionType(types=types):
+            for inner in types:
+                yield from _fixed_bools(inner)
+
+
 def _inside(outer: inspect.Type, step: str | None) -> Iterator[inspect.Type]:
-    """The types of a field with this name, or of a list's items for None."""
+    """The types of a field with this name, or of the items of a list or map for None."""
     for kind in _plain(outer):
         match kind:
             case inspect.StructType(fields=fields) if step is not None:
                 yield from (field.type for field in fields if field.encode_name == step)
-            case inspect.ListType(item_type=inner) if step is None:
-                yield inner
+            case inspect.ListType(item_type=inner) | inspect.DictType(value_type=inner):
+                yield from () if step else (inner,)
+            case inspect.TupleType(item_types=items) if step is None:
+                yield from items
 
 
 def _values(outer: inspect.Type, last: str | None) -> Iterator[Any]:

@@ -29,6 +29,10 @@ class FieldNames:
         )
         self.messages = self.own("messages")
 
+    def joined(self, sent_as: FieldNames) -> FieldNames:
+        """These names, and over them those under which a body has its fields."""
+        return FieldNames({**self._names, **sent_as._names}) if sent_as._names else self
+
     def own(self, field: str) -> str:
         """The API's own name of a field, such as of "messages[0].content"."""
         for name, own in self._names.items():

@@ -14,11 +14,12 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from quire.compat.field_homes import field_home, own_field
-from quire.compat.foreign_name import ANY, DEFAULT, same_value
+from quire.compat.foreign_name import ANY, EMPTY, is_among, same_setting
 from quire.compat.names_table import NAMES, Meaning, NoEffect, Own, Refused, Scope, meaning_of
 from quire.compat.sampler_stages import params_set_by
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import strict_json
+from quire.server.http.field_bounds import NO_LIMIT
 from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.strict_json import NeutralValues
 
@@ -28,7 +29,7 @@ SCOPES: tuple[Scope, ...] = ("request", "sampling")
 class RequestBody(msgspec.Struct, kw_only=True, dict=True):
     """The base of request bodies. no_effect: a sentence for each field that was without effect.
 
-    foreign_names: the names of the body's fields that are not this route's. sent_as: the names
+    foreign_names: of the body's fields with a value that are not this route's. sent_as: the names
     under which the body has the route's fields, for errors.
     """
 
@@ -41,8 +42,11 @@ class RequestBody(msgspec.Struct, kw_only=True, dict=True):
         if sentences:
             self.__dict__["no_effect"] = (*self.no_effect, *sentences)
 
+    def take_over(self, body: RequestBody) -> None:
+        """Have the names of the body that this one is made of, and what had no effect in it."""
+        self.__dict__.update(foreign_names=body.foreign_names, sent_as=body.sent_as)
+        self.note_no_effect(*body.no_effect)
 
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 
 T = TypeVar("T", bound=RequestBody)
 
@@ -70,15 +74,16 @@ def read_body(
     if found.keys() <= known and found.keys().isdisjoint(refused):
         return request, found
     known = known.difference(refused)
-    own, names, notes = _own_fields(found, known, refused)
-    foreign, sent_as = frozenset(found.keys() - known), FieldNames(names)
-    if own:
-        found = {**{n: v for n, v in strict_json.read_names(data).items() if n in known}, **own}
-        with sent_as:
+    found = strict_json.read_names(data) if long else found  # all values, the long one too
+    fields = _ForeignFields(found, known, refused)
+    foreign = frozenset(n for n, value in found.items() if n not in known and value is not None)
+    if fields.own:
+        found = {n: v for n, v in found.items() if n in known} | fields.own
+        with (sent_as := FieldNames(fields.names)):
             request = strict_json.decode(msgspec.json.encode(found), decoder)
         request.__dict__["sent_as"] = sent_as
     request.__dict__["foreign_names"] = foreign
-    request.note_no_effect(*notes)
+    request.note_no_effect(*fields.notes)
     return request, found
 
 
@@ -88,9 +93,12 @@ def neutral_values(body: type[RequestBody], refused: NeutralValues) -> NeutralVa
     return {name: values for name, values in _foreign().items() if name not in known} | {**refused}
 
 
-def never_has_effect(name: str) -> bool:
-    """Whether a name is without effect whatever its value, and not with some values alone."""
-    return _foreign().get(name) is ANY
+def refused_field(name: str, value: Any, text: str, path: str = "") -> InvalidRequestError:
+    """The error of a field that is refused. text: the table's. path: of the object that has it."""
+    where, problem = f"{path}{name[:64]}", text.removeprefix(f"{name} ")
+    if value is False:
+        problem = problem.replace("False", "false", 1)
+    return InvalidRequestError(f"{where}: {problem}", param=where, code="unsupported_parameter")
 
 
 @cache
@@ -99,48 +107,56 @@ def _foreign() -> Mapping[str, Any]:
     return {row.name: row.takes for row in rows if row.takes is ANY or row.takes}
 
 
-def _is_elsewhere(name: str, value: Any, meaning: Meaning | None, known: frozenset[str]) -> bool:
-    """Whether a route has a field for what another one's asks for, which its row does not name."""
-    if not isinstance(meaning, NoEffect | Refused) or value in _NOTHING:
-        return False
-    own = own_field(name, known)
-    return own is not None and own not in meaning.text
+class _ForeignFields:
+    """The fields of a body under names of other engines.
 
-
-def _own_fields(
-    found: Mapping[str, Any], known: frozenset[str], refused: NeutralValues
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The fields under names of other engines, as the route's own, with the names that they were
-    sent under, and what has no effect.
+    own: as the route's own fields. names: own fields → the names that they were sent under. notes:
+    a sentence for each that is without effect. Raises InvalidRequestError for what is refused.
     """
-    own: dict[str, Any] = {}
-    over: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    notes: list[str] = []
-    for name, value in found.items():
-        if name in known:
-            continue
-        meaning = None if name in refused else meaning_of(name, value, SCOPES)
-        if _is_elsewhere(name, value, meaning, known):
-            meaning = None
-        match meaning:
-            case Own(name=field) if field in known:
-                value = None if meaning.value is DEFAULT else meaning.value
-                other = own.get(field, found.get(field))
-                if other is not None and not same_value(other, value):
-                    raise invalid_value(name, f"it is the same as {field}; use one of them")
-                own[field] = value
-                names[field] = name
+
+    def __init__(
+        self, found: Mapping[str, Any], known: frozenset[str], refused: NeutralValues
+    ) -> None:
+        self.own: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._found, self._known, self._refused = found, known, refused
+        self._over: dict[str, Any] = {}  # by names that switch off what others ask for
+        for name, value in found.items():
+            if name not in known:
+                self._take(name, value)
+        self.own |= self._over
+
+    def _take(self, name: str, value: Any) -> None:
+        match self._meaning(name, value):
+            case Own() if value is None:
+                pass  # which asks for nothing
+            case Own(name=field, value=own) if field in self._known:
+                self._set(field, name, NO_LIMIT if own is None else own)
             case NoEffect() if own_set := params_set_by(name, value):
-                over.update((n, v) for n, v in own_set.items() if n in known)
-            case NoEffect(text=text):
-                if value not in _NOTHING and never_has_effect(name):
-                    notes.append(text)
+                self._over |= {n: v for n, v in own_set.items() if n in self._known}
+            case NoEffect(text=text, is_neutral=is_neutral):
+                self.notes += [] if is_neutral else [text]
             case Refused(text=text):
-                text = text.replace(f"{name} ", f"{name}: ", 1)  # as all errors name their field
-                raise InvalidRequestError(text, param=name, code="unsupported_parameter")
-            case None if value is None and field_home(name, known):
+                raise refused_field(name, value, text)
+            case None if value is None and field_home(name, self._known):
                 pass  # a client that writes the empty fields of other routes, too
             case _:
-                strict_json.check_names({name: value}, known, refused)
-    return own | over, names, notes
+                strict_json.check_names({name: value}, self._known, self._refused)
+
+    def _meaning(self, name: str, value: Any) -> Meaning | None:
+        """The meaning of a name; None where the route has a field for it that no row names."""
+        meaning = None if name in self._refused else meaning_of(name, value, SCOPES)
+        if not isinstance(meaning, NoEffect | Refused) or value is None or is_among(value, EMPTY):
+            return meaning
+        own = own_field(name, self._known)
+        return meaning if own is None or own in meaning.text else None
+
+    def _set(self, field: str, name: str, value: Any) -> None:
+        """Set a field, which may be there under another name if its value is the same."""
+        other = self.own.get(field, self._found.get(field))
+        if other is None:
+            self.own[field], self.names[field] = value, name
+        elif not same_setting(other, value):
+            sent = self.names.get(field, field)
+            raise invalid_value(name, f"it is the same as {sent}; use one of them")

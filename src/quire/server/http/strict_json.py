@@ -142,10 +142,16 @@ def names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def check_names(
-    found: Mapping[str, Any], known: Collection[str], unsupported: NeutralValues, path: str = ""
+    found: Mapping[str, Any],
+    known: Collection[str],
+    unsupported: NeutralValues,
+    path: str = "",
+    *,
+    beside: Collection[str] = (),
 ) -> None:
     """Refuse unknown fields, and unsupported ones with other than their neutral values.
 
+    path: of the object that has them. beside: the fields that may stand beside that object.
     Raises InvalidRequestError with the field, and the nearest known name for a misspelt one.
     """
     if isinstance(known, frozenset) and found.keys() <= known:  # the usual case
@@ -161,15 +167,17 @@ def check_names(
 
             text = f"{shown}: is not supported: {why_refused(name)}"
             raise InvalidRequestError(text, param=shown, code="unsupported_parameter")
-        text = f"{shown}: unknown field; {_advice(name, known, path)}"
+        text = f"{shown}: unknown field; {_advice(name, known, path, beside)}"
         raise InvalidRequestError(text, param=shown, code="unknown_parameter")
 
 
-def _advice(name: str, known: Collection[str], path: str) -> str:
-    """The advice on an unknown field. path: of the object that has it."""
+def _advice(name: str, known: Collection[str], path: str, beside: Collection[str]) -> str:
+    """The advice on an unknown field."""
     from quire.compat.field_homes import field_home  # usually not needed
 
-    if path in ("", "options.") and (home := field_home(name, known)):
+    if name in beside:
+        return f"send it beside {path.removesuffix('.')}"
+    if (beside or not path) and (home := field_home(name, {*known, *beside})):
         return home
     near = nearest_name(name, known)
     return f"did you mean {near!r}?" if near else "remove it"

@@ -15,7 +15,7 @@ import msgspec
 
 from quire.compat.foreign_kinds import why_not
 from quire.errors import InvalidRequestError, invalid_value
-from quire.server.http.allowed_values import allowed_values
+from quire.server.http.allowed_values import allowed_values, only_bool
 
 _PATH = re.compile(r"\$([^`]*)")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]|(\[\.\.\.\])")
@@ -48,6 +48,8 @@ def wrong_value(
     if not field:
         return InvalidRequestError("the body must be a JSON object", code="invalid_value")
     allowed = allowed_values(decoder.type, inside) if what.startswith("Invalid") else []
+    if only := only_bool(decoder.type, inside) if "bool" in what else "":
+        what = what.replace("bool", only)
     shown = (path + _with_keys(where, decoder, body)).removeprefix(".")
     return invalid_value(field.partition("[...]")[0], _requirement(what, allowed), where=shown)
 

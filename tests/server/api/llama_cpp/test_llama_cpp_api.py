@@ -51,7 +51,7 @@ def test_fields_under_their_names_there(app: Starlette, engine: FakeEngine) -> N
     assert reply.json()["tokens"] == [72, 101]
     sampling = engine.calls[-1]["sampling"]
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.5, 7, 2)
-    assert "cache_prompt" in reply.headers["x-quire-no-effect"]
+    assert reply.headers["x-quire-no-effect"] == "id_slot has no effect: there are no slots"
     for name, value in [("mirostat", 2), ("lora", [{"id": 0}]), ("post_sampling_probs", True)]:
         refused = ask(app, **{name: value})
         assert (refused.status, refused.error["param"]) == (400, name)

@@ -74,6 +74,22 @@ def test_template_variables_of_the_server_are_those_of_requests_without_them(
         assert rendered(engine) == f"<user>hi{shown}<assistant>"
 
 
+@pytest.mark.parametrize(
+    ("effort", "thinks", "is_reported"),
+    [("low", True, False), ("none", False, False), ("low", False, True), ("none", True, True)],
+)
+def test_an_effort_beside_the_variable_that_it_stands_for(
+    app: Starlette, engine: FakeEngine, effort: str, thinks: bool, is_reported: bool
+) -> None:
+    engine.tokenizer.chat_variables = frozenset({"messages", "enable_thinking"})
+    body = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": effort}
+    variables = {"enable_thinking": thinks}
+    reply = call(app, "/v1/chat/completions", body | {"chat_template_kwargs": variables})
+    assert rendered(engine) == f"<user>hi[enable_thinking={thinks}]<assistant>"
+    text = "reasoning_effort has no effect: enable_thinking has another value"
+    assert reply.headers.get("x-quire-no-effect") == (text if is_reported else None)
+
+
 @pytest.mark.parametrize("wrong", ["", "[]", "{", '{"tools": []}', '{"messages": 1}'])
 def test_template_variables_of_the_server_are_an_object(wrong: str) -> None:
     with pytest.raises(ConfigError, match="default_chat_template_kwargs"):

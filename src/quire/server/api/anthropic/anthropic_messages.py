@@ -41,7 +41,7 @@ from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.micro_batch import Stages
-from quire.server.api.common.model_route import GenerationRoute, LightRoute
+from quire.server.api.common.model_route import GenerationRoute, LightReply, LightRoute
 from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.http.field_names import FieldNames
@@ -83,12 +83,13 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     return MessagesFormatter(chat_job)
 
 
-def count_tokens(data: bytes, models: ModelRegistry) -> TokenCountReply:
+def count_tokens(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply of /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = messages_request.parse_count(data)
     model = models.find(request.model)
     chat = _chat_of(request, model)
-    return TokenCountReply(len(conversation.encode(chat, model, names=_NAMES)))
+    token_ids = conversation.encode(chat, model, names=_NAMES)
+    return LightReply(TokenCountReply(len(token_ids)), chat.no_effect)
 
 
 def _chat_of(request: CountRequest, model: RegisteredModel) -> ChatRequest:

@@ -50,7 +50,7 @@ def to_chat(
         tools=[_tool(tool) for tool in request.tools or ()] or None,
         tool_choice=_choice(request.tool_choice),
     )
-    chat.note_no_effect(*request.no_effect)
+    chat.take_over(request)
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
     if request.thinking is not None:

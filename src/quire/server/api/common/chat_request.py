@@ -29,7 +29,7 @@ from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenLimit
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
-from quire.server.parsing.template_defaults import RESERVED_NAMES
+from quire.server.parsing.template_variables import RESERVED_NAMES
 
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
@@ -84,7 +84,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, CHAT_REFUSED)
-    check_request_names(found, request)
+    with request.sent_as:
+        check_request_names(found, request)
     for index, message in enumerate(found["messages"]):
         check_message_names(message, f"messages[{index}].")
     check_tool_names(found.get("tools"), found.get("tool_choice"))
@@ -114,8 +115,7 @@ def sampling(request: ChatRequest) -> SamplingParams:
     max_tokens = limits.pop() if limits else None
     if max_tokens == 0:
         field = "max_tokens" if request.max_tokens == 0 else "max_completion_tokens"
-        with request.sent_as:
-            raise invalid_value(field, "must be an integer >= 1, or -1, not 0")
+        raise invalid_value(field, "must be an integer >= 1, or -1, not 0")
     return sampling_of(request, max_tokens, logprobs, request.prompt_logprobs)
 
 

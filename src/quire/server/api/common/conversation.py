@@ -36,6 +36,7 @@ from quire.server.parsing.output_parser import (
     stop_after_calls,
 )
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter, with_reasoning_marks
+from quire.server.parsing.template_variables import requested_variables
 from quire.server.parsing.tool_grammar import (
     NoGrammarError,
     answer_grammar,
@@ -110,6 +111,7 @@ def prepare(
     Raises InvalidRequestError or ContextLengthError.
     """
     engine, parsers = model.engine, model.parsers
+    names = names.joined(request.sent_as)
     with names:
         use = _checked_use(request, model)
         _check_parser(use, model)
@@ -117,7 +119,7 @@ def prepare(
         cut = is_default or cuts_to_context or request.is_cut_to_context
         sampling = chat_request.sampling(request)
         yield
-        prompt = _rendered(request, use, model)
+        prompt = _rendered(request, use, model, names)
         yield
         tokenizer, limits, reserved = engine.tokenizer, engine.info.limits, sampling.max_tokens or 1
         token_ids = token_ids_of(
@@ -133,9 +135,11 @@ def prepare(
             sampling = _with_marks(sampling, config, tokenizer)
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
-        prompts, field = [token_ids], names.messages
         job = make_job(
-            id_prefix, request, prompts, sampling, model, prompt_field=field, cut_to_context=cut
+            *(id_prefix, request, [token_ids], sampling, model),
+            names=names,
+            prompt_field=names.messages,
+            cut_to_context=cut,
         )
     hides = request.include_reasoning is False
     if is_plain:
@@ -151,9 +155,10 @@ def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = 
 
     Raises InvalidRequestError or ContextLengthError.
     """
+    names = names.joined(request.sent_as)
     with names:
         chat_request.sampling(request)  # refused as in a chat
-        prompt = _rendered(request, _checked_use(request, model), model)
+        prompt = _rendered(request, _checked_use(request, model), model, names)
         limits, tokenizer = counting(model.engine.info.limits), model.engine.tokenizer
         return token_ids_of(prompt, tokenizer, limits, request.encoding, is_rendered=True)
 
@@ -174,7 +179,7 @@ def _check_parser(use: ToolUse, model: RegisteredModel) -> None:
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
 
 
-def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:
+def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel, names: FieldNames) -> str:
     engine, tool_parser = model.engine, model.parsers.tools
     fit_id = tool_parser.fit_id if tool_parser is not None else str
     continues = bool(request.continue_final_message)
@@ -184,33 +189,17 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str
         tools=use.for_template(),
         add_generation_prompt=not continues if starts_answer is None else starts_answer,
         continue_final_message=continues,
-        **_template_variables(request, engine.tokenizer, model.template_defaults),
+        **_template_variables(request, engine.tokenizer, model.template_defaults, names),
     )
 
 
 def _template_variables(
-    request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any]
+    request: ChatRequest, tokenizer: Tokenizer, defaults: Mapping[str, Any], names: FieldNames
 ) -> dict[str, Any]:
-    """The request's template variables, with reasoning_effort under the template's own name.
-
-    Those that the template does not read have no effect. defaults: of the server, all of which it
-    reads.
-    """
-    if request.chat_template_kwargs is None and request.reasoning_effort is None:
-        return dict(defaults)
-    read = tokenizer.chat_variables
+    """The variables of a request's template. defaults: of the server. names: of its fields."""
     given, effort = request.chat_template_kwargs or {}, request.reasoning_effort
-    unread = [f"chat_template_kwargs.{name[:64]}" for name in given if name not in read]
-    variables = {name: value for name, value in given.items() if name in read}
-    if effort is not None and "reasoning_effort" in read:
-        variables = {"reasoning_effort": effort} | variables
-    elif effort is not None and "enable_thinking" in read:
-        variables = {"enable_thinking": effort != "none"} | variables
-    elif effort is not None:
-        unread.append("reasoning_effort")
-    request.note_no_effect(
-        *(f"{name} has no effect: the chat template has no variable for it" for name in unread)
-    )
+    variables, unused = requested_variables(given, effort, tokenizer.chat_variables)
+    request.note_no_effect(*(f"{names.own(n)} has no effect: {why}" for n, why in unused.items()))
     return {**defaults, **variables}
 
 

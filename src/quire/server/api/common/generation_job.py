@@ -13,6 +13,7 @@ from quire.engine.frontend.input_processor import StopWhen
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
+from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.ids import new_id
 from quire.server.model_registry import RegisteredModel
 
@@ -28,7 +29,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
     end with the context where max_tokens would not. is_stored: the end of the answer is made in a
     thread, as that also stores it. has_timings, reports_progress: see timings.py.
-    no_effect: a sentence for each field of the request that has none.
+    no_effect: a sentence for each field of the request that has none. names: of its fields, for
+    errors.
     """
 
     reply_id: str
@@ -47,13 +49,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None  # seconds; the request's own limit
     stop_when: StopWhen | None = None
     prompt_alone: bool = False
-    prompt_field: str = "prompt"  # that errors about a prompt name
+    prompt_field: str = "prompt"  # that errors about a prompt name; {}: the prompt's index
     continuous_usage: bool = False
     cut_to_context: bool = False
     is_stored: bool = False
     has_timings: bool = False
     reports_progress: bool = False
     no_effect: Sequence[str] = ()
+    names: FieldNames = SAME
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock
@@ -86,10 +89,12 @@ def make_job(
     encoding: Encoding = USUAL_ENCODING,
     prompt_field: str = "prompt",
     cut_to_context: bool = False,
+    names: FieldNames | None = None,
 ) -> Job:
     """Make the job of a request. prompts, sampling: already taken from it.
 
-    id_prefix: of the reply's id, such as "cmpl-". Raises InvalidRequestError for too many answers.
+    id_prefix: of the reply's id, such as "cmpl-". names: those of the request's fields, unless it
+    knows them itself. Raises InvalidRequestError for too many answers.
     """
     if len(prompts) * sampling.n > MAX_CHOICES:
         problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
@@ -117,4 +122,5 @@ def make_job(
         has_timings=bool(request.timings_per_token),
         reports_progress=bool(request.return_progress and request.stream),
         no_effect=request.no_effect,
+        names=request.sent_as if names is None else names,
     )

@@ -116,10 +116,7 @@ def check_request_names(
 
     found: the body as plain values. logprobs: the route's field that asks for them.
     """
-    if request.max_tokens is None and request.is_cut_to_context:
-        request.max_tokens = NO_LIMIT  # as the servers that these names are of have it
-    with request.sent_as:
-        check_format_names(found)
+    check_format_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
         known = StreamOptions.__struct_fields__
@@ -180,11 +177,10 @@ def sampling_of(
     """
     values = msgspec.structs.astuple(request)[:_NUM_FIRST]
     limit = None if max_tokens == NO_LIMIT else max_tokens
-    with request.sent_as:
-        try:
-            found = _cached_sampling(values, limit, logprobs, prompt_logprobs)
-        except TypeError:  # lists and structs are not hashable
-            found = _checked_sampling(values, limit, logprobs, prompt_logprobs)
+    try:
+        found = _cached_sampling(values, limit, logprobs, prompt_logprobs)
+    except TypeError:  # lists and structs are not hashable
+        found = _checked_sampling(values, limit, logprobs, prompt_logprobs)
     return request.sent_as.rename_fields(found)
 
 

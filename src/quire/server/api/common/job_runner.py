@@ -26,11 +26,16 @@ def run(admitted: AdmittedJob) -> AsyncGenerator[tuple[int, RequestOutput], None
 
 async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one complete output per prompt, in order."""
+    with admitted.job.names:
+        return await _gathered(admitted, usage)
+
+
+async def _gathered(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
     job = admitted.job
     if len(job.prompts) == 1:
         prompt, sampling, label = job.prompts[0], job.sampling_of(0), f"{job.reply_id}-0"
         item = await admitted.engine.complete(
-            prompt, sampling, request_id=label, **_options(admitted)
+            prompt, sampling, request_id=label, **_options(admitted, 0)
         )
         if job.prompt_alone:
             _clear_answers(item)
@@ -53,15 +58,16 @@ def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, N
         *(job.prompts[index], job.sampling_of(index)),
         request_id=f"{job.reply_id}-{index}",
         stream=job.stream,
-        **_options(admitted),
+        **_options(admitted, index),
     )
     return _without_answers(outputs) if job.prompt_alone else outputs
 
 
-def _options(admitted: AdmittedJob) -> GenerateOptions:
-    """The options of a job, most of which are those of any request and so left out."""
+def _options(admitted: AdmittedJob, index: int) -> GenerateOptions:
+    """The options of a job's prompt, most of which are those of any request and so left out."""
     job = admitted.job
-    options: GenerateOptions = {"caller": admitted.caller, "prompt_field": job.prompt_field}
+    field = job.prompt_field.format(index)
+    options: GenerateOptions = {"caller": admitted.caller, "prompt_field": field}
     if job.encoding is not USUAL_ENCODING:
         options["encoding"] = job.encoding
     if job.priority:

@@ -6,7 +6,7 @@ GenerationRoute runs the model (completions, chat, embeddings ...); LightRoute o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Generic, TypeVar
@@ -56,6 +56,13 @@ class GenerationRoute(msgspec.Struct, Generic[T], frozen=True):
         return ApiRoute(_GenerationApp(self, loader, gate, settings), self.entry)
 
 
+class LightReply(msgspec.Struct, frozen=True):
+    """The reply of a LightRoute. no_effect: a sentence for each field that had none."""
+
+    body: msgspec.Struct
+    no_effect: Sequence[str] = ()
+
+
 class LightRoute(msgspec.Struct, frozen=True):
     """A route that reads a body and a model's tokenizer, and runs no model.
 
@@ -63,7 +70,7 @@ class LightRoute(msgspec.Struct, frozen=True):
     """
 
     entry: OpenApiEntry
-    reply: Callable[..., msgspec.Struct]
+    reply: Callable[..., LightReply]
     needs_tenant: bool = False
 
     def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
@@ -169,13 +176,15 @@ class _LightApp:
                 except ModelNotLoadedError as error:
                     await self._loader.load(error.model, self._load_timeout)
                     reply = await self._reply(body, caller, tenant)
-            await send_complete(send, 200, reply)
+            scope["state"]["record"].no_effect = reply[1]
+            await send_complete(send, 200, reply[0])
 
-    async def _reply(self, body: bytes, caller: str, tenant: str) -> bytes:
+    async def _reply(self, body: bytes, caller: str, tenant: str) -> tuple[bytes, Sequence[str]]:
         own = (tenant,) if self._needs_tenant else ()
 
-        def reply() -> bytes:
-            return msgspec.json.encode(self._reply_to(body, self._loader.models, *own))
+        def reply() -> tuple[bytes, Sequence[str]]:
+            found = self._reply_to(body, self._loader.models, *own)
+            return msgspec.json.encode(found.body), found.no_effect
 
         if not is_large(body):
             with suppress(TooLongError), hurry():

@@ -107,14 +107,15 @@ async def events(
     encode: Callable[[msgspec.Struct], bytes] = EVENTS.encode,
 ) -> AsyncGenerator[bytes, None]:
     """The encoded chunks; all that come from one engine step are one item."""
-    async with aclosing(run(admitted)) as outputs:
-        async for index, output in outputs:
-            usage.add(index, output)
-            chunks = formatter.chunks(index, output)
-            if formatter.job.continuous_usage:
-                chunks = _with_usage(chunks, usage.total(), output)
-            if data := b"".join([encode(chunk) for chunk in chunks]):
-                yield data
+    with admitted.job.names:
+        async with aclosing(run(admitted)) as outputs:
+            async for index, output in outputs:
+                usage.add(index, output)
+                chunks = formatter.chunks(index, output)
+                if formatter.job.continuous_usage:
+                    chunks = _with_usage(chunks, usage.total(), output)
+                if data := b"".join([encode(chunk) for chunk in chunks]):
+                    yield data
 
     def ending() -> bytes:
         return b"".join(map(encode, formatter.ending(usage.total()))) + formatter.end_marker

@@ -6,7 +6,7 @@ import msgspec
 
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
-from quire.server.api.common.model_route import LightRoute
+from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
@@ -17,12 +17,13 @@ class AppliedTemplate(msgspec.Struct):
     prompt: str
 
 
-def apply_template(data: bytes, models: ModelRegistry) -> AppliedTemplate:
+def apply_template(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to the body of a chat. Raises InvalidRequestError."""
     request = chat_request.parse(data)
     model = models.find(request.model)
     ids = conversation.encode(request, model)
-    return AppliedTemplate(model.engine.tokenizer.decode(ids, skip_special_tokens=False))
+    text = model.engine.tokenizer.decode(ids, skip_special_tokens=False)
+    return LightReply(AppliedTemplate(text), request.no_effect)
 
 
 ROUTE = LightRoute(

@@ -28,10 +28,8 @@ from quire.server.http.request_body import neutral_values, read_body
 
 PROMPTS = PromptTypes("prompt", str, MAX_CHOICES)
 
-# false: the token is never drawn, which the least bias says, too
-BiasOrNever = (
-    field_bounds.TokenBias | Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
-)
+_False = Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
+BiasOrNever = field_bounds.TokenBias | _False  # false: the token is never drawn, as with -100
 _MOST_BIASES = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
 # a token id, also as the text of a key, or a text whose tokens all get the bias
 BiasMap = Annotated[dict[field_bounds.Word, BiasOrNever], _MOST_BIASES]
@@ -42,12 +40,12 @@ class NativeCompletionRequest(GenerationRequest, kw_only=True, dict=True):
     """Body of /completion. prompt: text, token ids, both mixed, or a list of such prompts.
 
     n_probs: candidates to report for each token. return_tokens: also return the token ids.
-    logit_bias: numbers for token ids or texts, as a map or as pairs; see token_biases.
+    logit_bias: numbers for token ids or texts, as a map or as pairs; see token_biases. false: none.
     """
 
     prompt: msgspec.Raw
     max_tokens: field_bounds.TokenLimitOrNone | None = None
-    logit_bias: BiasMap | BiasPairs | None = None  # type: ignore[assignment]
+    logit_bias: BiasMap | BiasPairs | _False | None = None  # type: ignore[assignment]
     n_probs: field_bounds.NumLogprobs | None = None
     return_tokens: bool | None = None
 
@@ -65,7 +63,8 @@ _decoder = msgspec.json.Decoder(NativeCompletionRequest)
 def parse(data: bytes) -> NativeCompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, REFUSED, long="prompt")
-    check_request_names(found, request, "n_probs")
+    with request.sent_as:
+        check_request_names(found, request, "n_probs")
     return request
 
 
@@ -76,8 +75,10 @@ def token_biases(request: NativeCompletionRequest, encode: EncodeParts) -> dict[
     more says nothing more, as -100 keeps a token out already.
     """
     given: Any = request.logit_bias
-    if given is None:
+    if given is None or given is False:
         return None
+    if given is True:
+        raise invalid_value("logit_bias", "must be a map, a list of pairs, or false for none")
     found: dict[int, float] = {}
     for key, value in given.items() if isinstance(given, dict) else given:
         if value is True:
@@ -96,8 +97,7 @@ def sampling(request: NativeCompletionRequest) -> SamplingParams:
     if max_tokens == 0:
         if request.min_tokens:
             problem = f"{request.min_tokens} is above max_tokens (0); lower it"
-            with request.sent_as:
-                raise invalid_value("min_tokens", problem)
+            raise invalid_value("min_tokens", problem)
         max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
     return sampling_of(request, max_tokens, request.n_probs or None, None)
 

@@ -32,7 +32,7 @@ from quire.server.api.llama_cpp.completion_reply import (
 from quire.server.api.llama_cpp.completion_request import NativeCompletionRequest
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
-from quire.server.model_registry import ModelRegistry
+from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.tokenizer.tokenizer import Tokenizer
 
 # SamplingParams by llama.cpp's names of generation_settings
@@ -49,21 +49,25 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     request = completion_request.parse(body)
     model = models.find(request.model)
     yield
+    with request.sent_as:
+        job = _job(request, model)
+    return NativeFormatter(job, request, model.engine.tokenizer, model.engine.info.eos_token_ids)
+
+
+def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Job:
     take_defaults(request, model.request_defaults)
     request.logit_bias = completion_request.token_biases(  # type: ignore[assignment]
         request, parts_encoder(model.engine, special=False)
     )
     sampling = completion_request.sampling(request)
-    tokenizer, limits = model.engine.tokenizer, model.engine.info.limits
     encode = parts_encoder(model.engine, request.add_special_tokens)
     prompts = completion_request.PROMPTS.read(bytes(request.prompt), encode)
-    check_num_logprobs(sampling, prompts, limits, "n_probs")
-    job = make_job(
+    check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
+    return make_job(
         *("cmpl-", request, prompts, sampling, model),
         encoding=request.encoding,
         cut_to_context=True,
     )
-    return NativeFormatter(job, request, tokenizer, model.engine.info.eos_token_ids)
 
 
 class _Answer(msgspec.Struct):

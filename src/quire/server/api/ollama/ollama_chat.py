@@ -39,7 +39,7 @@ class NothingToRun(msgspec.Struct, frozen=True):
     """The reply to a request without a prompt. no_effect: as in a Job."""
 
     part: OllamaPart
-    no_effect: tuple[str, ...]
+    no_effect: Sequence[str]
 
 
 def prepare_chat(body: bytes, models: ModelRegistry) -> Stages[OllamaFormatter | NothingToRun]:
@@ -62,10 +62,10 @@ def _prepared(
     name = ollama_request.served_name(request.model, models)
     model = models.find(name)
     yield
-    chat = ollama_to_chat.to_chat(request, name, model.engine.tokenizer.chat_variables)
+    chat = ollama_to_chat.to_chat(request, name, model)
     if is_empty:
         tool_use(chat.tools, chat.tool_choice)  # which a conversation checks, too
-        return _nothing_to_run(request, model.name, has_message=has_message)
+        return _nothing_to_run(request, chat, model.name, has_message=has_message)
     if isinstance(request, OllamaPrompt) and (
         request.raw or not model.engine.tokenizer.has_chat_template
     ):
@@ -76,14 +76,16 @@ def _prepared(
     return OllamaFormatter(found, model, has_message=has_message)
 
 
-def _nothing_to_run(request: OllamaBody, model: str, *, has_message: bool) -> NothingToRun:
+def _nothing_to_run(
+    request: OllamaBody, chat: ChatRequest, model: str, *, has_message: bool
+) -> NothingToRun:
     """The reply to what only loads a model, or unloads it. Neither is done: the server's own
     settings say when, so that no client takes the model from another.
     """
     part = make_part(model, OllamaAnswer(), has_message=has_message)
     is_end = ollama_options.asks_to_unload(request.keep_alive)
     part.done, part.done_reason = True, "unload" if is_end else "load"
-    return NothingToRun(part, tuple(ollama_options.keep_alive_notes(request.keep_alive)))
+    return NothingToRun(part, chat.no_effect)
 
 
 def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversation:
@@ -92,7 +94,11 @@ def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversati
         take_defaults(chat, model.request_defaults)
         sampling = ollama_to_chat.PROMPT_NAMES.rename_fields(chat_request.sampling(chat))
         check_num_logprobs(sampling, [prompt], model.engine.info.limits, "top_logprobs")
-        job = make_job("gen-", chat, [prompt], sampling, model, cut_to_context=True)
+        job = make_job(
+            *("gen-", chat, [prompt], sampling, model),
+            names=ollama_to_chat.PROMPT_NAMES,
+            cut_to_context=True,
+        )
     return Conversation(job, PlainParser)
 
 

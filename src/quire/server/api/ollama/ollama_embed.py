@@ -94,7 +94,7 @@ def _prepared(
     yield
     fields = PoolingFields(truncate_prompt_tokens=truncate)
     fields.note_no_effect(*request.no_effect, *keep_alive_notes(request.keep_alive))
-    if request.options is not None:
+    if request.options not in (None, Options()):
         fields.note_no_effect("options has no effect: a text's vector depends on nothing else")
     pooling = model.engine.info.pooling.changed(dimensions=dimensions)
     named = [(field, len(inputs))]

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api.common import route_rules
-from quire.server.api.common.model_route import LightRoute
+from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.ollama.ollama_request import served_name
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
@@ -153,14 +153,14 @@ def _details(model: RegisteredModel | None) -> ModelDetails:
 _show_decoder = msgspec.json.Decoder(ShowBody)
 
 
-def show(data: bytes, models: ModelRegistry) -> ShownModel:
+def show(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
     request, _ = read_body(data, _show_decoder, {})
     model = models.find(served_name(request.model or request.name, models))
     info, tokenizer = model.engine.info, model.engine.tokenizer
     thinks, calls = model.parsers.reasoning is not None, model.parsers.tools is not None
     extra = [name for name, has in (("tools", calls), ("thinking", thinks)) if has]
-    return ShownModel(
+    shown = ShownModel(
         modelfile=f"FROM {info.model}\n",
         parameters="\n".join(f"{name} {value}" for name, value in info.sampling_defaults.items()),
         template=tokenizer.chat_template_text,
@@ -173,6 +173,7 @@ def show(data: bytes, models: ModelRegistry) -> ShownModel:
         capabilities=["completion", "embedding", *extra],
         modified_at=_STARTED,
     )
+    return LightReply(shown, request.no_effect)
 
 
 SHOW_ROUTE = LightRoute(

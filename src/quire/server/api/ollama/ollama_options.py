@@ -9,12 +9,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from quire.compat.foreign_name import ANY
-from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
+from quire.compat.names_table import NAMES, NoEffect, Own, Refused, meaning_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
 from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, read_body
+from quire.server.http.request_body import RequestBody, read_body, refused_field
 
 T = TypeVar("T", bound=RequestBody)
 
@@ -24,9 +24,8 @@ _TIME = re.compile(
     r"(?=.{0,64}\Z)(?:[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:(?:ns|us|µs|ms|s|m|h)|\Z))*", re.ASCII
 )
 _MORE = re.compile("[1-9]")
-# the object of options in a body, and a whole number with decimals in it
-_OPTIONS = re.compile(rb'"options"\s*:\s*\{[^{}]*\}')
-_WHOLE = re.compile(rb'((?<!\\)"\s*:\s*-?\d+)\.0+(?=\s*[,}])')
+_EXACT = 2.0**53  # below it each whole number is a float
+_plain_decoder = msgspec.json.Decoder(dict[str, Any])
 _LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
     *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all"),
@@ -94,17 +93,33 @@ def read_ollama(
     """Decode a body with `options`; see `read_body`. Whole numbers of them are integers, as Go's
     JSON has no others: Home Assistant sends a num_ctx of 8192.0. Raises InvalidRequestError.
     """
-    if b".0" in data:
-        data = _OPTIONS.sub(lambda found: _WHOLE.sub(rb"\1", found[0]), data)
-    request, found = read_body(data, decoder, refused)
-    request.note_no_effect(*_check_options(found))
+    try:
+        request, found = read_body(data, decoder, refused)
+    except InvalidRequestError as error:
+        if not (error.param or "").startswith("options."):
+            raise
+        request, found = read_body(_with_integers(data), decoder, refused)
+    request.note_no_effect(*_check_options(found, strict_json.names_of(type(request))))
     return request, found
 
 
-def _check_options(found: dict[str, Any]) -> list[str]:
+def _with_integers(data: bytes) -> bytes:
+    """A body whose options are not all of their types, with integers for whole numbers."""
+    strict_json.decode(data, _plain_decoder)
+    body = strict_json.read_names(data)
+    options = {name: _integer(value) for name, value in body["options"].items()}
+    return msgspec.json.encode({**body, "options": options})
+
+
+def _integer(value: Any) -> Any:
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+    return int(value) if is_whole else value
+
+
+def _check_options(found: dict[str, Any], known: frozenset[str]) -> list[str]:
     """A sentence about each option without effect that is another engine's; refuses wrong ones.
 
-    found: the body as plain values. Raises InvalidRequestError.
+    found: the body as plain values. known: the fields that it may have. Raises InvalidRequestError.
     """
     options, notices = found.get("options") or {}, list[str]()
     if options.get("num_predict") == 0:
@@ -112,17 +127,15 @@ def _check_options(found: dict[str, Any]) -> list[str]:
     for name, value in options.items():
         if name in _OPTION_NAMES:
             continue
-        where = f"options.{name[:64]}"
         match meaning_of(name, value, ("sampling",)):
+            case Own() if value is None:
+                pass  # which asks for nothing
             case NoEffect(text=text, is_neutral=is_neutral):
                 notices += [] if is_neutral else [f"options.{text}"]
             case Refused(text=text):
-                problem = text.removeprefix(f"{name} ")
-                raise InvalidRequestError(
-                    f"{where}: {problem}", param=where, code="unsupported_parameter"
-                )
+                raise refused_field(name, value, text, "options.")
             case _:
-                strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.")
+                strict_json.check_names({name: value}, _OPTION_NAMES, {}, "options.", beside=known)
     return notices
 
 
@@ -137,11 +150,11 @@ def asks_to_unload(keep_alive: str | float | None) -> bool:
 
 
 def keep_alive_notes(keep_alive: str | float | None) -> Iterator[str]:
-    """A sentence about `keep_alive`, if it is given. Raises InvalidRequestError."""
+    """A sentence about `keep_alive`, if it asks for something. Raises InvalidRequestError."""
     if isinstance(keep_alive, str) and not _TIME.fullmatch(keep_alive):
         problem = "must be a number of seconds, or a duration such as '5m', not"
         raise invalid_value("keep_alive", f"{problem} {keep_alive[:64]!r}")
-    if keep_alive is not None:
+    if keep_alive not in (None, ""):
         yield "keep_alive has no effect: a model stays loaded; see idle_unload_seconds"
 
 

@@ -31,6 +31,7 @@ from quire.server.api.ollama.ollama_request import (
     OllamaPrompt,
 )
 from quire.server.http.field_names import FieldNames
+from quire.server.model_registry import RegisteredModel
 
 # fields of Options → of a ChatRequest
 _SAMPLING = {
@@ -60,8 +61,8 @@ def messages_of(request: OllamaBody) -> list[chat_messages.Message]:
     return [chat_messages.Message(role="system", content=request.system), user]
 
 
-def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) -> ChatRequest:
-    """Ollama's body as a ChatRequest. name: the model's. variables: of the chat template."""
+def to_chat(request: OllamaBody, name: str | None, model: RegisteredModel) -> ChatRequest:
+    """Ollama's body as a ChatRequest. name: of the model, as it is sent."""
     options = request.options or Options()
     given = {own: getattr(options, name) for name, own in _SAMPLING.items()}
     given |= params_set_by("repeat_last_n", options.repeat_last_n)
@@ -75,24 +76,25 @@ def to_chat(request: OllamaBody, name: str | None, variables: frozenset[str]) ->
         continue_final_message=is_started and bool(last and last.content),
         max_tokens=None if limit is None or limit < 0 else limit,
         stream=request.stream is not False,
-        logprobs=request.logprobs or request.top_logprobs is not None,
+        logprobs=request.top_logprobs is not None if request.logprobs is None else request.logprobs,
         top_logprobs=request.top_logprobs,
         response_format=_response_format(request.format),
         tools=request.tools if isinstance(request, OllamaChat) else None,
     )
-    chat.note_no_effect(*request.no_effect, *no_effect_notes(request.keep_alive, options))
-    _add_thinking(chat, request.think, variables)
+    chat.take_over(request)
+    chat.note_no_effect(*no_effect_notes(request.keep_alive, options))
+    _add_thinking(chat, request.think, model)
     return chat
 
 
-def _add_thinking(chat: ChatRequest, think: bool | str | None, variables: frozenset[str]) -> None:
+def _add_thinking(chat: ChatRequest, think: bool | str | None, model: RegisteredModel) -> None:
     if think is None:
         return
     if isinstance(think, str):
         chat.reasoning_effort = think
-    elif "enable_thinking" in variables:
+    elif "enable_thinking" in model.engine.tokenizer.chat_variables:
         chat.chat_template_kwargs = {"enable_thinking": think}
-    elif think:
+    elif think or model.parsers.reasoning is not None:  # a model without any does not think
         chat.note_no_effect("think has no effect: the chat template has no variable for it")
 
 

@@ -48,7 +48,8 @@ _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messa
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, BATCH_REFUSED)
-    check_request_names(found, request)
+    with request.sent_as:
+        check_request_names(found, request)
     for index, messages in enumerate(found["messages"]):
         for position, message in enumerate(messages):
             check_message_names(message, f"messages[{index}][{position}].")
@@ -61,7 +62,8 @@ def parse(data: bytes) -> list[ChatRequest]:
         )
     shared = {name: getattr(request, name) for name in _SHARED}
     singles = [ChatRequest(messages=messages, **shared) for messages in request.messages]
-    singles[0].note_no_effect(*request.no_effect)
+    for single in singles:
+        single.take_over(request)
     return singles
 
 
@@ -75,23 +77,28 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[BatchChatFormatter]:
         names = FieldNames({"messages": f"messages[{index}]"})
         chat = yield from conversation.prepare(request, model, names=names)
         formatters.append(ChatFormatter(chat, request, model.engine.tokenizer))
-    formatter = BatchChatFormatter(formatters)
+    formatter = BatchChatFormatter(formatters, requests[0].sent_as)
     job, limits = formatter.job, model.engine.info.limits
     prompts = [prompt for prompt in job.prompts if not isinstance(prompt, str)]
-    check_num_logprobs(job.sampling, prompts, limits, "top_logprobs")  # of all together
+    with job.names:
+        check_num_logprobs(job.sampling, prompts, limits, "top_logprobs")  # of all together
     return formatter
 
 
 class BatchChatFormatter(OpenAIReplyFormatter):
-    """The ReplyFormatter of /v1/chat/completions/batch. formatters: of its conversations."""
+    """The ReplyFormatter of /v1/chat/completions/batch.
 
-    def __init__(self, formatters: Sequence[ChatFormatter]) -> None:
+    formatters: of its conversations. names: of the body's fields, for errors.
+    """
+
+    def __init__(self, formatters: Sequence[ChatFormatter], names: FieldNames) -> None:
         jobs = [formatter.job for formatter in formatters]
         self.job = msgspec.structs.replace(
             jobs[0],
             prompts=[prompt for job in jobs for prompt in job.prompts],
             samplings=[job.sampling for job in jobs],
-            prompt_field="messages",
+            prompt_field="messages[{}]",
+            names=names,
         )
         self._formatters = formatters
 

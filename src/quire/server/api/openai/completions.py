@@ -31,7 +31,7 @@ from quire.server.api.openai import completions_request
 from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
 from quire.server.http.http_errors import ErrorChunk
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
-from quire.server.model_registry import ModelRegistry
+from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.reasoning_parser import with_reasoning_marks
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -78,6 +78,12 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     yield
     if model.forces_usage:
         force_usage(request)
+    with request.sent_as:
+        job = _job(request, model)
+    return CompletionFormatter(job, request, model.engine.tokenizer)
+
+
+def _job(request: CompletionRequest, model: RegisteredModel) -> Job:
     is_cut = request.max_tokens is None or request.is_cut_to_context
     take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
@@ -89,12 +95,11 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
         tokenizer = model.engine.tokenizer
         prompts = [encode(prompt, tokenizer, limits, request.encoding) for prompt in prompts]
     check_num_logprobs(sampling, prompts, limits)
-    job = make_job(
+    return make_job(
         *("cmpl-", request, prompts, sampling, model),
         encoding=request.encoding,
         cut_to_context=is_cut,
     )
-    return CompletionFormatter(job, request, model.engine.tokenizer)
 
 
 class CompletionFormatter(OpenAIReplyFormatter):

@@ -62,7 +62,8 @@ _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 def parse(data: bytes) -> CompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, COMPLETION_REFUSED, long="prompt")
-    check_request_names(found, request)
+    with request.sent_as:
+        check_request_names(found, request)
     return request
 
 
@@ -91,11 +92,8 @@ def sampling(request: CompletionRequest) -> SamplingParams:
         prompt_logprobs = ALL if ALL in wanted else max(wanted)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     if max_tokens == 0:
-        with request.sent_as:
-            _check_prompt_alone(request)
-        max_tokens = (
-            1  # each request draws a token at the end of its prompt; job_runner.py drops it
-        )
+        _check_prompt_alone(request)
+        max_tokens = 1  # drawn at the end of each prompt; job_runner.py drops it
     return sampling_of(request, max_tokens, logprobs, prompt_logprobs)
 
 

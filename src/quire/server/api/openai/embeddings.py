@@ -74,7 +74,9 @@ def _prepared(
         encode = parts_encoder(model.engine, request.add_special_tokens)
         inputs = embeddings_request.inputs(request, encode)
     else:
-        inputs = [conversation.encode(embeddings_request.chat(request), model)]
+        chat = embeddings_request.chat(request)
+        inputs = [conversation.encode(chat, model)]
+        request.note_no_effect(*chat.no_effect)
     if request.encoding_format == "bytes" and len(inputs) > MAX_POSITIONS:
         problem = f"the header of a reply as bytes has room for {MAX_POSITIONS} inputs"
         fix = "send fewer, or set bytes_only"

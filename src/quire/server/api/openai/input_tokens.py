@@ -8,12 +8,13 @@ import msgspec
 
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
-from quire.server.api.common.model_route import LightRoute
+from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.openai import responses_request
 from quire.server.api.openai.response_items import previous_items
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
-from quire.server.api.openai.responses_to_chat import to_chat
+from quire.server.api.openai.responses_to_chat import NAMES, to_chat
+from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
@@ -25,26 +26,26 @@ class InputTokensReply(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-def count_chat(data: bytes, models: ModelRegistry) -> InputTokensReply:
+def count_chat(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to the body of a chat. Raises InvalidRequestError."""
     return _counted(chat_request.parse(data), models)
 
 
 def count_response(
     store: ResponseStore, data: bytes, models: ModelRegistry, tenant: str
-) -> InputTokensReply:
+) -> LightReply:
     """The reply to the body of a response, the turns before it included.
 
     Raises InvalidRequestError.
     """
     request = responses_request.parse(data)
     previous = previous_items(store, request, tenant)
-    return _counted(to_chat(request, previous.items), models)
+    return _counted(to_chat(request, previous.items), models, NAMES)
 
 
-def _counted(chat: ChatRequest, models: ModelRegistry) -> InputTokensReply:
-    token_ids = conversation.encode(chat, models.find(chat.model))
-    return InputTokensReply(input_tokens=len(token_ids))
+def _counted(chat: ChatRequest, models: ModelRegistry, names: FieldNames = SAME) -> LightReply:
+    token_ids = conversation.encode(chat, models.find(chat.model), names=names)
+    return LightReply(InputTokensReply(input_tokens=len(token_ids)), chat.no_effect)
 
 
 CHAT_ROUTE = LightRoute(

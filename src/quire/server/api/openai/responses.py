@@ -23,23 +23,9 @@ from quire.server.api.openai.response_items import RUNNING, previous_items, stor
 from quire.server.api.openai.response_store import ResponseStore
 from quire.server.api.openai.responses_formatter import ResponsesFormatter
 from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
-from quire.server.api.openai.responses_to_chat import to_chat
-from quire.server.http.field_names import FieldNames
+from quire.server.api.openai.responses_to_chat import NAMES, to_chat
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
-
-_NAMES = FieldNames(
-    {
-        ".function": "",
-        "messages": "input",
-        "max_completion_tokens": "max_output_tokens",
-        "max_tokens": "max_output_tokens",
-        "reasoning_effort": "reasoning.effort",
-        "thinking_token_budget": "reasoning.max_tokens",
-        "response_format.json_schema": "text.format",
-        "response_format": "text.format",
-    }
-)
 
 
 def prepare(
@@ -54,7 +40,7 @@ def prepare(
     previous = previous_items(store, request, tenant)
     chat = to_chat(request, previous.items)
     yield
-    chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=_NAMES)
+    chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=NAMES)
     keep = partial(_keep, store, tenant, request, previous.items)
     num_bytes = len(data) + previous.num_bytes
     return ResponsesFormatter(chat_job, request, model.engine.tokenizer, keep, num_bytes)

@@ -1,4 +1,4 @@
-"""Converts a ResponsesRequest to a ChatRequest."""
+"""Converts a ResponsesRequest to a ChatRequest, whose fields have other NAMES there."""
 
 from __future__ import annotations
 
@@ -34,6 +34,20 @@ from quire.server.api.openai.responses_request import (
     TextFormat,
     read_item,
 )
+from quire.server.http.field_names import FieldNames
+
+NAMES = FieldNames(
+    {
+        ".function": "",
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "thinking_token_budget": "reasoning.max_tokens",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+    }
+)
 
 
 def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> ChatRequest:
@@ -55,7 +69,8 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
         else None,
         response_format=_response_format(request.text.format if request.text is not None else None),
     )
-    chat.note_no_effect(*request.no_effect, *_without_effect(request))
+    chat.take_over(request)
+    chat.note_no_effect(*_without_effect(request))
     return chat
 
 

@@ -131,6 +131,9 @@ def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _rerank_decoder, {})
     field, documents = _one_of(request, "documents", "texts")
+    for name, needed in (("return_text", "texts"), ("return_documents", "documents")):
+        if getattr(request, name) and field != needed:
+            request.note_no_effect(f"{name} has no effect: it goes with {needed}")
     model = models.find(request.model)
     yield
     return _job("rerank", model, request, {"query": [request.query], field: documents})

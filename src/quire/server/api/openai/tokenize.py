@@ -11,7 +11,7 @@ from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_
 from quire.errors import invalid_value
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
-from quire.server.api.common.model_route import LightRoute
+from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.common.tool_definitions import Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
@@ -107,7 +107,7 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
-def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
+def tokenize(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body. Raises InvalidRequestError."""
     check = partial(_check_length, models)
     request, found = read_body(data, _tokenize_decoder, TOKENIZE_REFUSED, check=check)
@@ -116,7 +116,7 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     _read_content(request)
     tokens = _tokens(request, model)
     tokenizer = model.engine.tokenizer
-    return TokenizeReply(
+    reply = TokenizeReply(
         count=len(tokens),
         max_model_len=model.engine.info.limits.max_model_len,
         tokens=[_piece(i, tokenizer) for i in tokens] if request.with_pieces else [*tokens],
@@ -124,9 +124,10 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
         if request.return_token_strs
         else None,
     )
+    return LightReply(reply, request.no_effect)
 
 
-def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
+def detokenize(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
     request, _ = read_body(data, _detokenize_decoder, {})
     engine = models.find(request.model).engine
@@ -140,7 +141,8 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
             problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
             raise invalid_value(f"tokens[{index}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
-    return DetokenizeReply(text, text if request.model is None else msgspec.UNSET)
+    reply = DetokenizeReply(text, text if request.model is None else msgspec.UNSET)
+    return LightReply(reply, request.no_effect)
 
 
 def _check_length(models: ModelRegistry, request: TokenizeRequest) -> None:
@@ -154,7 +156,8 @@ def _check_length(models: ModelRegistry, request: TokenizeRequest) -> None:
 def _read_content(request: TokenizeRequest) -> None:
     """Take llama.cpp's names of the prompt. Raises InvalidRequestError."""
     for name, own in (("content", "prompt"), ("add_special", "add_special_tokens")):
-        if getattr(request, name) is not None and getattr(request, own) is not None:
+        value, other = getattr(request, name), getattr(request, own)
+        if None not in (value, other) and (name == "content" or value != other):
             raise invalid_value(name, f"it is the same as {own}; use one of them")
     if request.content is not None:
         request.prompt = request.content
@@ -190,7 +193,9 @@ def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
     chat = chat_request.ChatRequest(
         **{name: getattr(request, name) for name in _CHAT_FIELDS}, add_special_tokens=special
     )
-    return conversation.encode(chat, model)
+    token_ids = conversation.encode(chat, model)
+    request.note_no_effect(*chat.no_effect)
+    return token_ids
 
 
 _TOKENIZE_RULES = StructRules(
