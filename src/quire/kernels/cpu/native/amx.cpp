@@ -1,4 +1,4 @@
-// Gemm and the attention of prompts as compiled for tiles (AMX).
+// Linear layers and attention of prompts as compiled for tiles (AMX).
 
 #include <algorithm>
 #include <array>
