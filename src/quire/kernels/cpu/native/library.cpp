@@ -26,6 +26,12 @@ static bool has_avx_vnni() {  // which GCC 12 has no name for here
 static bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 static bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// Sapphire Rapids and later ones of Intel, told by their half precision, take twice as long for a dot
+// product of pairs as for the multiply-adds in its place, and AMX may be kept from a guest.
+static bool has_slow_pairs() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1);
+}
 // Tiles are large, so the system keeps them only for processes that ask.
 static bool has_amx() {
 #ifdef SYS_arch_prctl
@@ -45,11 +51,12 @@ struct Set {
     void (*linear_int)(const LinearArgs&);   // in place of theirs
     void (*linear_bf16)(const LinearArgs&);  // in place of `linear` for that format
     Prompts (*prompts)(const AttentionArgs&) = nullptr;  // in place of theirs, where it serves
+    bool (*is_slow)() = nullptr;  // then it is taken by name alone
 };
 static const Set all[] = {  // best first
     {"amx", has_amx, &kernels_avx512, linear_int_amx, linear_bf16_amx, prompts_amx},
     {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16,
-     prompts_avx512_bf16},
+     prompts_avx512_bf16, has_slow_pairs},
     {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni, nullptr},
     {"avx512", has_avx512, &kernels_avx512, nullptr, nullptr},
     {"avx2_vnni", has_avx_vnni, &kernels_avx2, linear_int_avx2_vnni, nullptr},
@@ -60,7 +67,8 @@ static const Kernels* take(const char* name) {
     static Kernels taken;
     __builtin_cpu_init();
     for (const Set& set : all) {
-        if (!set.runs() || (name && std::strcmp(name, set.name))) continue;
+        if (!set.runs() || (name ? std::strcmp(name, set.name) != 0 : set.is_slow && set.is_slow()))
+            continue;
         taken = *set.kernels;
         taken.name = set.name;
         if (set.linear_int) taken.linear_int = set.linear_int;
