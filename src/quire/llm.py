@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -72,7 +71,7 @@ class LLM(ForeignMethods):
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> Self:
         """An `LLM` with the settings of EngineArgs."""
-        return cls(**dataclasses.asdict(engine_args))
+        return cls(**engine_args.settings())
 
     @property
     def info(self) -> EngineInfo:
