@@ -55,8 +55,11 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
     def own_value(self, value: Any) -> tuple[bool, Any]:
-        """(True, the value of `same_as` for this one); (False, None) if it gets none."""
-        if self.same_as is None:
+        """(True, the value of `same_as` for this one); (False, None) if it gets none.
+
+        None asks for nothing: it gets none.
+        """
+        if self.same_as is None or value is None:
             return False, None
         for foreign, own in self.values.items():
             if same_value(value, foreign):
