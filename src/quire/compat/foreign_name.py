@@ -111,6 +111,11 @@ def no_effect(name: str, engines: str, text: str, *flags: str, **details: Any) -
     return ForeignName(name=name, engines=engines, flags=flags, takes=ANY, text=text, **details)
 
 
+def always(name: str, engines: str, text: str, *flags: str, **details: Any) -> ForeignName:
+    """The row of a switch for what is always done: to switch it off has no effect."""
+    return no_effect(name, engines, text, *flags, neutral=(True,), **details)
+
+
 def only(
     name: str,
     engines: str,
