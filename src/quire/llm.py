@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -72,7 +71,7 @@ class LLM(ForeignMethods):
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> Self:
         """An `LLM` with the settings of EngineArgs."""
-        return cls(**dataclasses.asdict(engine_args))
+        return cls(**engine_args.settings())
 
     @property
     def info(self) -> EngineInfo:
@@ -100,8 +99,9 @@ class LLM(ForeignMethods):
         `prompt_token_ids`; one, or any iterable of them; vLLM's older names are known.
         sampling_params: one for all, or one for each; None: get_default_sampling_params().
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
-        outputs, and the others run. on_output: is called with each part of an answer as it comes;
-        the first grows to the result. encoding: how text becomes token ids.
+        outputs, and the others run. on_output: is called with each part of an answer as it comes,
+        whose request_id is that of the result; what it raises ends the call, and it may not make
+        another one. There is no progress bar then. encoding: how text becomes token ids.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """

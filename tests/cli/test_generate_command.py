@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.cli import main
-from quire.cli.generate import print_part
+from quire.cli.generate import AnswerLine
 from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError
@@ -90,10 +90,27 @@ def test_generate(llm: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_part_is_printed_when_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    print_part(answered(1, text="a b", finished=False))
-    assert capsys.readouterr().out == "a b"
-    print_part(answered(1, text=" c"))
-    assert capsys.readouterr().out == " c\n"
+    with AnswerLine() as line:
+        line.take(answered(1, text="a b", finished=False))
+        assert capsys.readouterr().out == "a b"
+        line.take(answered(1, text=" c"))
+        assert capsys.readouterr().out == " c"
+    assert capsys.readouterr().out == "\n"
+
+
+@pytest.mark.parametrize(("parts", "printed"), [(["a", " b"], "a b\n"), ([], "")])
+def test_what_ends_an_answer_early_ends_its_line(
+    parts: list[str], printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        with AnswerLine() as line:
+            for text in parts:
+                line.take(answered(1, text=text, finished=False))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert capsys.readouterr().out == printed
 
 
 def test_generate_from_a_file(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import pickle
 import re
 import subprocess
@@ -97,6 +98,16 @@ def test_a_subclass_of_engine_args_has_arguments_of_its_own() -> None:
     mine = Mine(label="a", model="quire-tiny", max_num_seqs=3, max_model_len=64)
     quire.LLM.from_engine_args(mine).close()
     assert (mine.label, mine.max_num_seqs) == ("a", 3)
+
+
+@pytest.mark.parametrize("cls", [quire.LLM, quire.LLMEngine, quire.AsyncLLM])
+def test_fields_of_a_subclass_are_no_settings(cls: Any) -> None:
+    @dataclasses.dataclass
+    class Mine(quire.EngineArgs):  # type: ignore[misc]  # made at run time
+        label: str = "a"
+
+    engine = cls.from_engine_args(Mine(model="quire-tiny", max_model_len=64))
+    getattr(engine, "shutdown", getattr(engine, "close", None))()
 
 
 @pytest.mark.parametrize("name", ["from_pretrained", "add_lora", "create_chat_completion"])

@@ -124,13 +124,21 @@ def test_names_and_values_of_other_engines(options: dict[str, Any], same: dict[s
 
 @pytest.mark.parametrize(
     "option",
-    [{"async_scheduling": True}, {"trust_remote_code": True}, {"swap_space": 4},
-     {"disable_log_stats": True}, {"n_gpu_layers": 99}, {"compilation_config": 3}],
+    [{"async_scheduling": False}, {"use_mmap": False}, {"cache_ram": 0},
+     {"trust_remote_code": True}, {"swap_space": 4}, {"disable_log_stats": True},
+     {"n_gpu_layers": 99}, {"compilation_config": 3}],
 )  # fmt: skip
 def test_what_has_no_effect_warns_by_name(option: dict[str, Any]) -> None:
     with pytest.warns(NoEffectWarning, match=f"^{next(iter(option))} has no effect: ") as caught:
         assert EngineConfig.from_options(**option) == EngineConfig()
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "option", [{"async_scheduling": True}, {"use_mmap": True}, {"swap_space": 0}, {"mlock": False}]
+)
+def test_what_is_done_anyway_needs_no_warning(option: dict[str, Any]) -> None:
+    assert EngineConfig.from_options(**option) == EngineConfig()  # warnings are errors
 
 
 @pytest.mark.parametrize(
@@ -200,7 +208,7 @@ def test_serve_takes_command_lines_of_other_engines(capsys: pytest.CaptureFixtur
     assert vars(args) == vars(plain)
     notes = capsys.readouterr().err.splitlines()
     assert [line.split()[:2] for line in notes] == [
-        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "--jinja", "-O3")
+        ["note:", flag] for flag in ("-ngl", "-fa", "--no-mmap", "-O3")
     ]
     args = parser.parse(
         shlex.split(

@@ -196,6 +196,35 @@ def test_what_a_callback_raises_ends_the_call_alone(llm: LLM) -> None:
     assert llm.generate("a list", GREEDY, use_tqdm=False)[0].outputs[0].text == before
 
 
+def test_parts_stay_as_they_came(llm: LLM) -> None:
+    parts: list[RequestOutput] = []
+    sampling = SamplingParams(max_tokens=5, temperature=1, n=2, seed=3)
+    (output,) = llm.generate("a list", sampling, use_tqdm=False, on_output=parts.append)
+    for index, answer in enumerate(output.outputs):
+        of_answer = [part for item in parts for part in item.outputs if part.index == index]
+        assert len(of_answer) > 1
+        assert "".join(part.text for part in of_answer) == answer.text
+        assert [i for part in of_answer for i in part.token_ids] == answer.token_ids
+
+
+def test_a_callback_may_not_call_what_called_it(llm: LLM) -> None:
+    """It would wait for itself."""
+    for call in (lambda: llm.generate("b", GREEDY), llm.sleep, llm.reset_prefix_cache):
+        with pytest.raises(ConfigError, match="call it afterwards"):
+            llm.generate("a list", GREEDY, use_tqdm=False, on_output=lambda _, call=call: call())  # type: ignore[misc]
+    assert llm.generate("a list", GREEDY, use_tqdm=False)
+
+
+def test_a_callback_has_no_progress_bar_beside_it(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would print what the callback prints, part by part in lines of their own."""
+    (output,) = llm.generate(
+        "a list", GREEDY, on_output=lambda part: print(part.outputs[0].text, end="")
+    )
+    assert capsys.readouterr() == (output.outputs[0].text, "")
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     conversation = [{"role": "user", "content": "hi"}]
     (output,) = llm.chat(conversation, GREEDY, use_tqdm=False)

@@ -137,6 +137,14 @@ def test_a_context_error_has_the_name_that_was_sent(
         assert error["param"] == param
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+def test_an_error_names_the_prompt_of_several(app: Starlette, path: str, stream: bool) -> None:
+    error = post(app, path, {"prompt": ["hi", ""], "stream": stream}).error
+    assert error["message"] == "prompt[1]: must have at least one token"
+    assert error["param"] == "prompt[1]"
+
+
 def test_an_error_names_the_conversation_of_a_batch(app: Starlette) -> None:
     longer = [{"role": "user", "content": "hi there " * 40}]
     fields = {"max_new_tokens": 1000, "messages": [MESSAGES, longer]}
@@ -176,6 +184,12 @@ def test_sampling_params_follow_the_same_rule() -> None:
     assert SamplingParams(n_predict=5, max_tokens=5).max_tokens == 5  # type: ignore[call-arg]
     with pytest.raises(InvalidRequestError, match=r"^max_new_tokens: it is max_tokens here"):
         SamplingParams(n_predict=5, max_new_tokens=6)  # type: ignore[call-arg]
+
+
+def test_none_under_another_name_asks_for_nothing_of_sampling_params() -> None:
+    assert SamplingParams(max_new_tokens=None, max_tokens=5).max_tokens == 5  # type: ignore[call-arg]
+    params = SamplingParams(n_predict=None, repeat_penalty=None, trim_stop=None)  # type: ignore[call-arg]
+    assert params == SamplingParams()
 
 
 def test_special_tokens_under_two_names(app: Starlette) -> None:

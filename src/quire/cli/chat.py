@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.generate import could_be_model
+from quire.cli.generate import AnswerLine, could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
@@ -185,7 +185,7 @@ class Chat:
             self.messages.pop()
             return
         except KeyboardInterrupt:
-            say("\n[stopped]")
+            say("[stopped]" if answer else "\n[stopped]")
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     async def _answer(self, answer: list[str]) -> None:
@@ -194,13 +194,13 @@ class Chat:
         tokenizer, limits = self._engine.tokenizer, self._engine.info.limits
         rendered = tokenizer.chat_prompt(list(self.messages), **self._variables)
         prompt = token_ids_of(rendered, tokenizer, limits, is_rendered=True)
-        async with aclosing(self._engine.generate(prompt, self._sampling)) as outputs:
-            async for item in outputs:
-                for output in item.outputs:
-                    speed.count(len(output.token_ids))
-                    answer.append(output.text)
-                    print(output.text, end="", flush=True)
-        print(flush=True)
+        parts = self._engine.generate(prompt, self._sampling)
+        with AnswerLine() as line:
+            async with aclosing(parts) as outputs:
+                async for output in outputs:
+                    speed.count(sum(len(part.token_ids) for part in output.outputs))
+                    answer += [part.text for part in output.outputs]
+                    line.take(output)
         say(dim(str(speed)))
 
 

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
@@ -95,9 +95,11 @@ def run(argv: Sequence[str]) -> int:
     take_defaults(sampling, args, llm.info.sampling_defaults)
     texts = [prompt.text for prompt in prompts]
     streams = len(texts) == sampling.n == 1 and not args.json
-    results = _answers(llm, args, texts, sampling, variables, print_part if streams else None)
-    for line in [] if streams else lines(texts, results, as_json=args.json):
-        print(line)
+    with AnswerLine() as line:
+        take = line.take if streams else None
+        results = _answers(llm, args, texts, sampling, variables, take)
+    for text in [] if streams else lines(texts, results, as_json=args.json):
+        print(text)
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
             text = parser.in_flags(_PARAM.sub("", str(result.error)))
@@ -115,7 +117,7 @@ def _answers(
 ) -> list[RequestOutput]:
     """The answers to texts, or to messages where an option asks for it. Raises ConfigError."""
     show, has_template = sys.stderr.isatty(), llm.tokenizer.has_chat_template
-    how: dict[str, Any] = {"use_tqdm": show and on_output is None, "raise_errors": False}
+    how: dict[str, Any] = {"use_tqdm": show, "raise_errors": False}
     if not (args.chat or "system" in args or variables):
         if show and has_template:
             print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
@@ -129,10 +131,23 @@ def _answers(
     return llm.chat(conversations, sampling, on_output=on_output, **how)
 
 
-def print_part(output: RequestOutput) -> None:
-    """Print what has come of an answer."""
-    text = "".join(part.text for part in output.outputs)
-    print(text, end="\n" if output.finished else "", flush=True)
+class AnswerLine:
+    """Prints an answer as it comes; as a context manager it ends the line, whatever ends them."""
+
+    def __init__(self) -> None:
+        self.is_open = False  # something has come, which may have no text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_open:
+            print(flush=True)
+
+    def take(self, output: RequestOutput) -> None:
+        """Print a part of the answer."""
+        self.is_open = True
+        print("".join(part.text for part in output.outputs), end="", flush=True)
 
 
 def read_words(args: Namespace) -> None:

@@ -47,6 +47,10 @@ class _EngineArgs(ForeignMethods):
                 raise ConfigError(unknown_setting(name, [o.name for _, o in iter_options()]))
         return super().__new__(cls)
 
+    def settings(self) -> dict[str, Any]:
+        """The settings by name, without a subclass's own fields."""
+        return {name: getattr(self, name) for name in EngineArgs.__dataclass_fields__}
+
     @staticmethod
     def add_cli_args(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
         """Add every engine setting as an option; one that is not given is None."""

@@ -55,8 +55,11 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
     def own_value(self, value: Any) -> tuple[bool, Any]:
-        """(True, the value of `same_as` for this one); (False, None) if it gets none."""
-        if self.same_as is None:
+        """(True, the value of `same_as` for this one); (False, None) if it gets none.
+
+        None asks for nothing: it gets none.
+        """
+        if self.same_as is None or value is None:
             return False, None
         for foreign, own in self.values.items():
             if same_value(value, foreign):
@@ -106,6 +109,11 @@ def alias(
 def no_effect(name: str, engines: str, text: str, *flags: str, **details: Any) -> ForeignName:
     """The row of a name that has no effect, whatever its value."""
     return ForeignName(name=name, engines=engines, flags=flags, takes=ANY, text=text, **details)
+
+
+def always(name: str, engines: str, text: str, *flags: str, **details: Any) -> ForeignName:
+    """The row of a switch for what is always done: to switch it off has no effect."""
+    return no_effect(name, engines, text, *flags, neutral=(True,), **details)
 
 
 def only(

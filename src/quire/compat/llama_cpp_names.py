@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ANY, DEFAULT, ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import ANY, DEFAULT, ForeignName, alias, always, no_effect, only
 
 _L, _LP, _O, _LO = "llama.cpp", "llama-cpp-python", "Ollama", "llama.cpp, Ollama"
 _ROPE = "RoPE is that of config.json"
@@ -54,26 +54,27 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
               "--ubatch-size"),
     no_effect("threads_batch", _L, "prompts and answers share one batch", "-tb"),
     no_effect("threads_http", _L, "an API process needs one thread; see api_server_count"),
-    no_effect("cont_batching", _L, "batching is always continuous", "-cb", "-nocb", arity="switch"),
+    always("cont_batching", _L, "batching is always continuous", "-cb", "-nocb", arity="switch"),
     no_effect("flash_attn", _L, "kernels are chosen by shape and device", "-fa",
-              arity="optional"),
-    no_effect("kv_unified", _L, "requests share one KV cache", "-kvu", "-no-kvu", arity="switch"),
+              arity="optional", neutral=()),
+    always("kv_unified", _L, "requests share one KV cache", "-kvu", "-no-kvu", arity="switch"),
     no_effect("swa_full", _L, "the whole KV of a window is stored", arity="switch"),
     no_effect("cache_reuse", _L, "equal prefixes are always shared"),
-    no_effect("cache_ram", _L, "the prefix cache is a part of the KV cache", "-cram"),
+    no_effect("cache_ram", _L, "the prefix cache is a part of the KV cache", "-cram",
+              neutral=()),
     no_effect("defrag_thold", _L, "a paged KV cache needs no defragmentation", "-dt"),
-    no_effect("mmap", _L, _MAPPED, arity="switch"),
+    always("mmap", _L, _MAPPED, arity="switch"),
     no_effect("no_mmap", _L, _MAPPED, arity="switch"),
-    no_effect("use_mmap", _O, _MAPPED),
+    always("use_mmap", _O, _MAPPED),
     no_effect("mlock", _L, _MAPPED, arity="switch"),
     no_effect("numa", _L, "threads run on the cores of the process; use numactl"),
     no_effect("prio", _L, "the process keeps its priority; use nice"),
     no_effect("poll", _L, "threads sleep between steps"),
-    no_effect("warmup", _L, "kernels are always run once before the first request",
+    always("warmup", _L, "kernels are always run once before the first request",
               arity="switch"),
     no_effect("no_warmup", _L, "kernels are always run once before the first request",
               arity="switch"),
-    no_effect("jinja", _L, "chat templates are always rendered", arity="switch"),
+    always("jinja", _L, "chat templates are always rendered", arity="switch"),
     no_effect("perf", _L, "times are in /metrics", arity="switch"),
     no_effect("fit", _L, "the KV cache takes what fits", "-fit", arity="optional"),
     no_effect("fit_target", _L, "the KV cache takes what fits", "-fitt"),

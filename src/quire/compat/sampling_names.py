@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import ForeignName, alias, always, no_effect, only
 from quire.compat.sampler_stages import LETTERS, STAGES, are_in_order
 
 _V, _L, _O, _LO, _T = "vLLM", "llama.cpp", "Ollama", "llama.cpp, Ollama", "transformers"
@@ -32,7 +32,7 @@ SAMPLING_NAMES: tuple[ForeignName, ...] = (
     only("eos_token_id", _T, (), "a model's end tokens are those of its files",
          "use stop_token_ids"),
     no_effect("pad_token_id", _T, "prompts are never padded"),
-    no_effect("use_cache", _T, "keys and values are always cached"),
+    always("use_cache", _T, "keys and values are always cached"),
     no_effect("return_dict_in_generate", _T, "outputs have names"),
     only("output_scores", _T, (False,), "outputs have log-probabilities", "use logprobs"),
     alias("repeat_penalty", "repetition_penalty", _LO),

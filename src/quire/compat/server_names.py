@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, no_effect, only
 
 _V, _L, _O, _S, _LP = "vLLM", "llama.cpp", "Ollama", "SGLang", "llama-cpp-python"
 _PROXY = "put a proxy in front, such as Caddy or nginx"
@@ -48,7 +48,7 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     alias("max_num_queued_reqs", "max_queued_requests", _V),
     alias("max_num_queued_tokens", "max_queued_tokens", _V),
     no_effect("disable_log_requests", _V, "prompts are never logged", arity="switch"),
-    no_effect("enable_log_requests", _V, "each request has one line in the log, without its prompt",
+    always("enable_log_requests", _V, "each request has one line in the log, without its prompt",
               arity="switch"),
     no_effect("max_log_len", _V, "prompts are never logged"),
     no_effect("log_prefix", _L, "lines have their level", arity="switch"),
@@ -101,8 +101,8 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
               arity="switch"),
     no_effect("h11_max_incomplete_event_size", _V, "headers have a limit of their own"),
     no_effect("h11_max_header_count", _V, "headers have a limit of their own"),
-    no_effect("enable_metrics", _S, "/metrics is always there", arity="switch"),
-    no_effect("metrics", _L, "/metrics is always there", arity="switch"),
+    always("enable_metrics", _S, "/metrics is always there", arity="switch"),
+    always("metrics", _L, "/metrics is always there", arity="switch"),
     no_effect("slots", _L, "the live view and the admin endpoints show running requests",
               arity="switch"),
     no_effect("no_slots", _L, "there are no slots", arity="switch"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compat.foreign_name import DEFAULT, ForeignName, alias, no_effect, only
+from quire.compat.foreign_name import DEFAULT, ForeignName, alias, always, no_effect, only
 
 _V, _S, _VS = "vLLM", "SGLang", "vLLM, SGLang"
 _ONE_DEVICE = "a model runs on one device"
@@ -44,16 +44,17 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     no_effect("max_cudagraph_capture_size", _V, _RECORDED),
     no_effect("cuda_graph_max_bs", _S, _RECORDED),
     no_effect("compilation_config", _V, "kernels are compiled for their shapes at the start",
-              "-O", "-cc"),
-    no_effect("optimization_level", _V, "kernels are compiled for their shapes at the start"),
+              "-O", "-cc", neutral=({},)),
+    no_effect("optimization_level", _V, "kernels are compiled for their shapes at the start",
+              neutral=()),
     no_effect("performance_mode", _V, "one way of scheduling serves both"),
     no_effect("num_scheduler_steps", _V, "steps are always planned ahead"),
-    no_effect("async_scheduling", _V, "steps are always planned ahead", arity="switch"),
-    no_effect("multi_step_stream_outputs", _V, "each step is streamed", arity="switch"),
+    always("async_scheduling", _V, "steps are always planned ahead", arity="switch"),
+    always("multi_step_stream_outputs", _V, "each step is streamed", arity="switch"),
     no_effect("stream_interval", _VS, "each step is streamed"),
     no_effect("disable_async_output_proc", _V, "outputs are processed beside the next step",
               arity="switch"),
-    no_effect("use_v2_block_manager", _V, "there is one block manager", arity="switch"),
+    always("use_v2_block_manager", _V, "there is one block manager", arity="switch"),
     no_effect("disable_hybrid_kv_cache_manager", _V, "there is one KV cache manager",
               arity="switch"),
     no_effect("max_num_partial_prefills", _V, "any number of prompts may be cut into chunks"),

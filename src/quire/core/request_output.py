@@ -58,6 +58,10 @@ class CompletionOutput(msgspec.Struct, gc=False):
         """Whether the answer has ended."""
         return self.finish_reason is not None
 
+    def copied(self) -> CompletionOutput:
+        """A copy that parts may be appended to."""
+        return msgspec.structs.replace(self, token_ids=[*self.token_ids])
+
     def append(self, delta: CompletionOutput) -> None:
         """Append the next part of a streamed answer."""
         self.text += delta.text
@@ -152,14 +156,18 @@ class RequestOutput(msgspec.Struct):
         """The times of the request, by vLLM's name."""
         return self.times
 
+    def copied(self) -> RequestOutput:
+        """A copy that parts may be appended to, while this one stays as it is."""
+        return msgspec.structs.replace(self, outputs=[output.copied() for output in self.outputs])
+
     def append(self, delta: RequestOutput) -> None:
-        """Append the next part of a streamed request's outputs."""
+        """Append the next part of a streamed request's outputs, which stays as it is."""
         by_index = {output.index: output for output in self.outputs}
         for output in delta.outputs:
             if output.index in by_index:
                 by_index[output.index].append(output)
             else:
-                self.outputs.append(output)
+                self.outputs.append(output.copied())
         self.outputs.sort(key=lambda output: output.index)
         self.times = delta.times
         self.prompt_logprobs = delta.prompt_logprobs

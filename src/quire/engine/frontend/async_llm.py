@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, Unpack
@@ -47,7 +46,7 @@ class AsyncLLM(ForeignMethods):
     @classmethod
     def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
         """Check the settings of AsyncEngineArgs. Raises ConfigError or CheckpointError."""
-        return cls(EngineConfig.from_options(**dataclasses.asdict(engine_args)))
+        return cls(EngineConfig.from_options(**engine_args.settings()))
 
     async def generate(
         self,

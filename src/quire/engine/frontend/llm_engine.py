@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
@@ -41,7 +40,7 @@ class LLMEngine(ForeignMethods, OfflineEngine):
     @classmethod
     def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
         """Load the model of EngineArgs. Raises ConfigError or CheckpointError."""
-        return cls(EngineConfig.from_options(**dataclasses.asdict(engine_args)))
+        return cls(EngineConfig.from_options(**engine_args.settings()))
 
     def add_request(
         self,

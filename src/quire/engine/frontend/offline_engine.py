@@ -55,6 +55,15 @@ class OfflineEngine:
         )
         self._num_requests = 0
         self._lock = threading.Lock()
+        self._thread: int | None = None  # in which an on_output runs
+
+    @property
+    def _one_call(self) -> threading.Lock:
+        """The lock of a call. Raises ConfigError in an on_output, which would wait for itself."""
+        if self._thread == threading.get_ident():
+            text = "on_output is part of a call of this LLM, which makes no other one meanwhile"
+            raise ConfigError(f"{text}; call it afterwards, or use AsyncEngine")
+        return self._lock
 
     @property
     def stats(self) -> EngineStats:
@@ -63,7 +72,7 @@ class OfflineEngine:
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
-        with self._lock:
+        with self._one_call:
             self._awake().reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
@@ -75,7 +84,7 @@ class OfflineEngine:
         from quire.compat.sleep_tags import check_level  # a start needs none
 
         check_level(level)
-        with self._lock:
+        with self._one_call:
             if self._engine is not None:
                 self._engine = None
                 _free_memory()
@@ -88,7 +97,7 @@ class OfflineEngine:
         from quire.compat.sleep_tags import check_tags  # a start needs none
 
         check_tags(tags or ())
-        with self._lock:
+        with self._one_call:
             if self._engine is None and not self._is_closed:
                 core, self.info = start_engine(self._config)
                 self._engine = InlineEngine(core)
@@ -128,9 +137,9 @@ class OfflineEngine:
 
         prompt_of: from an item to its prompt. encoding: how texts become token ids. raise_errors:
         if False, an item that is refused or fails has a result with `error`, and the others run.
-        on_output: gets each part of an answer as it comes.
+        on_output: gets each part of an answer as it comes; there is no progress bar then.
         """
-        with self._lock:  # one call: an interrupt anywhere inside of it releases the lock
+        with self._one_call:  # one call: an interrupt anywhere inside of it releases the lock
             return self._interruptible(
                 lambda interrupt: self._answer(
                     interrupt, field, items, prompt_of, encoding, use_tqdm, raise_errors, on_output
@@ -186,7 +195,7 @@ class OfflineEngine:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """The embeddings of prompts, in their order. encoding: how texts become token ids."""
-        with self._lock:
+        with self._one_call:
             return self._interruptible(
                 lambda interrupt: self._embed(interrupt, prompts, params, encoding, use_tqdm)
             )
@@ -241,18 +250,26 @@ class OfflineEngine:
         engine = self._awake()
         outputs = OutputProcessor(self._tokenizer, RequestMetrics())
         answers: dict[str, RequestOutput] = {}
-        with ProgressBar(what, len(prepared), shown=use_tqdm) as progress:
+        shown = use_tqdm and on_output is None  # a bar would take what on_output prints
+        with ProgressBar(what, len(prepared), shown=shown) as progress:
             progress.show(0, engine.stats)
 
             def take(step: Processed) -> None:
                 if on_output is not None:
-                    for output in step.outputs.values():
-                        on_output(output)
+                    self._call_back(on_output, step)
                 _collect(step, answers, raise_errors)
                 progress.show(len(prepared) - outputs.num_unfinished, engine.stats)
 
             engine.run(prepared, outputs, take, interrupt)
         return answers
+
+    def _call_back(self, on_output: OnOutput, step: Processed) -> None:
+        self._thread = threading.get_ident()
+        try:
+            for output in step.outputs.values():
+                on_output(output)
+        finally:
+            self._thread = None
 
 
 def _free_memory() -> None:
@@ -278,4 +295,4 @@ def _collect(step: Processed, answers: dict[str, RequestOutput], raise_errors: b
         if request_id in answers:
             answers[request_id].append(output)
         else:
-            answers[request_id] = output
+            answers[request_id] = output.copied()

@@ -129,8 +129,6 @@ class _ForeignFields:
 
     def _take(self, name: str, value: Any) -> None:
         match self._meaning(name, value):
-            case Own() if value is None:
-                pass  # which asks for nothing
             case Own(name=field, value=own) if field in self._known:
                 self._set(field, name, NO_LIMIT if own is None else own)
             case NoEffect() if own_set := params_set_by(name, value):

@@ -52,6 +52,11 @@ def test_special_tokens_are_the_tokenizers_default_unless_set(
     for fields in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
         tokenize(app, prompt="a", **fields)
     assert asked == [True, True, False]
+    asked.clear()
+    for name in ("add_special", "add_special_tokens"):
+        for fields in ({}, {name: True}, {name: False}):
+            call(app, "/tokenize", {"content": "a"} | fields)
+    assert asked == [False, True, False] * 2
 
 
 def test_messages_through_the_template(app: Starlette) -> None:

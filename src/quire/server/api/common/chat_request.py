@@ -84,8 +84,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def parse(data: bytes) -> ChatRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, CHAT_REFUSED)
-    with request.sent_as:
-        check_request_names(found, request)
+    check_request_names(found, request)
     for index, message in enumerate(found["messages"]):
         check_message_names(message, f"messages[{index}].")
     check_tool_names(found.get("tools"), found.get("tool_choice"))

@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None  # seconds; the request's own limit
     stop_when: StopWhen | None = None
     prompt_alone: bool = False
-    prompt_field: str = "prompt"  # that errors about a prompt name; {}: the prompt's index
+    prompt_field: str = "prompt"  # that errors about a prompt name
     continuous_usage: bool = False
     cut_to_context: bool = False
     is_stored: bool = False

@@ -114,9 +114,17 @@ def check_request_names(
 ) -> None:
     """Refuse unknown inner fields, and combinations that exclude each other.
 
-    found: the body as plain values. logprobs: the route's field that asks for them.
+    found: the body as plain values. logprobs: the route's field that asks for them. Raises
+    InvalidRequestError with the names that were sent.
     """
-    check_format_names(found)
+    with request.sent_as:
+        check_format_names(found)
+        _check_stream(found, request)
+        if request.logprob_token_ids is not None and found.get(logprobs) in (None, False):
+            raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
+
+
+def _check_stream(found: dict[str, Any], request: GenerationRequest) -> None:
     if request.stream_options is not None:
         options = found["stream_options"]
         known = StreamOptions.__struct_fields__
@@ -125,8 +133,6 @@ def check_request_names(
             raise invalid_value("stream_options", "it needs a stream; set stream to true")
         if options.get("include_obfuscation"):
             request.note_no_effect(NO_PADDING)
-    if request.logprob_token_ids is not None and found.get(logprobs) in (None, False):
-        raise invalid_value("logprob_token_ids", f"it needs {logprobs}; ask for them")
     if request.return_progress and not request.stream:
         request.note_no_effect(NO_PROGRESS)
     if request.stream and request.prompt_logprobs is not None:

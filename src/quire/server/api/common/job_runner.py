@@ -66,7 +66,7 @@ def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, N
 def _options(admitted: AdmittedJob, index: int) -> GenerateOptions:
     """The options of a job's prompt, most of which are those of any request and so left out."""
     job = admitted.job
-    field = job.prompt_field.format(index)
+    field = f"{job.prompt_field}[{index}]" if len(job.prompts) > 1 else job.prompt_field
     options: GenerateOptions = {"caller": admitted.caller, "prompt_field": field}
     if job.encoding is not USUAL_ENCODING:
         options["encoding"] = job.encoding

@@ -63,8 +63,7 @@ _decoder = msgspec.json.Decoder(NativeCompletionRequest)
 def parse(data: bytes) -> NativeCompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, REFUSED, long="prompt")
-    with request.sent_as:
-        check_request_names(found, request, "n_probs")
+    check_request_names(found, request, "n_probs")
     return request
 
 

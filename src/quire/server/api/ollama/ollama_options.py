@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from quire.compat.foreign_name import ANY
-from quire.compat.names_table import NAMES, NoEffect, Own, Refused, meaning_of
+from quire.compat.names_table import NAMES, NoEffect, Refused, meaning_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
@@ -128,8 +128,6 @@ def _check_options(found: dict[str, Any], known: frozenset[str]) -> list[str]:
         if name in _OPTION_NAMES:
             continue
         match meaning_of(name, value, ("sampling",)):
-            case Own() if value is None:
-                pass  # which asks for nothing
             case NoEffect(text=text, is_neutral=is_neutral):
                 notices += [] if is_neutral else [f"options.{text}"]
             case Refused(text=text):

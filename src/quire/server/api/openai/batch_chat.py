@@ -48,8 +48,7 @@ _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messa
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, BATCH_REFUSED)
-    with request.sent_as:
-        check_request_names(found, request)
+    check_request_names(found, request)
     for index, messages in enumerate(found["messages"]):
         for position, message in enumerate(messages):
             check_message_names(message, f"messages[{index}][{position}].")
@@ -97,7 +96,7 @@ class BatchChatFormatter(OpenAIReplyFormatter):
             jobs[0],
             prompts=[prompt for job in jobs for prompt in job.prompts],
             samplings=[job.sampling for job in jobs],
-            prompt_field="messages[{}]",
+            prompt_field="messages",
             names=names,
         )
         self._formatters = formatters

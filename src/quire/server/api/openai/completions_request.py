@@ -62,8 +62,7 @@ _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 def parse(data: bytes) -> CompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
     request, found = read_body(data, _decoder, COMPLETION_REFUSED, long="prompt")
-    with request.sent_as:
-        check_request_names(found, request)
+    check_request_names(found, request)
     return request
 
 

@@ -155,15 +155,15 @@ def _check_length(models: ModelRegistry, request: TokenizeRequest) -> None:
 
 def _read_content(request: TokenizeRequest) -> None:
     """Take llama.cpp's names of the prompt. Raises InvalidRequestError."""
-    for name, own in (("content", "prompt"), ("add_special", "add_special_tokens")):
-        value, other = getattr(request, name), getattr(request, own)
-        if None not in (value, other) and (name == "content" or value != other):
-            raise invalid_value(name, f"it is the same as {own}; use one of them")
+    special, other = request.add_special_tokens, request.add_special
+    if None not in (request.content, request.prompt):  # of two formats
+        raise invalid_value("content", "it is the same as prompt; use one of them")
+    if None not in (special, other) and special != other:
+        raise invalid_value("add_special", "it is the same as add_special_tokens; use one of them")
+    special = other if special is None else special
     if request.content is not None:
-        request.prompt = request.content
-        request.add_special_tokens = bool(request.add_special)
-    elif request.add_special is not None:
-        request.add_special_tokens = request.add_special
+        request.prompt, special = request.content, bool(special)
+    request.add_special_tokens = special
 
 
 def _piece(token_id: int, tokenizer: Tokenizer) -> TokenPiece:
