@@ -210,7 +210,7 @@ def bad_bodies() -> list[bytes]:
         b'{"prompt": "\\ud83d"}',
         b'{"prompt": NaN}',
         b'{"prompt": "a", "max_tokens": 1e999}',
-        b'{"prompt": "a", "max_tokens": -1}',
+        b'{"prompt": "a", "max_tokens": -5}',
         b'{"prompt": "a", "max_tokens": true}',
         b'{"prompt": "a", "n": 1000000}',
         b'{"prompt": "a", "temperature": "hot"}',
