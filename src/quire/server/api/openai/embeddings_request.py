@@ -25,7 +25,7 @@ from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
-INPUTS = PromptTypes("input", Text, MAX_INPUTS)
+INPUTS = PromptTypes("input", Text, MAX_INPUTS, mixes=False)
 
 _CHAT_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
