@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -102,6 +103,9 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
         ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role: must be one of"),
         ({"tools": TOOLS}, "tools: this model's chat template does not read them"),
         ({"top_logprobs": 30}, "top_logprobs: 30 is above"),
+        ({"think": "yes please"}, "think: must be true, false, high, low, max or medium"),
+        ({"options": {"num_ctx": 0}}, "options.num_ctx: must be"),
+        ({"options": {"num_ctx": -5}}, "options.num_ctx: must be"),
     ],
 )
 def test_errors_name_the_fields_of_this_api(
@@ -251,6 +255,27 @@ def test_log_probabilities(app: Starlette) -> None:
     assert parts[0]["logprobs"][0]["top_logprobs"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/api/generate", lambda text: {"prompt": text}),
+        ("/api/generate", lambda text: {"prompt": text, "raw": True}),
+    ],
+    ids=["chat", "prompt", "raw"],
+)
+def test_a_prompt_that_is_too_long_is_cut_if_asked(
+    app: Starlette, engine: FakeEngine, path: str, fields: Callable[[str], dict[str, Any]]
+) -> None:
+    body, limit = fields("x" * (2 * LIMITS.max_model_len) + "end"), LIMITS.max_model_len
+    assert call(app, path, body).status == 400
+    reply = call(app, path, body | {"truncate": True, "options": {"num_predict": 5}})
+    assert reply.status == 200, reply.body
+    assert "truncate" not in reply.headers.get("x-quire-no-effect", "")
+    assert limit - 5 >= len(engine.calls[-1]["ids"]) > limit // 2
+    assert "end" in prompt_of(engine)
+
+
 def test_vectors(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, "/api/embed", {"model": "fake", "input": ["ab", "c"], "dimensions": 2}).json()
     assert reply["embeddings"] == [[97.0, 2.0], [99.0, 1.0]]
@@ -271,6 +296,8 @@ def test_models(app: Starlette) -> None:
     assert shown["modelfile"] == "FROM /models/fake.gguf\n"
     assert "completion" in shown["capabilities"]
     assert call(app, "/api/show", {"name": "fake"}).json() == shown
+    long = call(app, "/api/show", {"verbose": True})
+    assert long.headers["x-quire-no-effect"].startswith("verbose has no effect: ")
     assert call(app, "/api/show", {"name": "other"}).status == 404
     assert call(app, "/api/show", {"model": "other"}).status == 404
     assert call(app, "/api/version").json()["version"]

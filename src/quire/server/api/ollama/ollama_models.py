@@ -156,6 +156,8 @@ _show_decoder = msgspec.json.Decoder(ShowBody)
 def show(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
     request, _ = read_body(data, _show_decoder, {})
+    if request.verbose:
+        request.note_no_effect("verbose has no effect: vocabularies are not shown; use /tokenize")
     model = models.find(served_name(request.model or request.name, models))
     info, tokenizer = model.engine.info, model.engine.tokenizer
     thinks, calls = model.parsers.reasoning is not None, model.parsers.tools is not None
