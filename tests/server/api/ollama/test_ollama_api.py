@@ -122,6 +122,8 @@ def test_errors_are_sentences(app: Starlette, engine: FakeEngine) -> None:
     gone = call(app, "/api/pull", {"model": "x"})
     assert gone.status == 404
     assert "hf download" in gone.json()["error"]
+    assert call(app, "/api/tag").json() == {"error": "no such path; did you mean /api/tags?"}
+    assert call(app, "/api/v1/chat/completion", {}).error["code"] == "not_found"
     engine.fail_at = 3
     *_, last = lines(ask(app))
     assert last["error"].startswith("internal error; see the server log")
