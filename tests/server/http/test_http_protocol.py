@@ -234,7 +234,7 @@ def test_a_target_that_cannot_be_read_is_refused_in_json(server: Running, target
 
 
 @pytest.mark.parametrize("num_pieces", [1, 7])
-def test_a_target_that_is_too_long_has_a_status_of_its_own(server: Running, num_pieces: int) -> None:
+def test_too_long_a_target_has_its_own_status(server: Running, num_pieces: int) -> None:
     sent = b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
     length = -(-len(sent) // num_pieces)
     with server.connect() as sock:

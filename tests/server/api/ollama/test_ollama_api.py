@@ -122,6 +122,8 @@ def test_errors_are_sentences(app: Starlette, engine: FakeEngine) -> None:
     gone = call(app, "/api/pull", {"model": "x"})
     assert gone.status == 404
     assert "hf download" in gone.json()["error"]
+    assert call(app, "/api/pull", {"model": "fake:latest"}).json() == {"status": "success"}
+    assert "hf cache" in call(app, "/api/push", {"model": "x"}).json()["error"]
     assert call(app, "/api/tag").json() == {"error": "no such path; did you mean /api/tags?"}
     assert call(app, "/api/v1/chat/completion", {}).error["code"] == "not_found"
     engine.fail_at = 3
@@ -282,6 +284,10 @@ def test_vectors(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, "/api/embed", {"model": "fake", "input": ["ab", "c"], "dimensions": 2}).json()
     assert reply["embeddings"] == [[97.0, 2.0], [99.0, 1.0]]
     assert (reply["model"], reply["prompt_eval_count"]) == ("fake", 3)
+    for nothing in ("", []):
+        empty = call(app, "/api/embed", {"input": nothing, "keep_alive": "5m"})
+        assert (empty.status, empty.json()["embeddings"]) == (200, [])
+        assert empty.headers["x-quire-no-effect"].startswith("keep_alive has no effect: ")
     long = "x" * (engine.info.limits.max_model_len + 1)
     assert call(app, "/api/embed", {"input": long}).status == 200
     assert call(app, "/api/embed", {"input": long, "truncate": False}).status == 400

@@ -1,4 +1,4 @@
-"""Ollama's /api/tags, /api/ps, /api/show and /api/version: the models of this server."""
+"""Ollama's /api/tags, /api/ps, /api/show, /api/pull and /api/version: the models of this server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from quire.server.api.common import route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.ollama.ollama_request import served_name
+from quire.server.http.http_errors import HttpError
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
 from quire.server.http.request_body import RequestBody, read_body
@@ -178,6 +179,47 @@ def show(data: bytes, models: ModelRegistry) -> LightReply:
     return LightReply(shown, request.no_effect)
 
 
+class PullBody(RequestBody, kw_only=True, dict=True):
+    """Body of /api/pull. name: what older clients call `model`. insecure, stream: no effect."""
+
+    model: str | None = None
+    name: str | None = None
+    insecure: bool | None = None
+    stream: bool | None = None
+
+
+class PullStatus(msgspec.Struct):
+    """The outcome."""
+
+    status: Literal["success"] = "success"
+
+
+_pull_decoder = msgspec.json.Decoder(PullBody)
+
+
+def pull(data: bytes, models: ModelRegistry) -> LightReply:
+    """The reply to a body of /api/pull: a model that is served is there. Raises HttpError."""
+    request, _ = read_body(data, _pull_decoder, {})
+    name = served_name(request.model or request.name, models)
+    if name is not None and name not in [known for known, _ in models.named_entries()]:
+        text = f"model: {name[:64]!r} is not served here; fetch it with hf download, and serve it"
+        raise HttpError(404, text, code="model_not_found")
+    return LightReply(PullStatus(), request.no_effect)
+
+
+PULL_ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/api/pull",
+        summary="Whether a model is there, in Ollama's format; nothing is downloaded.",
+        rules=(route_rules.MODEL,),
+        example={},
+        body=PullBody,
+        reply=PullStatus,
+        errors=RUN_ERRORS,
+    ),
+    pull,
+)
 SHOW_ROUTE = LightRoute(
     OpenApiEntry(
         method="post",
