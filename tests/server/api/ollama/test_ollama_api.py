@@ -297,6 +297,8 @@ def test_models(app: Starlette) -> None:
     (one,) = call(app, "/api/tags").json()["models"]
     assert (one["name"], one["details"]["format"], len(one["digest"])) == ("fake", "gguf", 64)
     assert one["size"] == 7 << 20  # of the files; those in memory are not known here
+    details = {name: one["details"][name] for name in ("family", "families", "parameter_size")}
+    assert details == {"family": "llama", "families": ["llama"], "parameter_size": "1.2B"}
     (loaded,) = call(app, "/api/ps").json()["models"]
     assert loaded["context_length"] > 0
     assert loaded["size"] == loaded["size_vram"] == 0

@@ -148,7 +148,20 @@ def _details(model: RegisteredModel | None) -> ModelDetails:
     info = model.engine.info
     kind = "gguf" if info.model.endswith(".gguf") else "safetensors"
     level = info.dtype if info.quantization == "none" else info.quantization
-    return ModelDetails(format=kind, quantization_level=level)
+    return ModelDetails(
+        format=kind,
+        family=info.family,
+        families=[info.family] if info.family else [],
+        parameter_size=_size_text(info.num_parameters),
+        quantization_level=level,
+    )
+
+
+def _size_text(num_parameters: int) -> str:
+    """A number of parameters as Ollama writes it: 1.2B, 494.03M; empty for 0."""
+    if num_parameters >= 10**9:
+        return f"{num_parameters / 1e9:.1f}B"
+    return f"{num_parameters / 1e6:.2f}M" if num_parameters else ""
 
 
 _show_decoder = msgspec.json.Decoder(ShowBody)
