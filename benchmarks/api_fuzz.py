@@ -33,6 +33,8 @@ from typing import Any
 
 import record
 
+from quire.processes import die_with_parent
+
 record.require("schemathesis")
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +72,10 @@ def server(*options: str) -> Iterator[str]:
     """A server's address; it is stopped at the end, and must then end well."""
     command = [sys.executable, "-m", "quire", "serve", *options, *SERVE]
     process = subprocess.Popen(
-        [*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True
+        [*command, "--log-level", "warning"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
     )
     assert process.stdout is not None
     ready = re.search(r"ready at (http://\S+)", process.stdout.readline())

@@ -50,7 +50,7 @@ RULES = {
     "effort": r"^reasoning(_effort|\.effort)",
     "variables": r"^chat_template_kwargs",
     "dimensions": r"^dimensions",
-    "pairs": r"^(queries|documents): (use either|must be 1 text)",
+    "pairs": r"^(queries|documents|text_[12]): (it is missing|must be (sent|1 text))",
     "texts": r"U\+FDD0",
     "thinking": r"^thinking",
 }

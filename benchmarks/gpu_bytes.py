@@ -214,6 +214,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--name", default="gpu_bytes")
     args = parser.parse_args()
+    record.require_gpu()
     budget, bandwidth = Budget(args.seconds), read_bandwidth()
     torch.manual_seed(0)
     cases = [

@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--name", default="gpu_int4")
     args = parser.parse_args()
+    record.require_gpu()
     budget, bandwidth = Budget(args.seconds), read_bandwidth()
     torch.manual_seed(0)
     shapes = [

@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--name", default="gpu_int4_layer")
     args = parser.parse_args()
+    record.require_gpu()
     model, group, budget = SHAPES[args.model], args.group, Budget(args.seconds)
     torch.manual_seed(0)
     both = itertools.product(args.rows, LINEARS)

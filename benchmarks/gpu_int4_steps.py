@@ -299,6 +299,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--name", default="gpu_int4_steps")
     args = parser.parse_args()
+    record.require_gpu()
     budget = Budget(args.seconds)
     torch.manual_seed(0)
     shapes = SHAPES[args.model].linear_shapes()

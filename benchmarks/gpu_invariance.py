@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--quantizations", nargs="+", default=["none", "fp8"])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
+    record.require_gpu()
     gpu, rows = torch.cuda.get_device_name(), list[dict[str, Any]]()
     for shape, quantization in itertools.product(args.shapes, args.quantizations):
         drivers = [Driver(shape, quantization, batch_invariant=each) for each in (False, True)]

@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="make the best ways the table")
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
     args = parser.parse_args()
+    record.require_gpu()
     if args.table:
         result = json.loads(args.table.read_text())
         for part in WRITERS.keys() & result:

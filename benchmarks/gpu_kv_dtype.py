@@ -297,6 +297,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--name", default="gpu_kv_dtype")
     args = parser.parse_args()
+    record.require_gpu()
     budget, model = Budget(args.seconds), MODELS[args.model]
     torch.manual_seed(0)
     shapes = [([1] * batch, [64] * batch) for batch in (5, *args.batches)]

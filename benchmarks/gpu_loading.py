@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
+    record.require_gpu()
     rows = []
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as folder:

@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--name", default="gpu_prompt_steps", help="of the result file")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
+    record.require_gpu()
     budget = Budget(args.seconds)
     rows: list[dict[str, Any]] = []
     for index, case in enumerate(args.cases):

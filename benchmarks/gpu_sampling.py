@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
+    record.require_gpu()
     budget = Budget(args.seconds)
     bandwidth = gpu_timing.read_bandwidth()
     cases: list[dict[str, Any]] = []

@@ -278,6 +278,7 @@ def main() -> None:
     parser.add_argument("--name", default="gpu_step_times", help="of the result file")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
+    record.require_gpu()
     largest = max(Variant.of(word, 0.0).full_step for word in args.full_steps)
     bench = Bench(args.shape, largest, {"quantization": args.quantization})
     rows = measure(bench, args)

@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--name", default="gpu_weights")
     args = parser.parse_args()
+    record.require_gpu()
     budget, bandwidth = Budget(args.seconds), read_bandwidth()
     torch.manual_seed(0)
     cases = [(name, m, n, k) for (n, k), m, name

@@ -29,6 +29,14 @@ def require(*modules: str) -> None:
         sys.exit(f"{names}: not installed; pip install -e '.[bench,fuzz]' in the source tree")
 
 
+def require_gpu() -> None:
+    """End with the remedy where there is no GPU: figures of GPUs are not measured elsewhere."""
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("no GPU was found, and these figures are of GPUs; run it where there is one")
+
+
 def installed(**more: str) -> dict[str, str]:
     """The environment of a process whose start is timed: what Python compiles may stay on disk.
 

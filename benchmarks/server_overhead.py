@@ -39,6 +39,8 @@ record.require("psutil")
 import psutil  # noqa: E402 - after the check
 import uvloop  # noqa: E402
 
+from quire.processes import die_with_parent  # noqa: E402
+
 ANSWER_TOKENS = 15
 STREAM_TOKENS = 200
 PROMPT = "rewrite this query: red runing shoes for wimen"
@@ -149,7 +151,9 @@ def start(name: str, command: list[str], log: IO[str], checkout: str = "") -> Se
     env = dict(os.environ)
     if checkout:
         env["PYTHONPATH"] = os.pathsep.join((f"{checkout}/src", env.get("PYTHONPATH", "")))
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
+    parent = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, preexec_fn=die_with_parent
+    )
     assert parent.stdout is not None
     found = re.search(r"ready at (http://\S+)", parent.stdout.readline())
     if found is None:

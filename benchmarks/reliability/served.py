@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from quire.processes import die_with_parent
 from reliability.wire import Connection, ask
 
 PATIENCE = 60.0
@@ -151,6 +152,7 @@ async def serve(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if unread_log else errors,
                 text=True,
+                preexec_fn=die_with_parent,
             )
             assert process.stdout is not None
             ready = re.search(r"ready at (http://\S+)", process.stdout.readline())

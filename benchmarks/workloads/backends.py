@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from quire.processes import die_with_parent
 from workloads import http_load, offline
 from workloads.figures import RequestResult
 from workloads.plan import Level
@@ -122,6 +123,7 @@ class ServedEngine:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "quire", "serve", "--port", "0", *flags(options)],
             stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True, env=env,
+            preexec_fn=die_with_parent,
         )  # fmt: skip
         self._children: list[Child] = []
         try:
@@ -133,7 +135,7 @@ class ServedEngine:
         except (BackendError, OSError, http.client.HTTPException) as error:
             said = self._said()
             self.close()
-            raise BackendError(f"{error}; the server said: {said}") from error
+            raise BackendError(f"{error}; it said {said or 'nothing'}") from error
         self.start = {"ready_s": round(ready, 2), "first_token_s": round(first, 2), "said": line}
 
     def run(self, level: Level) -> tuple[list[RequestResult], float]:

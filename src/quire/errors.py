@@ -67,6 +67,14 @@ def invalid_value(field: str, problem: str, *, where: str | None = None) -> Inva
     return InvalidRequestError(f"{where or field}: {problem}", param=field, code="invalid_value")
 
 
+def one_of_two(field: str, other: str, *, is_missing: bool) -> InvalidRequestError:
+    """The refusal of two fields of which a request must have one. is_missing: it has neither."""
+    if is_missing:
+        text = f"{field}: it is missing; send it, or {other}"
+        return InvalidRequestError(text, param=field, code="missing_field")
+    return invalid_value(field, f"must be sent without {other}, or {other} without it")
+
+
 class ContextLengthError(InvalidRequestError):
     """Prompt and answer together can never fit the model's context or the KV cache.
 

@@ -24,6 +24,7 @@ from quire.gguf.block_types import BLOCK_TYPES
 from quire.gguf.gguf_config import model_settings
 from quire.gguf.gguf_header import read_gguf_header
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
@@ -227,6 +228,39 @@ def test_tensors_that_do_not_fit_are_named(name: str, text: str, tmp_path: Path)
     write_gguf(file, llama(), tensors | {name: ("F16", zeros)})
     with pytest.raises(CheckpointError, match=text):
         load_folder(hub.resolve_model(str(file)), prepared_weights="none")
+
+
+def test_a_missing_tensor_is_named_as_in_the_file(tmp_path: Path) -> None:
+    write_checkpoint(BUNDLED, tmp_path / "whole.gguf", "F16")
+    file, folder = tmp_path / "a.gguf", hub.resolve_model(str(tmp_path / "whole.gguf"))
+    header = open_checkpoint(folder)._header  # type: ignore[attr-defined]
+    config = json.loads((BUNDLED / "config.json").read_text())
+    tensors = {
+        each.name: ("F16", np.zeros(each.shape, np.float32)) for each in header.tensors.values()
+    }
+    del tensors["blk.1.ffn_up.weight"], tensors["output_norm.weight"]
+    write_gguf(file, metadata_of(BUNDLED, config), tensors)
+    text = r"a\.gguf: its .*missing: blk\.1\.ffn_up\.weight, output_norm\.weight; take a file with"
+    with pytest.raises(CheckpointError, match=text):
+        load_folder(hub.resolve_model(str(file)), prepared_weights="none")
+
+
+def test_what_needs_safetensors_files_says_so_of_a_gguf_file(tmp_path: Path) -> None:
+    write_checkpoint(BUNDLED, tmp_path / "a.gguf", "F16")
+    folder = hub.resolve_model(str(tmp_path / "a.gguf"))
+    with pytest.raises(CheckpointError, match=r"/a\.gguf is a GGUF file, which cannot be used for"):
+        Checkpoint.open(folder)
+
+
+def test_a_template_that_cannot_be_used_may_be_replaced(tmp_path: Path) -> None:
+    write_checkpoint(BUNDLED, tmp_path / "whole.gguf", "F16")
+    content = (tmp_path / "whole.gguf").read_bytes()
+    file = tmp_path / "a.gguf"
+    file.write_bytes(content.replace(b"{%", b"{{"))
+    text = r"(?s)/a\.gguf: tokenizer\.chat_template: .*name another with --chat-template"
+    with pytest.raises(CheckpointError, match=text):
+        LLM(str(file))
+    assert LLM(str(file), chat_template="{{ messages[0].content }}")
 
 
 def test_a_tokenizer_that_is_not_read_may_be_replaced(tmp_path: Path) -> None:

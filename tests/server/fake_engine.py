@@ -50,6 +50,8 @@ class FakeInfo:
     quality: dict[str, bool | float | str] | None = None
     model: str = "/models/fake.gguf"
     file_bytes: int = 7 << 20
+    family: str = "llama"
+    num_parameters: int = 1_235_000_000
 
 
 class FakeTokenizer:

@@ -60,7 +60,7 @@ def test_the_answer_is_openais(app: Starlette) -> None:
         ([97, 98], [[97, 98]]),
         (["ab", "c"], [[97, 98], [99]]),
         ([[97, 98], [99]], [[97, 98], [99]]),
-        ([97, "bc"], [[97, 98, 99]]),
+        ([[97, "bc"]], [[97, 98, 99]]),
         ({"prompt_string": "ab"}, [[97, 98]]),
         (
             ["ab", [99], [97, "b"], {"content": [{"type": "text", "text": "c"}]}],
@@ -80,7 +80,17 @@ def test_types_of_input(
 
 @pytest.mark.parametrize(
     "given",
-    [[], [[]], [[97], 98], {}, {"content": "a"}, {"content": [{"type": "unknown"}]}, [97, ""]],
+    [
+        [],
+        [[]],
+        [[97], 98],
+        {},
+        {"content": "a"},
+        {"content": [{"type": "unknown"}]},
+        [97, ""],
+        [97, "bc"],
+        ["a", 5],
+    ],
 )
 def test_inputs_that_are_refused(app: Starlette, engine: FakeEngine, given: Any) -> None:
     reply = embed(app, input=given)

@@ -70,7 +70,7 @@ FOREIGN_PATHS: Mapping[str, tuple[str, str]] = {
     "/tools": ("llama.cpp", "clients run the tools"),
     "/cors-proxy": ("llama.cpp", "the server opens no connections"),
     **{f"/api/{name}": ("Ollama", "model files are managed by hf cache and hf download")
-       for name in ("pull", "push", "copy", "create", "delete", "blobs")},
+       for name in ("push", "copy", "create", "delete", "blobs")},
     "/v1/audio": ("OpenAI", _TEXT_ONLY),
     "/v1/images": ("OpenAI", _TEXT_ONLY),
     "/v1/videos": ("OpenAI", _TEXT_ONLY),

@@ -29,6 +29,7 @@ _PARTS = {
     "ffn_norm": "post_attention_layernorm",
 }
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 
 
 def model_name(name: str, architecture: Architecture) -> str | None:
@@ -39,5 +40,20 @@ def model_name(name: str, architecture: Architecture) -> str | None:
     if match is None:
         return None
     layer, part, leaf = match.groups()
-    module = architecture.parts.get(part) or _PARTS.get(part)
+    module = _parts(architecture).get(part)
     return None if module is None else f"model.layers.{layer}.{module}.{leaf}"
+
+
+def file_name(name: str, architecture: Architecture) -> str:
+    """The name in a file of a tensor that the model has; the same for one that no file has."""
+    whole = {model: own for own, model in _WHOLE.items()}
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return whole.get(name, name)
+    layer, module, leaf = match.groups()
+    parts = {module: part for part, module in _parts(architecture).items()}
+    return f"blk.{layer}.{parts[module]}.{leaf}" if module in parts else name
+
+
+def _parts(architecture: Architecture) -> dict[str, str]:
+    return _PARTS | dict(architecture.parts)

@@ -71,6 +71,7 @@ MODEL_ROUTES: tuple[GenerationRoute[Any] | LightRoute, ...] = (
     ollama_embed.ROUTE,
     ollama_embed.OLDER_ROUTE,
     ollama_models.SHOW_ROUTE,
+    ollama_models.PULL_ROUTE,
 )
 
 

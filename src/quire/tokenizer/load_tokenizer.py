@@ -32,11 +32,9 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         from quire.tokenizer.tokenless import Tokenless
 
         return Tokenless()
-    tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
-    if config.model.chat_template is None:
-        return tokenizer
-    origin, source = read_template(config.model.chat_template)
-    return tokenizer.with_chat_template(source, origin)
+    given = config.model.chat_template
+    template = None if given is None else read_template(given)
+    return Tokenizer.from_folder(tokenizer_folder(config), template)
 
 
 def read_template(given: str) -> tuple[str, str]:

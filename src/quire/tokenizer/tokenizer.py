@@ -73,8 +73,8 @@ class Tokenizer:
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     @classmethod
-    def from_folder(cls, path: Path) -> Tokenizer:
-        """Load the tokenizer of a model's folder.
+    def from_folder(cls, path: Path, template: tuple[str, str] | None = None) -> Tokenizer:
+        """Load the tokenizer of a model's folder. template: as (origin, source), in place of its.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template
         from chat_template.jinja, additional_chat_templates/, chat_template.json or
@@ -84,7 +84,8 @@ class Tokenizer:
         backend = read_backend(path)
         settings = read_settings(path)
         add_missing_tokens(backend, settings)
-        return cls(backend, names=named_tokens(settings), templates=read_templates(path, settings))
+        templates = read_templates(path, settings) if template is None else {"default": template}
+        return cls(backend, names=named_tokens(settings), templates=templates)
 
     def with_chat_template(self, source: str, origin: str = "chat_template") -> Tokenizer:
         """A tokenizer like this one with another chat template, and no others.

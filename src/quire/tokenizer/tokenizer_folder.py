@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, is_failure
-from quire.model_folder import NO_TOKENIZER, read_json, read_text
+from quire.model_folder import GGUF_LINK, NO_TOKENIZER, read_json, read_text
 from quire.tokenizer.pattern_check import slow_pattern
 
 if TYPE_CHECKING:
@@ -161,8 +161,15 @@ def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[st
         (folder / "tokenizer_config.json", settings.get("chat_template")),
     ):
         if value is not None:
-            return {name: (str(path), source) for name, source in _entries(path, value)}
+            origin = _origin(path)
+            return {name: (origin, source) for name, source in _entries(path, value)}
     return {}
+
+
+def _origin(path: Path) -> str:
+    """The file of a template for messages: a user's, and not one that was made of it."""
+    link = path.with_name(GGUF_LINK)
+    return f"{link.resolve()}: tokenizer.chat_template" if link.is_symlink() else str(path)
 
 
 def _entries(path: Path, value: Any) -> list[tuple[str, str]]:

@@ -230,7 +230,19 @@ def test_a_target_that_cannot_be_read_is_refused_in_json(server: Running, target
     with server.connect() as sock:
         sock.sendall(target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         status, _ = error_of(read_all(sock))
-        assert status.split()[1] in (b"400", b"404", b"431")
+        assert status.split()[1] in (b"400", b"404", b"414", b"431")
+
+
+@pytest.mark.parametrize("num_pieces", [1, 7])
+def test_too_long_a_target_has_its_own_status(server: Running, num_pieces: int) -> None:
+    sent = b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    length = -(-len(sent) // num_pieces)
+    with server.connect() as sock:
+        for start in range(0, len(sent), length):
+            sock.sendall(sent[start : start + length])
+            time.sleep(0.02)
+        status, code = error_of(read_all(sock))
+        assert (status.split()[1], code) == (b"414", "target_too_long")
 
 
 def test_nonsense_after_a_request_does_not_enter_its_answer(

@@ -88,7 +88,7 @@ def test_a_route_of_another_server_is_there_or_says_what_to_use(app: Starlette, 
     assert reply.status != 404 or "which is not here: " in reply.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1", "/api", "/api/other", "/x", "//", "/v1/" + "a" * 60_000])
+@pytest.mark.parametrize("path", ["/v1", "/api", "/x", "//", "/v1/" + "a" * 60_000])
 def test_other_paths_name_the_api(app: Starlette, path: str) -> None:
     reply = call(app, path)
     assert (reply.status, reply.error["code"]) == (404, "not_found")

@@ -17,7 +17,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     pooling: how embeddings are made unless a request says otherwise. sampling_defaults: sampling
     params that the model's files ask for, by name. quality: figures of the weights' quality report.
     model: the folder, file or hub name that was loaded. file_bytes: of the files with its weights;
-    0 where there are none.
+    0 where there are none. family: of models, such as "llama".
     """
 
     model_name: str
@@ -36,3 +36,5 @@ class EngineInfo(msgspec.Struct, frozen=True):
     quality: dict[str, bool | float | str] | None = None
     model: str = ""
     file_bytes: int = 0
+    family: str = ""
+    num_parameters: int = 0

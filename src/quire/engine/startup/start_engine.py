@@ -90,6 +90,8 @@ def start_engine(
         quality=resolved.quality,
         model=str(config.model.model),
         file_bytes=weight_bytes(resolved.folder),
+        family=model_config.family,
+        num_parameters=model_config.num_parameters,
     )
 
 

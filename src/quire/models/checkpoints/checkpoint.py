@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import CheckpointError
+from quire.model_folder import GGUF_LINK
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
@@ -21,14 +22,25 @@ if TYPE_CHECKING:
 class Checkpoint:
     """The tensors of a checkpoint's safetensors files, each listed once.
 
-    is_as_stored: whether tensors are the bytes of the files, without a change.
+    is_as_stored: whether tensors are the bytes of the files, without a change. mismatch_fix: what
+    to do where they are not those of the model.
     """
 
     is_as_stored = True
+    mismatch_fix = "check that config.json and the safetensors files belong together"
 
     def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
         self.folder = folder
         self.entries = entries
+
+    @property
+    def origin(self) -> Path:
+        """The folder or file that a user has, for messages."""
+        return self.folder
+
+    def stored_name(self, name: str) -> str:
+        """The name that a tensor has in the files."""
+        return name
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -83,6 +95,12 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 def find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     """The safetensors files of a checkpoint, and each tensor's file if it is sharded."""
+    link = folder / GGUF_LINK
+    if link.is_symlink():
+        raise CheckpointError(
+            f"{link.resolve()} is a GGUF file, which cannot be used for this; name the folder of "
+            "the model that it was made of, with safetensors files"
+        )
     single = folder / "model.safetensors"
     if single.is_file():
         return [single], {}

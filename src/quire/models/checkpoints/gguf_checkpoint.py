@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quire.errors import CheckpointError
 from quire.gguf.gguf_config import ARCHITECTURE, read_architecture
 from quire.gguf.gguf_header import GgufHeader, GgufTensor, read_gguf_header
-from quire.gguf.tensor_names import ROPE_FACTORS, model_name
+from quire.gguf.tensor_names import ROPE_FACTORS, file_name, model_name
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
 
@@ -28,6 +28,7 @@ class GgufCheckpoint(Checkpoint):
     """The tensors of one GGUF file. folder: that with its config files, for messages."""
 
     is_as_stored = False
+    mismatch_fix = "take a file with the whole model, or convert it again"
 
     def __init__(self, folder: Path, header: GgufHeader) -> None:
         self._header, self._metadata = header, header.metadata
@@ -44,6 +45,15 @@ class GgufCheckpoint(Checkpoint):
     def open_file(cls, folder: Path, file: Path) -> GgufCheckpoint:
         """Read and check a file's header. Raises CheckpointError."""
         return cls(folder, read_gguf_header(file))
+
+    @property
+    def origin(self) -> Path:
+        """The GGUF file."""
+        return self._header.path
+
+    def stored_name(self, name: str) -> str:
+        """See `Checkpoint`."""
+        return file_name(name, self._architecture)
 
     def tensors(self, names: set[str]) -> Iterator[tuple[TensorEntry, Tensor]]:
         """See `Checkpoint`; those that were changed are copies."""

@@ -136,14 +136,16 @@ class CheckpointSource:
             )  # fmt: skip
 
     def _different(self, missing: list[str], left_over: list[str]) -> CheckpointError:
-        config = self._model_config
-        quantized = config.checkpoint_format
+        config, stored = self._model_config, self._checkpoint
+        quantized, fix = config.checkpoint_format, stored.mismatch_fix
         method = "" if quantized is None else f" quantized by {quantized.name}"
-        fix = "check that config.json and the safetensors files belong together"
+        missing, left_over = (
+            [stored.stored_name(name) for name in names] for names in (missing, left_over)
+        )
         if quantized is None and any(name.endswith(_OF_CODES) for name in left_over):
             fix = "config.json has no quantization_config: take the one of the quantized model"
         return CheckpointError(
-            f"{self._checkpoint.folder}: its tensors are not those of {config.architecture}{method}"
+            f"{stored.origin}: its tensors are not those of {config.architecture}{method}"
             f"{_listed('missing', missing)}{_listed('left over', left_over)}; {fix}"
         )
 

@@ -72,6 +72,8 @@ def _values(outer: inspect.Type, last: str | None) -> Iterator[Any]:
         for kind in _plain(inner):
             if isinstance(kind, inspect.LiteralType):
                 yield from kind.values
+            if isinstance(kind, inspect.BoolType):  # beside literals
+                yield from (True, False)
 
 
 def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:

@@ -37,7 +37,8 @@ CONTEXT_EXCEEDED = "exceed_context_size_error"  # llama.cpp's; the code is OpenA
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
 _OLLAMA = "chat generate embed tags show ps version pull push copy create delete blobs"
-OLLAMA_PATHS = tuple([f"/api/{name}" for name in _OLLAMA.split()])  # `{"error": "..."}` there
+OLLAMA_PATHS = tuple([f"/api/{name}" for name in _OLLAMA.split()])
+_OLLAMA_ROOT, _DOUBLED = "/api/", "/api/v1"  # with unknown paths; the second is OpenAI's clients'
 # llama.cpp's own; /tokenize and /detokenize are vLLM's as well
 LLAMA_CPP_PATHS = ("/completion", "/apply-template", "/tokenize", "/detokenize")
 _SHARED_PATHS = "/v1/models"
@@ -93,7 +94,7 @@ class ErrorReply(msgspec.Struct):
 
     def body(self, path: str = "") -> bytes:
         """The JSON text: OpenAI's `{"error": {...}}`, or another API's on its paths."""
-        if path.startswith(OLLAMA_PATHS):
+        if path.startswith(_OLLAMA_ROOT) and not path.startswith(_DOUBLED):
             return _encoder.encode(PlainError(self.error.message))
         if path.startswith(ANTHROPIC_PATHS):
             return _encoder.encode(AnthropicError.of(self))

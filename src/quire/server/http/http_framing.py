@@ -20,6 +20,8 @@ from quire.server.http.request_reader import STATE_KEY as BODY
 _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
 _AUTHORITY = re.compile(rb"[^/?#]+://([^/?#]*)")  # of an absolute target
 
+_LONGEST_TARGET = (1 << 16) - 1  # bytes that httptools can parse
+
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection, in seconds and bytes.
@@ -107,6 +109,13 @@ class FramedProtocol(HttpToolsProtocol):
         self._num_hosts = self._num_bytes = self._num_body_bytes = 0
         self._max_bytes = self._limits.header_bytes
 
+    def on_url(self, url: bytes) -> None:
+        """A part of the target has come."""
+        super().on_url(url)
+        if len(self.url) > min(self._limits.header_bytes, _LONGEST_TARGET):
+            self._refusal = _target_too_long()
+            raise self._refusal
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header or trailer has come."""
         self._num_bytes += len(name) + len(value)
@@ -181,6 +190,11 @@ def _malformed() -> HttpError:
 def _headers_too_large() -> HttpError:
     text = "the headers are too long or too many; send fewer and shorter ones"
     return HttpError(431, text, code="headers_too_large")
+
+
+def _target_too_long() -> HttpError:
+    text = "the URL is too long; send what it holds in the body"
+    return HttpError(414, text, code="target_too_long")
 
 
 def _wrong_hosts() -> HttpError:

@@ -24,7 +24,7 @@ _ABOUT = (
     "compressed: no name twice in an object, no NaN, no half surrogate pairs, and integers are "
     "written without fraction or exponent (1, not 1.0). Fields that are not named here are "
     "refused; null means the default. A request may be refused for its HTTP before its path is "
-    "looked at: 400, 408 or 431, with the same error object."
+    "looked at: 400, 408, 414 or 431, with the same error object."
 )
 _ERRORS = {
     400: "A field or the body is wrong.",
@@ -35,6 +35,7 @@ _ERRORS = {
     408: "The request came too slowly, or did not end in the time that it gave itself.",
     409: "The model is being loaded; wait until it is there.",
     413: "The body is too large.",
+    414: "The URL is too long.",
     415: "The body is not JSON, or is compressed.",
     429: "The queue is full; see Retry-After.",
     431: "The headers are too long or too many.",
@@ -42,7 +43,7 @@ _ERRORS = {
     503: "The server cannot answer now; see Retry-After.",
     504: "The request did not end within the server's time limit.",
 }
-_EVERYWHERE = (403, 405, 431, 500)
+_EVERYWHERE = (403, 405, 414, 431, 500)
 
 _REQUEST_ID = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 128},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -102,6 +103,9 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
         ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role: must be one of"),
         ({"tools": TOOLS}, "tools: this model's chat template does not read them"),
         ({"top_logprobs": 30}, "top_logprobs: 30 is above"),
+        ({"think": "yes please"}, "think: must be true, false, high, low, max or medium"),
+        ({"options": {"num_ctx": 0}}, "options.num_ctx: must be"),
+        ({"options": {"num_ctx": -5}}, "options.num_ctx: must be"),
     ],
 )
 def test_errors_name_the_fields_of_this_api(
@@ -118,6 +122,10 @@ def test_errors_are_sentences(app: Starlette, engine: FakeEngine) -> None:
     gone = call(app, "/api/pull", {"model": "x"})
     assert gone.status == 404
     assert "hf download" in gone.json()["error"]
+    assert call(app, "/api/pull", {"model": "fake:latest"}).json() == {"status": "success"}
+    assert "hf cache" in call(app, "/api/push", {"model": "x"}).json()["error"]
+    assert call(app, "/api/tag").json() == {"error": "no such path; did you mean /api/tags?"}
+    assert call(app, "/api/v1/chat/completion", {}).error["code"] == "not_found"
     engine.fail_at = 3
     *_, last = lines(ask(app))
     assert last["error"].startswith("internal error; see the server log")
@@ -251,10 +259,35 @@ def test_log_probabilities(app: Starlette) -> None:
     assert parts[0]["logprobs"][0]["top_logprobs"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/api/generate", lambda text: {"prompt": text}),
+        ("/api/generate", lambda text: {"prompt": text, "raw": True}),
+    ],
+    ids=["chat", "prompt", "raw"],
+)
+def test_a_prompt_that_is_too_long_is_cut_if_asked(
+    app: Starlette, engine: FakeEngine, path: str, fields: Callable[[str], dict[str, Any]]
+) -> None:
+    body, limit = fields("x" * (2 * LIMITS.max_model_len) + "end"), LIMITS.max_model_len
+    assert call(app, path, body).status == 400
+    reply = call(app, path, body | {"truncate": True, "options": {"num_predict": 5}})
+    assert reply.status == 200, reply.body
+    assert "truncate" not in reply.headers.get("x-quire-no-effect", "")
+    assert limit - 5 >= len(engine.calls[-1]["ids"]) > limit // 2
+    assert "end" in prompt_of(engine)
+
+
 def test_vectors(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, "/api/embed", {"model": "fake", "input": ["ab", "c"], "dimensions": 2}).json()
     assert reply["embeddings"] == [[97.0, 2.0], [99.0, 1.0]]
     assert (reply["model"], reply["prompt_eval_count"]) == ("fake", 3)
+    for nothing in ("", []):
+        empty = call(app, "/api/embed", {"input": nothing, "keep_alive": "5m"})
+        assert (empty.status, empty.json()["embeddings"]) == (200, [])
+        assert empty.headers["x-quire-no-effect"].startswith("keep_alive has no effect: ")
     long = "x" * (engine.info.limits.max_model_len + 1)
     assert call(app, "/api/embed", {"input": long}).status == 200
     assert call(app, "/api/embed", {"input": long, "truncate": False}).status == 400
@@ -264,6 +297,8 @@ def test_models(app: Starlette) -> None:
     (one,) = call(app, "/api/tags").json()["models"]
     assert (one["name"], one["details"]["format"], len(one["digest"])) == ("fake", "gguf", 64)
     assert one["size"] == 7 << 20  # of the files; those in memory are not known here
+    details = {name: one["details"][name] for name in ("family", "families", "parameter_size")}
+    assert details == {"family": "llama", "families": ["llama"], "parameter_size": "1.2B"}
     (loaded,) = call(app, "/api/ps").json()["models"]
     assert loaded["context_length"] > 0
     assert loaded["size"] == loaded["size_vram"] == 0
@@ -271,6 +306,8 @@ def test_models(app: Starlette) -> None:
     assert shown["modelfile"] == "FROM /models/fake.gguf\n"
     assert "completion" in shown["capabilities"]
     assert call(app, "/api/show", {"name": "fake"}).json() == shown
+    long = call(app, "/api/show", {"verbose": True})
+    assert long.headers["x-quire-no-effect"].startswith("verbose has no effect: ")
     assert call(app, "/api/show", {"name": "other"}).status == 404
     assert call(app, "/api/show", {"model": "other"}).status == 404
     assert call(app, "/api/version").json()["version"]

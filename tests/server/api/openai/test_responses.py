@@ -193,6 +193,7 @@ def test_sampling_fields_of_chats(app: Starlette, engine: FakeEngine) -> None:
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"model": "other"}, "model"),
+        ({"include": ["foo"]}, "include[0]"),
     ],
 )
 def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
@@ -205,13 +206,18 @@ def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
 def test_hints_without_effect(app: Starlette) -> None:
     sent = ask(
         app,
-        include=["x"],
+        include=["reasoning.encrypted_content"],
         reasoning={"effort": "low", "summary": "auto"},
         text={"verbosity": "low"},
         stream=True,
         stream_options={"include_obfuscation": True},
     ).headers["x-quire-no-effect"]
-    for name in ("include: 'x'", "reasoning.summary", "text.verbosity", "include_obfuscation"):
+    for name in (
+        "include: 'reasoning.encrypted_content'",
+        "reasoning.summary",
+        "text.verbosity",
+        "include_obfuscation",
+    ):
         assert f"{name} has no effect: " in sent
 
 

@@ -83,6 +83,7 @@ def test_rerank_as_tei_has_it(app: Starlette) -> None:
     ("path", "fields", "param"),
     [
         ("/v1/score", {"queries": "a"}, "documents"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
         ("/v1/score", {"queries": "a", "text_1": "a", "documents": "b"}, "queries"),
         ("/v1/score", {"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "queries"),
         ("/v1/score", {"queries": "", "documents": "b"}, "queries"),

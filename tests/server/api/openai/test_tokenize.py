@@ -224,3 +224,20 @@ def test_conversations_that_take_long_to_render_leave_the_event_loop(
     on_loop, in_thread = threads
     assert in_thread.startswith("quire-")
     assert not on_loop.startswith("quire-")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "text"),
+    [
+        ("/tokenize", {}, "prompt: it is missing; send it, or messages"),
+        ("/score", {"text_1": "a"}, "text_2: it is missing; send it, or documents"),
+        ("/rerank", {"query": "a"}, "documents: it is missing; send it, or texts"),
+        ("/v1/embeddings", {}, "input: it is missing; send it, or messages"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]},
+         "prompt: must be sent without messages, or messages without it"),
+    ],
+)  # fmt: skip
+def test_one_of_two_fields_may_be_missing_or_too_much(
+    app: Starlette, path: str, fields: dict[str, Any], text: str
+) -> None:
+    assert call(app, path, fields).error["message"] == text

@@ -65,11 +65,12 @@ def parts_encoder(engine: AsyncEngine, special: bool | None) -> EncodeParts:
 class PromptTypes:
     """The prompts of a field. text: the type of a text; most: how many prompts there may be.
 
-    types: those that the field may have, for the documents.
+    mixes: whether one list of texts and token ids is a prompt, as llama.cpp has it, and not a
+    mistake in a list of prompts. types: those that the field may have, for the documents.
     """
 
-    def __init__(self, field: str, text: Any, most: int) -> None:
-        self._field, self._most = field, most
+    def __init__(self, field: str, text: Any, most: int, *, mixes: bool = True) -> None:
+        self._field, self._most, self._mixes = field, most, mixes
         # ids below 0 are found later, with those that are beyond the model's vocabulary
         part: Any = Int32 | text
         one: Any = part | Annotated[list[part], _ONE_OR_MORE] | PromptObject
@@ -79,7 +80,8 @@ class PromptTypes:
         shown = Annotated[list[TokenId | text], _ONE_OR_MORE]
         count = msgspec.Meta(min_length=1, max_length=most)
         several: Any = Annotated[list[text | shown | PromptObject], count]
-        self.types = (text, PromptObject, shown, several)
+        alone = shown if mixes else Annotated[list[TokenId], _ONE_OR_MORE]
+        self.types = (text, PromptObject, alone, several)
 
     def read(self, data: bytes, encode: EncodeParts) -> list[Prompt]:
         """The prompts of the field's JSON. encode: for those of texts between token ids.
@@ -92,6 +94,9 @@ class PromptTypes:
         kinds = set(map(type, given))  # in C, as there may be very many ids
         if int in kinds and not kinds <= {int, str}:
             problem = "token ids stand beside texts alone; put them into a list"
+            raise invalid_value(self._field, problem)
+        if kinds == {int, str} and not self._mixes:
+            problem = "texts and token ids are mixed; put the ids of an input into a list of theirs"
             raise invalid_value(self._field, problem)
         if int in kinds:
             return [self._prompt(given, encode)]

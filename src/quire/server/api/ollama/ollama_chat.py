@@ -96,6 +96,7 @@ def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversati
         check_num_logprobs(sampling, [prompt], model.engine.info.limits, "top_logprobs")
         job = make_job(
             *("gen-", chat, [prompt], sampling, model),
+            encoding=chat.encoding,
             names=ollama_to_chat.PROMPT_NAMES,
             cut_to_context=True,
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import msgspec
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.api.common import route_rules
-from quire.server.api.common.embedding_fields import Dimensions, PoolingFields, Text, Texts
+from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
 from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
 from quire.server.api.common.micro_batch import Stages
@@ -34,9 +35,11 @@ class _EmbeddingBody(RequestBody, kw_only=True, dict=True):
 
 
 class EmbedBody(_EmbeddingBody, kw_only=True, dict=True):
-    """Body of /api/embed. truncate: cut texts to the context; false: refuse longer ones."""
+    """Body of /api/embed. input: none, as an empty text, has no vectors. truncate: cut texts to
+    the context; false: refuse longer ones.
+    """
 
-    input: Text | Texts
+    input: str | Annotated[list[Text], msgspec.Meta(max_length=MAX_INPUTS)]
     truncate: bool | None = None
     dimensions: Dimensions | None = None
 
@@ -63,14 +66,26 @@ class EmbedReply(msgspec.Struct, kw_only=True):
     prompt_eval_count: int
 
 
+class NothingToEmbed(msgspec.Struct, frozen=True):
+    """The reply to a request without a text. no_effect: as in a Job."""
+
+    reply: EmbedReply
+    no_effect: Sequence[str]
+
+
 _decoder = msgspec.json.Decoder(EmbedBody)
 _older_decoder = msgspec.json.Decoder(OlderEmbedBody)
 
 
-def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
+def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | NothingToEmbed]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
     request, _ = read_ollama(data, _decoder, {})
     inputs = [request.input] if isinstance(request.input, str) else request.input
+    if not request.input:
+        model = models.find(served_name(request.model, models))
+        noted = (*request.no_effect, *keep_alive_notes(request.keep_alive))
+        reply = EmbedReply(model=model.name, embeddings=[], total_duration=0, prompt_eval_count=0)
+        return NothingToEmbed(reply, noted)
     truncate = None if request.truncate is False else -1
     return (yield from _prepared(request, inputs, models, truncate, request.dimensions))
 
@@ -101,8 +116,14 @@ def _prepared(
     return EmbeddingJob(make_embedding_job("embd", model, fields, inputs, pooling, named), pooling)
 
 
-async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
+async def answer(
+    request: EmbeddingJob | NothingToEmbed, context: RequestContext, send: Send
+) -> None:
     """Embed all texts and send the vectors."""
+    if isinstance(request, NothingToEmbed):
+        context.record.no_effect = request.no_effect
+        await send_complete(send, 200, msgspec.json.encode(request.reply))
+        return
     await _answer(request, context, send, partial(_encoded, request.job.model))
 
 

@@ -1,4 +1,4 @@
-"""Ollama's /api/tags, /api/ps, /api/show and /api/version: the models of this server."""
+"""Ollama's /api/tags, /api/ps, /api/show, /api/pull and /api/version: the models of this server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from quire.server.api.common import route_rules
 from quire.server.api.common.model_route import LightReply, LightRoute
 from quire.server.api.ollama.ollama_request import served_name
+from quire.server.http.http_errors import HttpError
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import RUN_ERRORS, ApiRoute, OpenApiEntry
 from quire.server.http.request_body import RequestBody, read_body
@@ -147,7 +148,20 @@ def _details(model: RegisteredModel | None) -> ModelDetails:
     info = model.engine.info
     kind = "gguf" if info.model.endswith(".gguf") else "safetensors"
     level = info.dtype if info.quantization == "none" else info.quantization
-    return ModelDetails(format=kind, quantization_level=level)
+    return ModelDetails(
+        format=kind,
+        family=info.family,
+        families=[info.family] if info.family else [],
+        parameter_size=_size_text(info.num_parameters),
+        quantization_level=level,
+    )
+
+
+def _size_text(num_parameters: int) -> str:
+    """A number of parameters as Ollama writes it: 1.2B, 494.03M; empty for 0."""
+    if num_parameters >= 10**9:
+        return f"{num_parameters / 1e9:.1f}B"
+    return f"{num_parameters / 1e6:.2f}M" if num_parameters else ""
 
 
 _show_decoder = msgspec.json.Decoder(ShowBody)
@@ -156,6 +170,8 @@ _show_decoder = msgspec.json.Decoder(ShowBody)
 def show(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
     request, _ = read_body(data, _show_decoder, {})
+    if request.verbose:
+        request.note_no_effect("verbose has no effect: vocabularies are not shown; use /tokenize")
     model = models.find(served_name(request.model or request.name, models))
     info, tokenizer = model.engine.info, model.engine.tokenizer
     thinks, calls = model.parsers.reasoning is not None, model.parsers.tools is not None
@@ -176,6 +192,47 @@ def show(data: bytes, models: ModelRegistry) -> LightReply:
     return LightReply(shown, request.no_effect)
 
 
+class PullBody(RequestBody, kw_only=True, dict=True):
+    """Body of /api/pull. name: what older clients call `model`. insecure, stream: no effect."""
+
+    model: str | None = None
+    name: str | None = None
+    insecure: bool | None = None
+    stream: bool | None = None
+
+
+class PullStatus(msgspec.Struct):
+    """The outcome."""
+
+    status: Literal["success"] = "success"
+
+
+_pull_decoder = msgspec.json.Decoder(PullBody)
+
+
+def pull(data: bytes, models: ModelRegistry) -> LightReply:
+    """The reply to a body of /api/pull: a model that is served is there. Raises HttpError."""
+    request, _ = read_body(data, _pull_decoder, {})
+    name = served_name(request.model or request.name, models)
+    if name is not None and name not in [known for known, _ in models.named_entries()]:
+        text = f"model: {name[:64]!r} is not served here; fetch it with hf download, and serve it"
+        raise HttpError(404, text, code="model_not_found")
+    return LightReply(PullStatus(), request.no_effect)
+
+
+PULL_ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/api/pull",
+        summary="Whether a model is there, in Ollama's format; nothing is downloaded.",
+        rules=(route_rules.MODEL,),
+        example={},
+        body=PullBody,
+        reply=PullStatus,
+        errors=RUN_ERRORS,
+    ),
+    pull,
+)
 SHOW_ROUTE = LightRoute(
     OpenApiEntry(
         method="post",

@@ -51,7 +51,7 @@ class Options(msgspec.Struct, kw_only=True):
     seed: field_bounds.Seed | None = None
     stop: field_bounds.Word | field_bounds.StopStrings | None = None
     num_predict: Annotated[int, _NUM_PREDICT] | None = None
-    num_ctx: Int32 | None = None
+    num_ctx: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     num_batch: Int32 | None = None
     num_gpu: Int32 | None = None
     main_gpu: Int32 | None = None

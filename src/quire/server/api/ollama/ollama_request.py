@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -52,13 +52,17 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaBody(RequestBody, kw_only=True, dict=True):
-    """The fields of both bodies. format: "json", or a JSON schema. think: whether, or how much."""
+    """The fields of both bodies. format: "json", or a JSON schema. think: whether, or how much.
+
+    truncate: cut a prompt that is too long for the context, from its begin.
+    """
 
     model: str | None = None
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: Options | None = None
-    think: bool | ShortText | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    truncate: bool | None = None
     keep_alive: str | float | None = None
     logprobs: bool | None = None
     top_logprobs: field_bounds.NumLogprobs | None = None

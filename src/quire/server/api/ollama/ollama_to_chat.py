@@ -44,6 +44,7 @@ _OWN = {
     **{own: f"options.{name}" for name, own in _SAMPLING.items()},
     "max_tokens": "options.num_predict",
     "reasoning_effort": "think",
+    "truncate_prompt_tokens": "truncate",
     "continue_final_message": "messages",
 }
 NAMES = FieldNames(_OWN)
@@ -76,6 +77,7 @@ def to_chat(request: OllamaBody, name: str | None, model: RegisteredModel) -> Ch
         continue_final_message=is_started and bool(last and last.content),
         max_tokens=None if limit is None or limit < 0 else limit,
         stream=request.stream is not False,
+        truncate_prompt_tokens=-1 if request.truncate else None,
         logprobs=request.top_logprobs is not None if request.logprobs is None else request.logprobs,
         top_logprobs=request.top_logprobs,
         response_format=_response_format(request.format),

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.core.pooling_params import Pooling
 from quire.engine.frontend.prompt_encoding import Prompt
-from quire.errors import InvalidRequestError, invalid_value
+from quire.errors import invalid_value, one_of_two
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import ChatRequest, Messages
 from quire.server.api.common.embedding_fields import (
@@ -25,7 +25,7 @@ from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
-INPUTS = PromptTypes("input", Text, MAX_INPUTS)
+INPUTS = PromptTypes("input", Text, MAX_INPUTS, mixes=False)
 
 _CHAT_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
@@ -91,10 +91,9 @@ AnyRequest = TypeVar("AnyRequest", bound=EmbeddingRequest)
 
 def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
     if request.messages is not None and _raw_input(request) not in (b"", b"null"):
-        raise invalid_value("input", "must be sent without messages, or messages without it")
+        raise one_of_two("input", "messages", is_missing=False)
     if request.messages is None and not _raw_input(request):
-        text = "input: it is missing; send it, or messages"
-        raise InvalidRequestError(text, param="input", code="missing_field")
+        raise one_of_two("input", "messages", is_missing=True)
     for name in _CHAT_FIELDS:
         if request.messages is None and getattr(request, name) is not None:
             raise invalid_value(name, "it belongs to messages, not to an input; remove it")

@@ -162,14 +162,26 @@ class ResponsesStreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
 class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     """Body of /v1/responses. metadata: returned unchanged. user: without effect.
 
     store: keep the response (the default). previous_response_id: of a stored response, whose
     conversation goes on. background: answer at once, and run on without the client.
     enable_response_messages: also return prompt and answer as token ids. include:
-    message.output_text.logprobs asks for log-probabilities, as top_logprobs does; other values have
-    no effect. Fields after top_logprobs are those of a chat.
+    message.output_text.logprobs asks for log-probabilities, as top_logprobs does; OpenAI's other
+    values have no effect. Fields after top_logprobs are those of a chat.
     """
 
     model: str | None = None
@@ -189,7 +201,7 @@ class ResponsesRequest(RequestBody, kw_only=True, dict=True):
     stream_options: ResponsesStreamOptions | None = None
     store: bool | None = None
     previous_response_id: ShortText | None = None
-    include: Annotated[list[ShortText], msgspec.Meta(max_length=32)] | None = None
+    include: Annotated[list[Included], msgspec.Meta(max_length=32)] | None = None
     background: bool | None = None
     enable_response_messages: bool | None = None
     top_logprobs: field_bounds.NumLogprobs | None = None

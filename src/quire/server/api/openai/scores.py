@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
-from quire.errors import invalid_value
+from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
@@ -118,7 +118,8 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
     request, _ = read_body(data, _score_decoder, {})
     query_field, queries = _one_of(request, "queries", "text_1")
-    field, documents = _one_of(request, "documents", "text_2")
+    names = ("text_2", "documents") if query_field == "text_1" else ("documents", "text_2")
+    field, documents = _one_of(request, *names)
     if len(queries) not in (1, len(documents)):
         problem = f"must be 1 text or as many as {field} ({len(documents)}), not {len(queries)}"
         raise invalid_value(query_field, problem)
@@ -143,7 +144,7 @@ def _one_of(request: PoolingFields, name: str, other: str) -> tuple[str, list[st
     """The field that was given, and its texts."""
     given = [(n, texts) for n in (name, other) if (texts := getattr(request, n)) is not None]
     if len(given) != 1:
-        raise invalid_value(name, f"use either this or {other}")
+        raise one_of_two(name, other, is_missing=not given)
     field, texts = given[0]
     return field, [texts] if isinstance(texts, str) else list(texts)
 

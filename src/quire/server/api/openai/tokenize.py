@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.engine.frontend.prompt_encoding import Encoding, counting, token_ids_of
-from quire.errors import invalid_value
+from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import chat_request, conversation, route_rules
 from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
 from quire.server.api.common.model_route import LightReply, LightRoute
@@ -182,7 +182,7 @@ def _check_names(found: dict[str, Any]) -> None:
 
 def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
-        raise invalid_value("prompt", "must be sent without messages, or messages without it")
+        raise one_of_two("prompt", "messages", is_missing=request.prompt is None)
     special = request.add_special_tokens
     if request.prompt is not None:
         for name in _CHAT_FIELDS:

@@ -1,0 +1,60 @@
+"""Scripts that measure a GPU refuse to run without one, and their servers end with them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.processes import is_alive
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SAVING = [
+    path for path in sorted(BENCHMARKS.glob("gpu_*.py")) if "record.save(" in path.read_text()
+]
+STARTS_SERVER = """
+import sys
+from workloads.backends import ServedEngine
+options = {"model": "quire-tiny", "load_format": "null", "log_level": "error"}
+engine = ServedEngine(options, 60.0)
+print(engine._server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("path", SAVING, ids=lambda path: path.stem)
+def test_what_saves_figures_of_a_gpu_asks_for_one(path: Path) -> None:
+    assert re.search(r"^ {4,8}record\.require_gpu\(\)", path.read_text(), re.MULTILINE)
+
+
+def test_without_a_gpu_nothing_is_measured() -> None:
+    command = [sys.executable, "gpu_serving.py", "--only", "voice-1b", "--seconds", "5"]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=BENCHMARKS, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("no GPU was found")
+
+
+def test_a_server_ends_with_the_script_that_started_it() -> None:
+    """SIGTERM ends a script at once, as `timeout` does it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_SERVER], cwd=BENCHMARKS,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as script:  # fmt: skip
+        assert script.stdout is not None
+        server = int(script.stdout.readline())
+        script.send_signal(signal.SIGTERM)
+        script.wait(20)
+        end = time.monotonic() + 20
+        while is_alive(server) and time.monotonic() < end:
+            time.sleep(0.05)
+        is_left = is_alive(server)
+        if is_left:
+            os.kill(server, signal.SIGKILL)
+        assert not is_left
