@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,93 @@ def test_words_without_an_option(
 ) -> None:
     assert main(["generate", *words]) == 0
     assert (llm[0].get("model"), llm[1][0]) == (model, prompts)
+
+
+@contextmanager
+def piped(data: bytes, monkeypatch: pytest.MonkeyPatch, *, is_open: bool = False) -> Iterator[None]:
+    """A pipe with these bytes as standard input. is_open: its writer stays."""
+    source, target = os.pipe()
+    os.write(target, data)
+    if not is_open:
+        os.close(target)
+    with open(source, newline="\n", encoding="ascii") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield
+    if is_open:
+        os.close(target)
+
+
+BOM_AND_CRLF = b"\xef\xbb\xbf\xc3\xa9\r\ntwo\r\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "prompts"),
+    [
+        (["sum it up"], BOM_AND_CRLF, ["é\ntwo\nsum it up"]),
+        (["-p", "a", "-p", "b"], b"x\n", ["x\na", "x\nb"]),
+        (["m/m", "-"], BOM_AND_CRLF, ["é\ntwo"]),
+        (["-"], b"one\ntwo\n", ["one\ntwo"]),
+        (["sum it up"], b"", ["sum it up"]),
+        (["--file", "-"], BOM_AND_CRLF, ["é", "two"]),
+    ],
+)
+def test_what_is_piped_in_comes_before_a_prompt(
+    llm: list[Any],
+    words: list[str],
+    data: bytes,
+    prompts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with piped(data, monkeypatch):
+        assert main(["generate", *words]) == 0
+    assert llm[1][0] == prompts
+
+
+def test_a_pipe_that_stays_empty_is_left_out_with_a_note(
+    llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quire.cli.input_file.FIRST_SECONDS", 0.01)
+    with piped(b"", monkeypatch, is_open=True):
+        assert main(["generate", "hi you"]) == 0
+    assert llm[1][0] == ["hi you"]
+    assert "nothing is piped in yet, so it is left out" in capsys.readouterr().err
+
+
+def test_a_file_whose_lines_a_loop_reads_is_left_alone(
+    llm: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("one\ntwo\n")
+    for offset, prompt in ((0, "one\ntwo\nhi you"), (4, "hi you")):
+        llm.clear()
+        with path.open() as stdin:
+            os.lseek(stdin.fileno(), offset, os.SEEK_SET)
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert main(["generate", "hi you"]) == 0
+        assert llm[1][0] == [prompt]
+
+
+@pytest.mark.parametrize(("words", "data"), [(["-"], b" \n"), (["--file", "-"], b"\xff")])
+def test_standard_input_that_is_no_prompt(
+    words: list[str],
+    data: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with piped(data, monkeypatch):
+        assert main(["generate", *words]) == 2
+    assert "standard input is " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("llm")
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_escaped(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(buffer, encoding=encoding))
+    assert main(["generate", "-p", "☃", "-p", "b"]) == 0
+    assert b"> \\u2603\n" in buffer.getvalue()
+    assert main(["generate", "-p", "☃", "--json"]) == 0
+    assert json.loads(buffer.getvalue().splitlines()[-1])["prompt"] == "☃"
 
 
 @pytest.mark.parametrize("word", ["a/b", "quire-tiny", "."])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -54,6 +55,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 a failure, 2 a user's mistake, 130 Ctrl-C."""
     _open_standard_streams()
+    _print_any_text()
     _show_notes()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
@@ -91,6 +93,13 @@ def _open_standard_streams() -> None:
                 os.close(null)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _print_any_text() -> None:
+    """Escape what an output's encoding lacks, as in ASCII: else it would end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _show_notes() -> None:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.generate import AnswerLine, could_be_model
+from quire.cli.input_file import piped_text, standard_input
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
@@ -109,7 +110,8 @@ def message(words: Sequence[str]) -> str:
 
     Raises ConfigError for an empty one.
     """
-    piped = "" if sys.stdin.isatty() else "".join(read_lines())
+    piped = "" if sys.stdin.isatty() else piped_text()
+    words = [word for word in words if word != "-"]  # which is what is piped in
     text = "\n".join(filter(None, (piped.strip(), " ".join(words).strip())))
     if not text:
         raise ConfigError("the message is empty; write it, or leave it out to type messages")
@@ -244,10 +246,9 @@ def read_lines() -> Iterator[str]:
     """Lines of the terminal with a prompt and a history, or of whatever is piped in."""
     if not sys.stdin.isatty():
         try:
-            sys.stdin.reconfigure(errors="strict")  # type: ignore[union-attr]
-            yield from sys.stdin
+            yield from standard_input()
         except UnicodeDecodeError:
-            raise ConfigError("the input is not UTF-8 text; convert it") from None
+            raise ConfigError("standard input is not UTF-8 text; convert it") from None
         return
     import readline  # noqa: F401  # gives input() a history and line editing
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from quire.cli.input_file import has_piped_text, piped_text
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
@@ -180,6 +181,8 @@ def read_prompts(args: Namespace) -> list[Given]:
         for number, line in enumerate(_read(args.file).split("\n"), 1):
             if line.strip():
                 found.append(Given(line, f"{name}, line {number}"))
+    elif found:
+        found = _with_piped(found)
     if not found:
         raise ConfigError(
             "there is no prompt; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
@@ -188,13 +191,26 @@ def read_prompts(args: Namespace) -> list[Given]:
     return found
 
 
+def _with_piped(prompts: list[Given]) -> list[Given]:
+    """The prompts with what is piped in before each, as in a chat; - is that alone."""
+    if all(prompt.text != "-" for prompt in prompts) and not has_piped_text():
+        return prompts
+    piped = piped_text().strip()
+    words = ("" if text == "-" else text for text, _ in prompts)
+    texts = ["\n".join(filter(None, (piped, text))) for text in words]
+    if not all(texts):
+        raise ConfigError("standard input is empty; write a prompt instead of -")
+    return [Given(text, prompt.source) for text, prompt in zip(texts, prompts, strict=True)]
+
+
 def lines(
     prompts: Sequence[str], results: Sequence[RequestOutput], *, as_json: bool
 ) -> Iterable[str]:
     """The lines to print: JSON, or texts for people, each below its prompt if there are many."""
     for prompt, result in zip(prompts, results, strict=True):
         if as_json:
-            yield json.dumps(_record(prompt, result), ensure_ascii=False)
+            is_unicode = (sys.stdout.encoding or "utf-8").lower() == "utf-8"
+            yield json.dumps(_record(prompt, result), ensure_ascii=not is_unicode)
             continue
         if len(prompts) > 1:
             yield f"> {prompt}"
@@ -231,7 +247,7 @@ def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+        return piped_text() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"file {path!r} is not UTF-8 text; convert it") from None
     except OSError as error:
