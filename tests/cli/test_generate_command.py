@@ -56,7 +56,8 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             *,
             use_tqdm: bool,
             raise_errors: bool,
-            on_output: Callable[[RequestOutput], None] | None,
+            on_output: Callable[[RequestOutput], None] | None = None,
+            on_answer: Callable[[RequestOutput], None] | None = None,
             chat_template_kwargs: Any = None,
         ) -> list[RequestOutput]:
             assert not raise_errors
@@ -65,12 +66,15 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             if on_output is not None and "long" not in prompts:
                 on_output(answered(1, text="Ün", finished=False))
                 on_output(answered(1, text="d 0"))
-            return [
+            found = [
                 answered(sampling.n)
                 if "long" not in prompt
                 else RequestOutput("x", None, [], [], RequestTimes(0.0), error=TOO_LONG)
                 for prompt in prompts
             ]
+            for output in found if on_answer is not None else ():
+                on_answer(output)
+            return found
 
         chat = generate
         tokenizer = types.SimpleNamespace(has_chat_template=True)

@@ -75,7 +75,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all prompts and print the answers in the prompts' order, a single one as it comes.
+    """Answer all prompts and print the answers in the prompts' order, each as soon as it ends.
 
     Returns 1 if there are prompts without an answer, and 2 if that is all of them, by the caller's
     mistake.
@@ -97,10 +97,8 @@ def run(argv: Sequence[str]) -> int:
     texts = [prompt.text for prompt in prompts]
     streams = len(texts) == sampling.n == 1 and not args.json
     with AnswerLine() as line:
-        take = line.take if streams else None
+        take = {"on_output": line.take} if streams else {"on_answer": printer(texts, args.json)}
         results = _answers(llm, args, texts, sampling, variables, take)
-    for text in [] if streams else lines(texts, results, as_json=args.json):
-        print(text)
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
             text = parser.in_flags(_PARAM.sub("", str(result.error)))
@@ -114,22 +112,26 @@ def _answers(
     texts: list[str],
     sampling: SamplingParams,
     variables: dict[str, Any],
-    on_output: OnOutput | None,
+    take: dict[str, OnOutput],
 ) -> list[RequestOutput]:
-    """The answers to texts, or to messages where an option asks for it. Raises ConfigError."""
+    """The answers to texts, or to messages where an option asks for it. Raises ConfigError.
+
+    take: what gets them as they come, by its name; in a terminal they take a progress bar's place.
+    """
     show, has_template = sys.stderr.isatty(), llm.tokenizer.has_chat_template
-    how: dict[str, Any] = {"use_tqdm": show, "raise_errors": False}
+    has_bar = show and not sys.stdout.isatty()
+    how: dict[str, Any] = {"use_tqdm": has_bar, "raise_errors": False, **take}
     if not (args.chat or "system" in args or variables):
         if show and has_template:
             print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
-        return llm.generate(texts, sampling, on_output=on_output, **how)
+        return llm.generate(texts, sampling, **how)
     if not has_template:
         options = "--chat, --system and --default-chat-template-kwargs"
         raise ConfigError(f"this model has no chat template; leave {options} out")
     system = [{"role": "system", "content": args.system}] if "system" in args else []
     conversations = [[*system, {"role": "user", "content": text}] for text in texts]
     how["chat_template_kwargs"] = variables
-    return llm.chat(conversations, sampling, on_output=on_output, **how)
+    return llm.chat(conversations, sampling, **how)
 
 
 class AnswerLine:
@@ -203,20 +205,28 @@ def _with_piped(prompts: list[Given]) -> list[Given]:
     return [Given(text, prompt.source) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def lines(
-    prompts: Sequence[str], results: Sequence[RequestOutput], *, as_json: bool
-) -> Iterable[str]:
-    """The lines to print: JSON, or texts for people, each below its prompt if there are many."""
-    for prompt, result in zip(prompts, results, strict=True):
-        if as_json:
-            is_unicode = (sys.stdout.encoding or "utf-8").lower() == "utf-8"
-            yield json.dumps(_record(prompt, result), ensure_ascii=not is_unicode)
-            continue
-        if len(prompts) > 1:
-            yield f"> {prompt}"
-        yield from (output.text for output in result.outputs)
-        if len(prompts) > 1:
-            yield ""
+def printer(prompts: Sequence[str], as_json: bool) -> OnOutput:
+    """A function that prints the results of these prompts, which it gets one after another."""
+    rest = iter(prompts)
+
+    def show(result: RequestOutput) -> None:
+        for text in lines(next(rest), result, as_json=as_json, is_one=len(prompts) == 1):
+            print(text, flush=True)
+
+    return show
+
+
+def lines(prompt: str, result: RequestOutput, *, as_json: bool, is_one: bool) -> Iterable[str]:
+    """The lines to print: JSON, or texts for people, below the prompt unless it is the only one."""
+    if as_json:
+        is_unicode = (sys.stdout.encoding or "utf-8").lower() == "utf-8"
+        yield json.dumps(_record(prompt, result), ensure_ascii=not is_unicode)
+        return
+    if not is_one:
+        yield f"> {prompt}"
+    yield from (output.text for output in result.outputs)
+    if not is_one:
+        yield ""
 
 
 def _status(errors: Sequence[QuireError | None]) -> int:

@@ -1,4 +1,4 @@
-"""What a user names to be read: small files in bounded time and memory, and standard input."""
+"""Small files, read in bounded time and memory whatever they are, and standard input."""
 
 from __future__ import annotations
 
