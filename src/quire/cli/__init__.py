@@ -30,7 +30,7 @@ COMMANDS = {
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or the user's share or limit
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or the user's share or limit
 
 HELP = """\
 usage: quire COMMAND [options]
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             _discard_output()
             return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
         if error.filename is None:
