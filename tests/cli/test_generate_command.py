@@ -161,6 +161,11 @@ def test_escapes_are_read_where_they_are_asked_for(
     assert capsys.readouterr().err == notes
 
 
+def test_a_chat_template_asks_for_a_chat(llm: list[Any]) -> None:
+    assert main(["generate", "-p", "hi", "--chat-template", "{{ messages }}"]) == 0
+    assert llm[1][0] == [[{"role": "user", "content": "hi"}]]
+
+
 @pytest.mark.parametrize(
     "words", ["-n -1", "-n -2", "--n-predict=-1", "--max-tokens -1", "--max-tokens none"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -103,6 +104,9 @@ def read_words(args: argparse.Namespace) -> None:
     if " " in given.get("model", "").strip() and not could_be_model(args.model):
         args.text = [given.pop("model"), *given.get("text", ())]
         say(f"note: {args.text[0][:64]!r} is the message, for {BUNDLED_MODEL}")
+    elif "model" in given and not given.get("text") and not could_be_model(args.model):
+        word = shlex.quote(args.model[:64])
+        say(f"note: {word} is read as a model; a message is `quire chat {BUNDLED_MODEL} {word}`")
 
 
 def message(words: Sequence[str]) -> str:
@@ -146,17 +150,17 @@ class Chat:
         return 0
 
     def run(self, lines: Iterator[str]) -> int:
-        """Answer each line; returns the exit status."""
+        """Answer each line; returns the exit status: 1 for input that ends after a failure."""
         for line in with_blocks(lines):
             word, _, rest = line.strip().partition(" ")
             word = _ALIASES.get(word, word)
             if word == "/quit":
-                break
+                return 0
             if word.startswith("/"):
                 self._command(word, rest.strip())
             elif word:
                 self._send_request(line.strip())
-        return 1 if self._num_failures else 0
+        return 1 if self._num_failures and not sys.stdin.isatty() else 0
 
     def _command(self, word: str, rest: str) -> None:
         match word:

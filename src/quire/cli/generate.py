@@ -97,6 +97,7 @@ def run(argv: Sequence[str]) -> int:
     texts = [prompt.text for prompt in prompts]
     streams = len(texts) == sampling.n == 1 and not args.json
     with AnswerLine() as line:
+        take: dict[str, OnOutput]
         take = {"on_output": line.take} if streams else {"on_answer": printer(texts, args.json)}
         results = _answers(llm, args, texts, sampling, variables, take)
     for prompt, result in zip(prompts, results, strict=True):
@@ -121,7 +122,7 @@ def _answers(
     show, has_template = sys.stderr.isatty(), llm.tokenizer.has_chat_template
     has_bar = show and not sys.stdout.isatty()
     how: dict[str, Any] = {"use_tqdm": has_bar, "raise_errors": False, **take}
-    if not (args.chat or "system" in args or variables):
+    if not (args.chat or variables or vars(args).keys() & {"system", "chat_template"}):
         if show and has_template:
             print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
         return llm.generate(texts, sampling, **how)
