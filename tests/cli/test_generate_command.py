@@ -327,7 +327,7 @@ def test_what_is_piped_in_comes_before_a_prompt(
 def test_a_pipe_that_stays_empty_is_left_out_with_a_note(
     llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("quire.cli.input_file.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("quire.cli.prompt_texts.FIRST_SECONDS", 0.01)
     with piped(b"", monkeypatch, is_open=True):
         assert main(["generate", "hi you"]) == 0
     assert llm[1][0] == ["hi you"]

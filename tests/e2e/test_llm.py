@@ -198,7 +198,7 @@ def test_what_a_callback_raises_ends_the_call_alone(llm: LLM) -> None:
 
 def test_each_answer_is_there_once_it_and_those_before_it_have_ended(llm: LLM) -> None:
     lengths, seen = (2, 12, 4, 1), list[list[str]]()
-    sampling = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+    sampling = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=0) for n in lengths]
     prompts = ["a list", "b", [5000], "d"]  # of which the third one is refused
     num_ended = 0
 

@@ -12,9 +12,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.generate import AnswerLine, could_be_model
-from quire.cli.input_file import piped_text, standard_input
 from quire.cli.options import CommandParser, add_engine_options, engine_config
-from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
+from quire.cli.prompt_texts import (
+    add_prompt_options,
+    piped_text,
+    read_escapes,
+    standard_input,
+    template_variables,
+)
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
 from quire.core.sampling_params import SamplingParams

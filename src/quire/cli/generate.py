@@ -11,9 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from quire.cli.input_file import has_piped_text, piped_text
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
-from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
+from quire.cli.prompt_texts import (
+    add_prompt_options,
+    has_piped_text,
+    piped_text,
+    read_escapes,
+    template_variables,
+)
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
@@ -163,7 +168,8 @@ def read_words(args: Namespace) -> None:
     is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
     if is_alone and not could_be_model(args.model):
         args.text = given.pop("model")
-        print(f"note: {args.text[:64]!r} is the prompt, for {BUNDLED_MODEL}", file=sys.stderr)
+        shown = "standard input" if args.text == "-" else repr(args.text[:64])
+        print(f"note: {shown} is the prompt, for {BUNDLED_MODEL}", file=sys.stderr)
 
 
 def could_be_model(word: str) -> bool:
