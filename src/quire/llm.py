@@ -91,6 +91,7 @@ class LLM(ForeignMethods):
         use_tqdm: bool = True,
         raise_errors: bool = True,
         on_output: OnOutput | None = None,
+        on_answer: OnOutput | None = None,
         **encoding: Unpack[EncodingOptions],
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
@@ -101,7 +102,9 @@ class LLM(ForeignMethods):
         raise_errors: if False, a prompt that is refused or fails gets a result with `error` and no
         outputs, and the others run. on_output: is called with each part of an answer as it comes,
         whose request_id is that of the result; what it raises ends the call, and it may not make
-        another one. There is no progress bar then. encoding: how text becomes token ids.
+        another one. There is no progress bar then. on_answer: is called so with each result, in the
+        order of the prompts, as soon as it and those before it have ended. encoding: how text
+        becomes token ids.
         Raises InvalidRequestError before anything runs, EngineError if a request fails. Ctrl-C ends
         all requests between two steps, and further calls are answered as if nothing had happened.
         """
@@ -114,6 +117,7 @@ class LLM(ForeignMethods):
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
             on_output=on_output,
+            on_answer=on_answer,
         )
 
     def chat(
@@ -124,6 +128,7 @@ class LLM(ForeignMethods):
         use_tqdm: bool = True,
         raise_errors: bool = True,
         on_output: OnOutput | None = None,
+        on_answer: OnOutput | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_kwargs: Any,
@@ -132,8 +137,8 @@ class LLM(ForeignMethods):
 
         chat_template: a template, or its file, to use instead of the model's. template_kwargs (or
         the map chat_template_kwargs): add_generation_prompt, continue_final_message, tools,
-        variables that the template reads, and EncodingOptions. on_output: as in `generate`. Raises
-        as `generate` does, and ConfigError for a file that cannot be read.
+        variables that the template reads, and EncodingOptions. on_output, on_answer: as in
+        `generate`. Raises as `generate` does, and ConfigError for a file that cannot be read.
         """
         tokenizer = self.tokenizer
         if chat_template is not None:
@@ -154,6 +159,7 @@ class LLM(ForeignMethods):
             use_tqdm=use_tqdm,
             raise_errors=raise_errors,
             on_output=on_output,
+            on_answer=on_answer,
         )
 
     def beam_search(

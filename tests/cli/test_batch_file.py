@@ -122,6 +122,25 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 of 3 requests answered" in capsys.readouterr().err
 
 
+def test_a_dash_is_standard_input_and_output(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_bytes(b"dear\n")
+    command = [sys.executable, "-m", "quire", "run-batch", "-i", "-", "-o", "-"]
+    with target.open("ab") as output:
+        done = subprocess.run(
+            [*command, "--num-blocks", "64"],
+            input=line("a", CHAT | {"max_tokens": 3}),
+            stdout=output,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+        )
+    assert done.returncode == 0
+    assert b"1 of 1 requests answered; see standard output\n" in done.stderr
+    before, result = target.read_bytes().splitlines()
+    assert (before, json.loads(result)["custom_id"]) == (b"dear", "a")
+    assert list(tmp_path.iterdir()) == [target]
+
+
 def test_a_refused_request_is_no_failure_of_the_run(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     documents = {"query": "a", "documents": ["b", "c"]}

@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ sys.path.insert(0, str(SERVER_TESTS))
 from fake_engine import FakeEngine  # noqa: E402
 
 from quire.cli import main  # noqa: E402
-from quire.cli.chat import Chat, Speed, read_lines, with_blocks  # noqa: E402
+from quire.cli.chat import Chat, Speed, read_lines, read_words, with_blocks  # noqa: E402
 from quire.core.sampling_params import SamplingParams  # noqa: E402
 
 
@@ -138,6 +139,18 @@ def test_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str]) -> Non
     assert status == 1
     assert [message["content"] for message in chat.messages] == ["hi", "Hello!"]
     assert "error: prompt: " in capsys.readouterr().err
+
+
+def test_who_leaves_a_chat_has_seen_its_errors() -> None:
+    assert talk(FakeEngine(), "x" * 2000, "/quit")[0] == 0
+
+
+def test_a_word_that_is_hardly_a_model_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    read_words(Namespace(model="it's"))
+    assert """`quire chat quire-tiny 'it'"'"'s'`""" in capsys.readouterr().err
+    for given in ({"model": "a/b"}, {"model": "quire-tiny"}, {"model": "hi", "text": ["you"]}):
+        read_words(Namespace(**given))
+    assert capsys.readouterr().err == ""
 
 
 def test_chat_stopped_by_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,17 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
             "use another --admin-port or",
         ),
         (["demo", "--concurrency", "0"], "at least 1"),
+        (["chat", "--file", "p.txt"], "use `quire generate --prompt"),
+        (["serve", "-p", "8080"], "or --port N for a server's port"),
+        (["serve", "--", "m/m", "--dry-run"], "--dry-run is behind --, where words are; write it"),
+        (["serve", "--port", "abc"], "error: --port: must be an integer, not 'abc'; see"),
+        (["serve", "--block-size", "abc"], "must be an integer such as 4096, 4K or 4k, not 'abc'"),
+        (["generate", "-p", "a", "--stop-token-ids", "5,6"], "use the option once for each"),
+        (["generate", "-p", "a", "-n", "0"], "or -1 (until the answer ends), not 0"),
+        (["generate", "-p", "a", "--json-schema", "x.json"], "error: --json-schema: must be valid"),
+        (["generate", "-p", "a", "--json-schema", __file__], "is a file, but the option takes its"),
+        (["generate", "-p", "a", "--samplers", "temperature;top_k"], "'temperature;top_k' is not"),
+        (["run-batch", "-i", __file__, "-o", "/nowhere/x"], "; correct it, or write elsewhere"),
         (["demo", "--url", "localhost"], "such as http://127.0.0.1:8000"),
     ],
 )
@@ -311,6 +323,24 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert interrupted.is_set()
     interrupted.clear()
     assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_in_a_callback_that_python_ignores_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def run(_: object) -> int:
+        Interrupted()
+        time.sleep(10)
+        return 0
+
+    monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr("quire.cli.generate.run", run)
+    assert main(["generate"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_reader_that_leaves() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,8 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             *,
             use_tqdm: bool,
             raise_errors: bool,
-            on_output: Callable[[RequestOutput], None] | None,
+            on_output: Callable[[RequestOutput], None] | None = None,
+            on_answer: Callable[[RequestOutput], None] | None = None,
             chat_template_kwargs: Any = None,
         ) -> list[RequestOutput]:
             assert not raise_errors
@@ -63,12 +66,15 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             if on_output is not None and "long" not in prompts:
                 on_output(answered(1, text="Ün", finished=False))
                 on_output(answered(1, text="d 0"))
-            return [
+            found = [
                 answered(sampling.n)
                 if "long" not in prompt
                 else RequestOutput("x", None, [], [], RequestTimes(0.0), error=TOO_LONG)
                 for prompt in prompts
             ]
+            for output in found if on_answer is not None else ():
+                on_answer(output)
+            return found
 
         chat = generate
         tokenizer = types.SimpleNamespace(has_chat_template=True)
@@ -153,6 +159,11 @@ def test_escapes_are_read_where_they_are_asked_for(
     assert system["content"] == (r"x\ty" if prompt is None else "x\ty")
     assert llm[1][1].stop == ([r"\t", "z"] if prompt is None else ["\t", "z"])
     assert capsys.readouterr().err == notes
+
+
+def test_a_chat_template_asks_for_a_chat(llm: list[Any]) -> None:
+    assert main(["generate", "-p", "hi", "--chat-template", "{{ messages }}"]) == 0
+    assert llm[1][0] == [[{"role": "user", "content": "hi"}]]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +282,93 @@ def test_words_without_an_option(
 ) -> None:
     assert main(["generate", *words]) == 0
     assert (llm[0].get("model"), llm[1][0]) == (model, prompts)
+
+
+@contextmanager
+def piped(data: bytes, monkeypatch: pytest.MonkeyPatch, *, is_open: bool = False) -> Iterator[None]:
+    """A pipe with these bytes as standard input. is_open: its writer stays."""
+    source, target = os.pipe()
+    os.write(target, data)
+    if not is_open:
+        os.close(target)
+    with open(source, newline="\n", encoding="ascii") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield
+    if is_open:
+        os.close(target)
+
+
+BOM_AND_CRLF = b"\xef\xbb\xbf\xc3\xa9\r\ntwo\r\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "prompts"),
+    [
+        (["sum it up"], BOM_AND_CRLF, ["é\ntwo\nsum it up"]),
+        (["-p", "a", "-p", "b"], b"x\n", ["x\na", "x\nb"]),
+        (["m/m", "-"], BOM_AND_CRLF, ["é\ntwo"]),
+        (["-"], b"one\ntwo\n", ["one\ntwo"]),
+        (["sum it up"], b"", ["sum it up"]),
+        (["--file", "-"], BOM_AND_CRLF, ["é", "two"]),
+    ],
+)
+def test_what_is_piped_in_comes_before_a_prompt(
+    llm: list[Any],
+    words: list[str],
+    data: bytes,
+    prompts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with piped(data, monkeypatch):
+        assert main(["generate", *words]) == 0
+    assert llm[1][0] == prompts
+
+
+def test_a_pipe_that_stays_empty_is_left_out_with_a_note(
+    llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("quire.cli.prompt_texts.FIRST_SECONDS", 0.01)
+    with piped(b"", monkeypatch, is_open=True):
+        assert main(["generate", "hi you"]) == 0
+    assert llm[1][0] == ["hi you"]
+    assert "nothing is piped in yet, so it is left out" in capsys.readouterr().err
+
+
+def test_a_file_whose_lines_a_loop_reads_is_left_alone(
+    llm: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("one\ntwo\n")
+    for offset, prompt in ((0, "one\ntwo\nhi you"), (4, "hi you")):
+        llm.clear()
+        with path.open() as stdin:
+            os.lseek(stdin.fileno(), offset, os.SEEK_SET)
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert main(["generate", "hi you"]) == 0
+        assert llm[1][0] == [prompt]
+
+
+@pytest.mark.parametrize(("words", "data"), [(["-"], b" \n"), (["--file", "-"], b"\xff")])
+def test_standard_input_that_is_no_prompt(
+    words: list[str],
+    data: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with piped(data, monkeypatch):
+        assert main(["generate", *words]) == 2
+    assert "standard input is " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("llm")
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_escaped(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(buffer, encoding=encoding))
+    assert main(["generate", "-p", "☃", "-p", "b"]) == 0
+    assert b"> \\u2603\n" in buffer.getvalue()
+    assert main(["generate", "-p", "☃", "--json"]) == 0
+    assert json.loads(buffer.getvalue().splitlines()[-1])["prompt"] == "☃"
 
 
 @pytest.mark.parametrize("word", ["a/b", "quire-tiny", "."])

@@ -40,7 +40,7 @@ def faults(flag: str, has_value: bool, actions: dict[str, Action]) -> Iterator[s
         name = own.lstrip("-").replace("-", "_")
         if own != "--model" and name_homes.command_home(own, name, actions) is None:
             yield f"{flag} is unknown"
-    elif row[0].arity != "optional" and (row[0].arity == "value") != has_value:
+    elif row[0].arity != "optional" and (row[0].arity != "switch") != has_value:
         yield f"{flag}: {'a' if has_value else 'no'} value follows there"
 
 
@@ -52,6 +52,13 @@ def test_every_option_is_known_as_it_is_written_there(name: str) -> None:
         actions = command.make_parser()._option_string_actions
         found = [f for flags, has in listed for flag in flags for f in faults(flag, has, actions)]
         assert not found, "\n".join(found)
+
+
+def test_an_option_with_several_numbers_takes_no_model() -> None:
+    words = ["--cudagraph-capture-sizes", "1", "2", "4", "m/m", "--port", "1"]
+    actions = serve.make_parser()._option_string_actions
+    own, notices = foreign_options.own_argv(words, actions, takes_model=True)
+    assert (own, len(notices)) == (["m/m", "--port", "1"], 1)
 
 
 @pytest.mark.parametrize("flag", [*OLLAMA_RUN, *VLLM_CHAT])

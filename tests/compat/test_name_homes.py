@@ -309,7 +309,9 @@ def test_llama_clis_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert not generate.make_parser().parse(["-p", "a", "-no-cnv", "--no-conversation"]).chat
     assert "chat" not in chat.make_parser().parse(["x", "-cnv", "-st"])
     assert "-cnv has no effect: a command has one mode" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"one prompt on each line here; use --prompt"):
+    with pytest.raises(
+        ConfigError, match=r"one prompt on each line here; use `quire generate --prompt"
+    ):
         generate.make_parser().parse(["-f", "x"])
 
 

@@ -196,6 +196,32 @@ def test_what_a_callback_raises_ends_the_call_alone(llm: LLM) -> None:
     assert llm.generate("a list", GREEDY, use_tqdm=False)[0].outputs[0].text == before
 
 
+def test_each_answer_is_there_once_it_and_those_before_it_have_ended(llm: LLM) -> None:
+    lengths, seen = (2, 12, 4, 1), list[list[str]]()
+    sampling = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=0) for n in lengths]
+    prompts = ["a list", "b", [5000], "d"]  # of which the third one is refused
+    num_ended = 0
+
+    def leave_after_the_first(output: RequestOutput) -> None:
+        seen.append([part.text for part in output.outputs])
+        assert output.finished
+        if num_ended == len(seen):
+            raise KeyboardInterrupt
+
+    outputs = llm.generate(
+        prompts, sampling, use_tqdm=False, raise_errors=False, on_answer=leave_after_the_first
+    )
+    assert seen == [[part.text for part in output.outputs] for output in outputs]
+    assert [bool(texts) for texts in seen] == [True, True, False, True]
+    seen.clear()
+    num_ended = 1
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(
+            prompts, sampling, use_tqdm=False, raise_errors=False, on_answer=leave_after_the_first
+        )
+    assert seen == [[part.text for part in outputs[0].outputs]]
+
+
 def test_parts_stay_as_they_came(llm: LLM) -> None:
     parts: list[RequestOutput] = []
     sampling = SamplingParams(max_tokens=5, temperature=1, n=2, seed=3)

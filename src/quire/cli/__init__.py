@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +32,7 @@ COMMANDS = {
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or the user's share or limit
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or the user's share or limit
 
 HELP = """\
 usage: quire COMMAND [options]
@@ -54,7 +57,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 a failure, 2 a user's mistake, 130 Ctrl-C."""
     _open_standard_streams()
+    _print_any_text()
     _show_notes()
+    _repeat_lost_interrupts()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a full disk can still be reported in one line
@@ -70,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             _discard_output()
             return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
         if error.filename is None:
@@ -93,6 +98,13 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
+def _print_any_text() -> None:
+    """Escape what an output's encoding lacks, as in ASCII: else it would end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _show_notes() -> None:
     """Print what has no effect as a note; Python would add a line of this program's code."""
     show_others = warnings.showwarning
@@ -104,6 +116,21 @@ def _show_notes() -> None:
             show_others(message, category, *where, **more)
 
     warnings.showwarning = show
+
+
+def _repeat_lost_interrupts() -> None:
+    """Send Ctrl-C again where Python only prints it, as in callbacks of an import."""
+    show_others = sys.unraisablehook
+
+    def show(lost: Any) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            show_others(lost)
+
+    sys.unraisablehook = show
 
 
 def _run(argv: list[str]) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from types import TracebackType
 
+from quire.cli import FULL
 from quire.cli.input_file import PIPE_SECONDS
 from quire.errors import ConfigError
 
@@ -26,7 +28,8 @@ class AnswerFile:
         except OSError as error:
             raise self._wrong("opened", error) from None
         status = os.fstat(self._file)
-        self._is_regular = stat.S_ISREG(status.st_mode)  # not a device or a pipe
+        # not a device, a pipe, or standard output, which others may write as well
+        self._is_regular = stat.S_ISREG(status.st_mode) and path != "-"
         self._size = status.st_size
 
     def __enter__(self) -> AnswerFile:
@@ -62,15 +65,21 @@ class AnswerFile:
         self.num_lines += 1
 
     def _wrong(self, verb: str, error: OSError) -> ConfigError:
+        fix = "free some space" if error.errno in FULL else "correct it"
         rest = f"; its {self.num_lines} lines are whole" if self.num_lines else ""
         return ConfigError(
             f"output_file {self._path!r} cannot be {verb} ({error.strerror}){rest}; "
-            "free some space, or write elsewhere"
+            f"{fix}, or write elsewhere"
         )
 
 
 def _opened(path: str) -> int:
-    """The file at a path. Raises OSError, also for a pipe that nobody reads within a while."""
+    """The file at a path, or standard output for -.
+
+    Raises OSError, also for a pipe that nobody reads within a while.
+    """
+    if path == "-":
+        return os.dup(sys.stdout.fileno())
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     end = time.monotonic() + PIPE_SECONDS
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.generate import AnswerLine, could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
-from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
+from quire.cli.prompt_texts import (
+    add_prompt_options,
+    piped_text,
+    read_escapes,
+    standard_input,
+    template_variables,
+)
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
 from quire.core.sampling_params import SamplingParams
@@ -102,6 +109,9 @@ def read_words(args: argparse.Namespace) -> None:
     if " " in given.get("model", "").strip() and not could_be_model(args.model):
         args.text = [given.pop("model"), *given.get("text", ())]
         say(f"note: {args.text[0][:64]!r} is the message, for {BUNDLED_MODEL}")
+    elif "model" in given and not given.get("text") and not could_be_model(args.model):
+        word = shlex.quote(args.model[:64])
+        say(f"note: {word} is read as a model; a message is `quire chat {BUNDLED_MODEL} {word}`")
 
 
 def message(words: Sequence[str]) -> str:
@@ -109,7 +119,8 @@ def message(words: Sequence[str]) -> str:
 
     Raises ConfigError for an empty one.
     """
-    piped = "" if sys.stdin.isatty() else "".join(read_lines())
+    piped = "" if sys.stdin.isatty() else piped_text()
+    words = [word for word in words if word != "-"]  # which is what is piped in
     text = "\n".join(filter(None, (piped.strip(), " ".join(words).strip())))
     if not text:
         raise ConfigError("the message is empty; write it, or leave it out to type messages")
@@ -144,17 +155,17 @@ class Chat:
         return 0
 
     def run(self, lines: Iterator[str]) -> int:
-        """Answer each line; returns the exit status."""
+        """Answer each line; returns the exit status: 1 for input that ends after a failure."""
         for line in with_blocks(lines):
             word, _, rest = line.strip().partition(" ")
             word = _ALIASES.get(word, word)
             if word == "/quit":
-                break
+                return 0
             if word.startswith("/"):
                 self._command(word, rest.strip())
             elif word:
                 self._send_request(line.strip())
-        return 1 if self._num_failures else 0
+        return 1 if self._num_failures and not sys.stdin.isatty() else 0
 
     def _command(self, word: str, rest: str) -> None:
         match word:
@@ -244,10 +255,9 @@ def read_lines() -> Iterator[str]:
     """Lines of the terminal with a prompt and a history, or of whatever is piped in."""
     if not sys.stdin.isatty():
         try:
-            sys.stdin.reconfigure(errors="strict")  # type: ignore[union-attr]
-            yield from sys.stdin
+            yield from standard_input()
         except UnicodeDecodeError:
-            raise ConfigError("the input is not UTF-8 text; convert it") from None
+            raise ConfigError("standard input is not UTF-8 text; convert it") from None
         return
     import readline  # noqa: F401  # gives input() a history and line editing
 

@@ -109,9 +109,13 @@ class _Rewriter:
         if row.arity == "switch" and (following or "").lower() not in ("true", "false"):
             pending += [] if following is None else [following]
             return None
-        if row.arity == "value":
+        if row.arity in ("value", "numbers"):
             if following is None:
                 raise ConfigError(f"{flag}: its value is missing")
+            while row.arity == "numbers" and (word := next(rest, None)) is not None:
+                if not word.isdecimal():
+                    pending.append(word)
+                    break
             return following
         if following is not None and following.lower() not in _SWITCH_WORDS:
             pending.append(following)

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
-from quire.cli.prompt_texts import add_prompt_options, read_escapes, template_variables
+from quire.cli.prompt_texts import (
+    add_prompt_options,
+    has_piped_text,
+    piped_text,
+    read_escapes,
+    template_variables,
+)
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
 from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
@@ -74,7 +80,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all prompts and print the answers in the prompts' order, a single one as it comes.
+    """Answer all prompts and print the answers in the prompts' order, each as soon as it ends.
 
     Returns 1 if there are prompts without an answer, and 2 if that is all of them, by the caller's
     mistake.
@@ -96,10 +102,9 @@ def run(argv: Sequence[str]) -> int:
     texts = [prompt.text for prompt in prompts]
     streams = len(texts) == sampling.n == 1 and not args.json
     with AnswerLine() as line:
-        take = line.take if streams else None
+        take: dict[str, OnOutput]
+        take = {"on_output": line.take} if streams else {"on_answer": printer(texts, args.json)}
         results = _answers(llm, args, texts, sampling, variables, take)
-    for text in [] if streams else lines(texts, results, as_json=args.json):
-        print(text)
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
             text = parser.in_flags(_PARAM.sub("", str(result.error)))
@@ -113,22 +118,26 @@ def _answers(
     texts: list[str],
     sampling: SamplingParams,
     variables: dict[str, Any],
-    on_output: OnOutput | None,
+    take: dict[str, OnOutput],
 ) -> list[RequestOutput]:
-    """The answers to texts, or to messages where an option asks for it. Raises ConfigError."""
+    """The answers to texts, or to messages where an option asks for it. Raises ConfigError.
+
+    take: what gets them as they come, by its name; in a terminal they take a progress bar's place.
+    """
     show, has_template = sys.stderr.isatty(), llm.tokenizer.has_chat_template
-    how: dict[str, Any] = {"use_tqdm": show, "raise_errors": False}
-    if not (args.chat or "system" in args or variables):
+    has_bar = show and not sys.stdout.isatty()
+    how: dict[str, Any] = {"use_tqdm": has_bar, "raise_errors": False, **take}
+    if not (args.chat or variables or vars(args).keys() & {"system", "chat_template"}):
         if show and has_template:
             print("note: prompts are plain text; --chat sends them as messages", file=sys.stderr)
-        return llm.generate(texts, sampling, on_output=on_output, **how)
+        return llm.generate(texts, sampling, **how)
     if not has_template:
         options = "--chat, --system and --default-chat-template-kwargs"
         raise ConfigError(f"this model has no chat template; leave {options} out")
     system = [{"role": "system", "content": args.system}] if "system" in args else []
     conversations = [[*system, {"role": "user", "content": text}] for text in texts]
     how["chat_template_kwargs"] = variables
-    return llm.chat(conversations, sampling, on_output=on_output, **how)
+    return llm.chat(conversations, sampling, **how)
 
 
 class AnswerLine:
@@ -159,7 +168,8 @@ def read_words(args: Namespace) -> None:
     is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
     if is_alone and not could_be_model(args.model):
         args.text = given.pop("model")
-        print(f"note: {args.text[:64]!r} is the prompt, for {BUNDLED_MODEL}", file=sys.stderr)
+        shown = "standard input" if args.text == "-" else repr(args.text[:64])
+        print(f"note: {shown} is the prompt, for {BUNDLED_MODEL}", file=sys.stderr)
 
 
 def could_be_model(word: str) -> bool:
@@ -180,6 +190,8 @@ def read_prompts(args: Namespace) -> list[Given]:
         for number, line in enumerate(_read(args.file).split("\n"), 1):
             if line.strip():
                 found.append(Given(line, f"{name}, line {number}"))
+    elif found:
+        found = _with_piped(found)
     if not found:
         raise ConfigError(
             "there is no prompt; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
@@ -188,19 +200,40 @@ def read_prompts(args: Namespace) -> list[Given]:
     return found
 
 
-def lines(
-    prompts: Sequence[str], results: Sequence[RequestOutput], *, as_json: bool
-) -> Iterable[str]:
-    """The lines to print: JSON, or texts for people, each below its prompt if there are many."""
-    for prompt, result in zip(prompts, results, strict=True):
-        if as_json:
-            yield json.dumps(_record(prompt, result), ensure_ascii=False)
-            continue
-        if len(prompts) > 1:
-            yield f"> {prompt}"
-        yield from (output.text for output in result.outputs)
-        if len(prompts) > 1:
-            yield ""
+def _with_piped(prompts: list[Given]) -> list[Given]:
+    """The prompts with what is piped in before each, as in a chat; - is that alone."""
+    if all(prompt.text != "-" for prompt in prompts) and not has_piped_text():
+        return prompts
+    piped = piped_text().strip()
+    words = ("" if text == "-" else text for text, _ in prompts)
+    texts = ["\n".join(filter(None, (piped, text))) for text in words]
+    if not all(texts):
+        raise ConfigError("standard input is empty; write a prompt instead of -")
+    return [Given(text, prompt.source) for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def printer(prompts: Sequence[str], as_json: bool) -> OnOutput:
+    """A function that prints the results of these prompts, which it gets one after another."""
+    rest = iter(prompts)
+
+    def show(result: RequestOutput) -> None:
+        for text in lines(next(rest), result, as_json=as_json, is_one=len(prompts) == 1):
+            print(text, flush=True)
+
+    return show
+
+
+def lines(prompt: str, result: RequestOutput, *, as_json: bool, is_one: bool) -> Iterable[str]:
+    """The lines to print: JSON, or texts for people, below the prompt unless it is the only one."""
+    if as_json:
+        is_unicode = (sys.stdout.encoding or "utf-8").lower() == "utf-8"
+        yield json.dumps(_record(prompt, result), ensure_ascii=not is_unicode)
+        return
+    if not is_one:
+        yield f"> {prompt}"
+    yield from (output.text for output in result.outputs)
+    if not is_one:
+        yield ""
 
 
 def _status(errors: Sequence[QuireError | None]) -> int:
@@ -231,7 +264,7 @@ def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+        return piped_text() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"file {path!r} is not UTF-8 text; convert it") from None
     except OSError as error:

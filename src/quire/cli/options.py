@@ -16,11 +16,13 @@ from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
 from quire.options import Option, nearest_name
 
+_MOST_PLAIN = 65535  # numbers up to which no unit is of use, as ports
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 # as messages name settings: with an underscore, or at their beginning, or with a value
 _SETTING = re.compile(
-    r"(?<![\w'\"$./-])"
+    r"(?<!\w)'[^' ]*[;,][^' ]*'"  # a value of several, which stays
+    r"|(?<![\w'\"$./-])"
     r"(?:[a-z]+(?:_[a-z]+)+"
     r"|(?:(?<=\A)[a-z]+(?=: | is | must be | '[^']*' is not supported))|[a-z]+(?=='))(?![\w/.-])"
     r"(?:='(?P<value>[\w.-]+)')?"
@@ -81,6 +83,8 @@ class CommandParser(argparse.ArgumentParser):
                 raise ConfigError("words before -- and after it; write all of them after it")
             if word.startswith("-"):
                 name = word.partition("=")[0]
+                if name in flags:
+                    raise ConfigError(f"{name} is behind --, where words are; write it before --")
                 near = nearest_name(name, self._option_string_actions)
                 hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
                 from quire.compat.name_homes import command_home  # usually not needed
@@ -123,13 +127,11 @@ _PLAIN = {
 }
 
 
-def human_int(text: str) -> int:
-    """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g."""
+def human_int(text: str, example: str = " such as 4096, 4K or 4k") -> int:
+    """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g. example: what an error shows."""
     match = re.fullmatch(r"(-?\d+(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""), re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer such as 4096, 4K or 4k, not {text[:64]!r}"
-        )
+        raise argparse.ArgumentTypeError(f"must be an integer{example}, not {text[:64]!r}")
     number, unit = match.groups()
     is_exact = "." not in number and len(number) <= 20  # Python reads no integer of any length
     value = (int(number) if is_exact else float(number)) * _FACTORS[unit]
@@ -182,12 +184,17 @@ def _read(option: Option, text: str) -> Any:
     """The value of an option's text, which may be in another engine's spelling."""
     value = own_value(option.name, None if text == "None" else text)
     if isinstance(value, str) and option.kind is not str:
-        number = human_int(value) if option.kind is int else _number(value)
+        number = _integer(option, value) if option.kind is int else _number(value)
         value = own_value(option.name, number)
     if option.choices and value is not DEFAULT and value not in option.choices:
         known = ", ".join([*option.choices, *_aliases(option)])
         raise argparse.ArgumentTypeError(f"must be one of {known}, not {text[:64]!r}")
     return option.default if value is DEFAULT and option.choices else value
+
+
+def _integer(option: Option, text: str) -> int:
+    is_small = option.within is not None and option.within[1] <= _MOST_PLAIN
+    return human_int(text, "") if is_small else human_int(text)
 
 
 def _aliases(option: Option) -> list[str]:

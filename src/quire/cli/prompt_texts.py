@@ -1,21 +1,27 @@
-r"""Options on how prompts are read: --escape, and variables of the chat template.
+r"""Prompts of commands that ask a model: standard input, --escape, variables of the chat template.
 
-For the commands that ask a model directly. With --escape `\n` is a line break, as in llama.cpp.
+With --escape `\n` is a line break, as in llama.cpp.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import re
+import select
+import stat
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from quire.cli.options import CommandParser
+from quire.errors import ConfigError
 
 _ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
 _TEXTS = {"text", "prompt", "system", "stop"}  # options with one text, or a list of them
 _VARIABLES = "default_chat_template_kwargs"  # the server's name, as other engines' names mean it
+FIRST_SECONDS = 0.5  # for what is piped in beside a prompt; a script's stdin may stay open
 
 
 def add_prompt_options(parser: CommandParser, more: str = "") -> None:
@@ -71,3 +77,41 @@ def _character(match: re.Match[str]) -> str:
         return bytes.fromhex(escape.replace(r"\x", "")).decode()
     except UnicodeDecodeError:
         return escape
+
+
+def standard_input() -> TextIO:
+    """Standard input, read as text files are: UTF-8, a BOM or none, ends of lines of any kind."""
+    stdin = sys.stdin
+    if isinstance(stdin, io.TextIOWrapper) and stdin.encoding != "utf-8-sig":
+        stdin.reconfigure(encoding="utf-8-sig", errors="strict", newline=None)
+    return stdin
+
+
+def piped_text() -> str:
+    """All of standard input. Raises ConfigError where it is no text."""
+    try:
+        return standard_input().read()
+    except UnicodeDecodeError:
+        raise ConfigError("standard input is not UTF-8 text; convert it") from None
+
+
+def has_piped_text() -> bool:
+    """Whether a file or a pipe comes in that has something; tells of a pipe that stays empty."""
+    try:
+        file = sys.stdin.fileno()
+        mode = os.fstat(file).st_mode
+    except (OSError, ValueError):  # it is closed, or no file
+        return False
+    if stat.S_ISREG(mode):  # of which a loop over its lines has read some
+        return os.lseek(file, 0, os.SEEK_CUR) == 0 < os.fstat(file).st_size
+    return stat.S_ISFIFO(mode) and _has_data(file)
+
+
+def _has_data(pipe: int) -> bool:
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    events = poller.poll(FIRST_SECONDS * 1000.0)
+    if not events:
+        text = "nothing is piped in yet, so it is left out; - as the prompt waits for it"
+        print(f"note: {text}", file=sys.stderr)
+    return any(event & select.POLLIN for _, event in events)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
@@ -33,8 +35,15 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "run-batch", "Answer a file of requests in OpenAI's batch form.", EXAMPLES
     )
-    parser.add_argument("-i", "--input-file", metavar="PATH", help="requests, one JSON per line")
-    parser.add_argument("-o", "--output-file", metavar="PATH", help="where the answers go")
+    parser.add_argument(
+        "-i",
+        "--input-file",
+        metavar="PATH",
+        help="requests, one JSON per line; - is standard input",
+    )
+    parser.add_argument(
+        "-o", "--output-file", metavar="PATH", help="where the answers go; - is standard output"
+    )
     add_engine_options(parser)
     return parser
 
@@ -51,7 +60,12 @@ def run(argv: Sequence[str]) -> int:
     config = engine_config(args)
     with ExitStack() as stack:
         source = stack.enter_context(_open_source(args.input_file))
-        if Path(args.output_file).exists() and Path(args.output_file).samefile(args.input_file):
+        is_file = args.input_file != "-" != args.output_file
+        if (
+            is_file
+            and Path(args.output_file).exists()
+            and Path(args.output_file).samefile(args.input_file)
+        ):
             raise ConfigError("input_file and output_file are the same; use another output_file")
         total = sum(1 for line in bounded_lines(source) if line.strip())
         source.seek(0)
@@ -61,7 +75,9 @@ def run(argv: Sequence[str]) -> int:
             asyncio.run(_run(config, source, target, total, found))
         finally:
             if target.num_lines or not total:
-                text = f"{found['good']} of {total} requests answered; see {args.output_file}"
+                text = (
+                    f"{found['good']} of {total} requests answered; see {_shown(args.output_file)}"
+                )
                 print(text, file=sys.stderr)
     return 0 if found["read"] == total else 1
 
@@ -107,7 +123,17 @@ async def _run(
         await engine.close()
 
 
+def _shown(path: str) -> str:
+    return "standard output" if path == "-" else path
+
+
 def _open_source(path: str) -> IO[bytes]:
+    """The file at a path, - a copy of standard input, as it is read twice. Raises ConfigError."""
+    if path == "-":
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.seek(0)
+        return copy
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # it is read twice
             raise ConfigError(f"input_file {path!r} is a stream or a folder; use a file")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from quire.cli.options import CommandParser, chosen, human_int
 from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import ConfigError, InvalidRequestError
+from quire.options import MOST
 
 # The engine's --seed serves requests as well; log-probabilities and biases are for programs.
 HELP = {
@@ -61,7 +64,7 @@ def add_sampling_options(
                 flag, action=action, help=f"{text} (default: {shown})", default=argparse.SUPPRESS
             )
         elif isinstance(default, list):
-            kind: Any = human_int if name == "stop_token_ids" else str
+            kind: Any = _token_id if name == "stop_token_ids" else str
             group.add_argument(flag, action="append", type=kind, metavar="X", help=text)
         else:
             kind = float if isinstance(default, float) else human_int
@@ -77,7 +80,20 @@ def add_sampling_options(
 def _token_limit(text: str) -> int | None:
     """A number of tokens; None for -1 and -2, as in llama.cpp, and for none."""
     limit = None if text.lower() == "none" else human_int(text)
-    return None if limit in (-1, -2) else limit
+    if limit in (-1, -2):
+        return None
+    if limit == 0:
+        problem = f"must be between 1 and {MOST}, or -1 (until the answer ends), not 0"
+        raise argparse.ArgumentTypeError(problem)
+    return limit
+
+
+def _token_id(text: str) -> int:
+    """A token id. Raises ArgumentTypeError."""
+    if "," in text:
+        problem = f"must be one token id, not {text[:64]!r}; use the option once for each"
+        raise argparse.ArgumentTypeError(problem)
+    return human_int(text, "")
 
 
 def take_defaults(
@@ -89,14 +105,26 @@ def take_defaults(
             setattr(sampling, name, value)
 
 
+def _constraint(given: Mapping[str, Any]) -> StructuredOutputs:
+    """The constraint that options ask for; its errors name the option. Raises ConfigError."""
+    for name, text in given.items():
+        flag = "--" + name.replace("_", "-")
+        if name in ("json_schema", "grammar") and os.path.isfile(text):
+            fix = f'use {flag} "$(cat {shlex.quote(text)})"'
+            raise ConfigError(
+                f"{flag} {text[:64]!r} is a file, but the option takes its text; {fix}"
+            )
+    fields = {CONSTRAINTS[name][0]: value for name, value in given.items()}
+    return StructuredOutputs(**fields, field=flag if len(given) == 1 else None)
+
+
 def sampling_params(args: argparse.Namespace, *, max_tokens: int | None) -> SamplingParams:
     """The sampling params of the command line. Raises ConfigError."""
     given: dict[str, Any] = {"max_tokens": max_tokens} | chosen(args, HELP)
     constraints = chosen(args, CONSTRAINTS)
     try:
         if constraints:
-            fields = {CONSTRAINTS[name][0]: value for name, value in constraints.items()}
-            given["structured_outputs"] = StructuredOutputs(**fields)
+            given["structured_outputs"] = _constraint(constraints)
         return SamplingParams(**given)
     except InvalidRequestError as error:
         raise ConfigError(str(error)) from None

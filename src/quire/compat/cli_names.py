@@ -24,7 +24,8 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     no_effect("display_prompt", _L, "a single prompt is not shown", arity="switch"),
     no_effect("verbose_prompt", _L, "a single prompt is not shown", arity="switch"),
     only("file", _L, (), "a file has one prompt on each line here",
-         "use --prompt \"$(cat FILE)\" for one prompt, or --file", "-f"),
+         "use `quire generate --prompt \"$(cat FILE)\"` for one prompt, or `quire generate --file "
+         "FILE`", "-f"),
     only("system_prompt_file", _L, (), "the system message is text",
          "use --system \"$(cat FILE)\"", "-sysf"),
     only("prompt_cache", _L, (), "KV blocks are not written to disk", "leave it out"),
@@ -34,7 +35,8 @@ CLI_NAMES: tuple[ForeignName, ...] = (
     no_effect("stats", _V, _PLAIN, arity="switch"),
     no_effect("nowordwrap", _O, _PLAIN, arity="switch"),
     only("prompt", _L, (), "this command has no prompts as options",
-         "use `quire chat MODEL TEXT` for one answer, or --prefill N of `quire profile` for speed"),
+         "use `quire chat MODEL TEXT` for one answer, --prefill N of `quire profile` for speed, "
+         "or --port N for a server's port"),
     no_effect("print_token_count", _L, _PLAIN, "-ptc"),
     no_effect("multiline_input", _L, "a text may have several lines", "-mli", arity="switch"),
     no_effect("keepalive", _O, "the model is loaded for the command"),

@@ -26,7 +26,7 @@ DEFAULT: Final = _Default()
 ANY: Final = frozenset[Any]()  # as `takes`: whatever the value is
 EMPTY: Final[tuple[Any, ...]] = (False, 0, "", {}, [])  # values that mostly ask for nothing
 
-Arity = Literal["value", "switch", "optional"]  # what follows a flag on a command line
+Arity = Literal["value", "switch", "optional", "numbers"]  # what follows a flag on a command line
 
 
 class ForeignName(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     no_effect("disable_log_stats", _V, "statistics are in /metrics, not in the log",
               arity="switch"),
     no_effect("max_seq_len_to_capture", _V, _RECORDED),
-    no_effect("cudagraph_capture_sizes", _V, _RECORDED),
+    no_effect("cudagraph_capture_sizes", _V, _RECORDED, arity="numbers"),
     no_effect("max_cudagraph_capture_size", _V, _RECORDED),
     no_effect("cuda_graph_max_bs", _S, _RECORDED),
     no_effect("compilation_config", _V, "kernels are compiled for their shapes at the start",

@@ -49,7 +49,7 @@ def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> int:
         {"kv_cache_memory_bytes": 5_000_000, "kv_cache_dtype": "fp8_e4m3"},
         {"num_blocks": 50, "kv_cache_dtype": "int8"},
         {"kv_cache_memory_bytes": 5_000_000},
-        {"kv_cache_memory_bytes": 1 << 40, "max_num_seqs": 2, "max_model_len": 100},
+        {"kv_cache_memory_bytes": 5_000_000, "max_num_seqs": 2, "max_model_len": 100},
         {"load_format": "null"},
     ],
 )
@@ -57,6 +57,13 @@ def test_kv_cache(options: dict[str, Any]) -> None:
     config = EngineConfig.from_options(model="quire-tiny-draft", **options)
     _, info = start_engine(config)
     assert footprint_of(config).kv_cache == info.kv_cache_bytes
+
+
+def test_a_kv_cache_with_a_size_is_not_cut_to_what_its_requests_use() -> None:
+    few = {"model": "quire-tiny", "max_num_seqs": 1, "max_model_len": 100}
+    found = footprint_of(EngineConfig.from_options(kv_cache_memory_bytes=1 << 32, **few))
+    assert (1 << 32) - (1 << 20) < found.kv_cache <= 1 << 32
+    assert footprint_of(EngineConfig.from_options(**few)).kv_cache < 1 << 20
 
 
 def test_a_kv_cache_without_a_size_gets_its_share_of_the_memory() -> None:

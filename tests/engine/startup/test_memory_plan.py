@@ -154,6 +154,10 @@ def test_quantized_weights_leave_memory_for_the_cache() -> None:
         ({}, "bytes are missing before there is a KV cache; raise gpu_memory_utilization, lower"),
         ({"gib": 17.5}, "but one block takes 2,097,152; raise gpu_memory_utilization, lower"),
         ({"gib": 24, "kv_cache_memory_bytes": 9}, "9 bytes, but .*; raise kv_cache_memory_bytes"),
+        (
+            {"gib": 24, "kv_cache_memory_bytes": 10**15},
+            "are left; lower num_blocks or kv_cache_mem",
+        ),
         ({"gib": 24, "num_blocks": 9000}, "are left; lower num_blocks or kv_cache_memory_bytes"),
         ({"gib": 24, "max_model_len": 131_072}, "max_model_len is 131072, .* or raise gpu_memory_"),
     ],

@@ -10,7 +10,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from quire.config import EngineConfig
@@ -132,17 +132,27 @@ class OfflineEngine:
         use_tqdm: bool,
         raise_errors: bool,
         on_output: OnOutput | None = None,
+        on_answer: OnOutput | None = None,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order. field: the argument of the items, for errors.
 
         prompt_of: from an item to its prompt. encoding: how texts become token ids. raise_errors:
         if False, an item that is refused or fails has a result with `error`, and the others run.
         on_output: gets each part of an answer as it comes; there is no progress bar then.
+        on_answer: gets each result in the order of the prompts, once those before it have ended.
         """
         with self._one_call:  # one call: an interrupt anywhere inside of it releases the lock
             return self._interruptible(
                 lambda interrupt: self._answer(
-                    interrupt, field, items, prompt_of, encoding, use_tqdm, raise_errors, on_output
+                    interrupt,
+                    field,
+                    items,
+                    prompt_of,
+                    encoding,
+                    use_tqdm,
+                    raise_errors,
+                    on_output,
+                    on_answer,
                 )
             )
 
@@ -156,6 +166,7 @@ class OfflineEngine:
         use_tqdm: bool,
         raise_errors: bool,
         on_output: OnOutput | None,
+        on_answer: OnOutput | None,
     ) -> list[RequestOutput]:
         self._awake()
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
@@ -182,8 +193,10 @@ class OfflineEngine:
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
             interrupt.deliver()
-        answers = self._run(interrupt, prepared, "answers", use_tqdm, raise_errors, on_output)
-        answers |= refused
+        waiting = _InOrder(ids, on_answer) if on_answer is not None else None
+        answers = self._run(
+            interrupt, prepared, "answers", use_tqdm, raise_errors, on_output, waiting, refused
+        )
         return [answers[request_id] for request_id in ids]
 
     def embed(
@@ -245,31 +258,54 @@ class OfflineEngine:
         use_tqdm: bool,
         raise_errors: bool = True,
         on_output: OnOutput | None = None,
+        waiting: _InOrder | None = None,
+        refused: Mapping[str, RequestOutput] | None = None,
     ) -> dict[str, RequestOutput]:
-        """Results by request id. what: their name, for the progress bar."""
+        """Results by request id, with those that were refused. what: their name, for the bar."""
         engine = self._awake()
         outputs = OutputProcessor(self._tokenizer, RequestMetrics())
-        answers: dict[str, RequestOutput] = {}
+        answers = dict(refused or {})
         shown = use_tqdm and on_output is None  # a bar would take what on_output prints
         with ProgressBar(what, len(prepared), shown=shown) as progress:
             progress.show(0, engine.stats)
 
             def take(step: Processed) -> None:
                 if on_output is not None:
-                    self._call_back(on_output, step)
+                    self._call_back(on_output, step.outputs.values())
                 _collect(step, answers, raise_errors)
+                if waiting is not None:
+                    self._call_back(waiting.on_answer, waiting.ended(answers))
                 progress.show(len(prepared) - outputs.num_unfinished, engine.stats)
 
             engine.run(prepared, outputs, take, interrupt)
+        if waiting is not None:  # those that were refused are the last ones, or all
+            self._call_back(waiting.on_answer, waiting.ended(answers))
         return answers
 
-    def _call_back(self, on_output: OnOutput, step: Processed) -> None:
+    def _call_back(self, on_output: OnOutput, outputs: Iterable[RequestOutput]) -> None:
         self._thread = threading.get_ident()
         try:
-            for output in step.outputs.values():
+            for output in outputs:
                 on_output(output)
         finally:
             self._thread = None
+
+
+class _InOrder:
+    """Results in the order of their prompts: one that has ended waits for those before it."""
+
+    def __init__(self, ids: Sequence[str], on_answer: OnOutput) -> None:
+        self._ids, self._num_ended = ids, 0
+        self.on_answer = on_answer
+
+    def ended(self, answers: Mapping[str, RequestOutput]) -> Iterator[RequestOutput]:
+        """Those that nothing waits for any more, each once."""
+        while self._num_ended < len(self._ids):
+            answer = answers.get(self._ids[self._num_ended])
+            if answer is None or not answer.finished:
+                return
+            self._num_ended += 1
+            yield answer
 
 
 def _free_memory() -> None:

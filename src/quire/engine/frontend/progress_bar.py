@@ -48,6 +48,6 @@ def _bar(what: str, total: int) -> Progress:
 
     rate = TextColumn("{task.fields[rate]:.0f} tokens/s")
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), rate)
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False)
     bar.add_task(what, total=total, rate=0.0)
     return bar

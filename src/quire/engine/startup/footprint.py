@@ -113,16 +113,18 @@ def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
 def blocks_within(
     config: EngineConfig, model_config: ModelConfig, default_bytes: int, block_bytes: int
 ) -> int:
-    """The number of KV blocks: as set, or as many as the bytes hold and requests can use.
+    """The number of KV blocks: as set, or as many as the default holds and requests can use.
 
+    A size that was set is not cut: what is more than the running requests use keeps prefixes.
     default_bytes: for the KV cache, unless the settings say how many.
     """
     cache = config.cache
     if cache.num_blocks is not None:
         return cache.num_blocks
-    budget = default_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes // block_bytes
     limit = config.model.max_model_len or model_config.max_position_embeddings
-    return max(0, min(budget // block_bytes, usable_blocks(config, limit)))
+    return max(0, min(default_bytes // block_bytes, usable_blocks(config, limit)))
 
 
 def default_kv_bytes(available: int) -> int:
