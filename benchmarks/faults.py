@@ -42,7 +42,8 @@ class Case:
     """One fault. options: of its server; may_refuse: newcomers may get 503 meanwhile.
 
     unread_log: nobody reads the server's standard error. folder: size of the file system of its
-    temporary folder, if that is one of its own.
+    temporary folder, if that is one of its own. linger: seconds for which its connections may
+    outlive it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Case:
     may_refuse: bool = False
     unread_log: bool = False
     folder: str = ""
+    linger: float = 0.0
 
 
 CASES = (
@@ -80,7 +82,7 @@ CASES = (
     Case("full_folder", "full temporary folder", ("--api-server-count", "2"), folder="1m"),
     Case("costly_grammars", "8 clients with costly schemas"),
     Case("tokenize_bodies", "4 clients with 4 MB at /tokenize"),
-    Case("large_bodies", "8 clients with bodies over the limit"),
+    Case("large_bodies", "8 clients with bodies over the limit", linger=5.0),
     Case("template_bombs", "bombs in the chat template"),
 )
 
@@ -102,6 +104,7 @@ async def run_case(
     loop = asyncio.get_running_loop()
     async with Bystanders.connected(server) as bystanders, bystanders.watching() as watch:
         found = await loop.run_in_executor(pool, cause, case.name, server)
+    await asyncio.sleep(case.linger)
     left = await server.at_rest()
     after = await server.census()
     return _row(case, quiet, watch, found) | {

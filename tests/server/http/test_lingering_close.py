@@ -7,7 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from quire.server.http.lingering_close import BYTES_PER_SECOND, LingeringClose
+from quire.server.http.lingering_close import (
+    BYTES_PER_SECOND,
+    LONGEST_PAUSE,
+    MOST_AT_ONCE,
+    LingeringClose,
+)
 
 PIECE = bytes(1 << 20)
 
@@ -34,6 +39,12 @@ def test_connections_are_read_one_after_the_other(loop: Mock) -> None:
     assert [resume for _, resume in begins] == [each.resume_reading for each in transports]
 
 
+def test_no_connection_waits_long(loop: Mock) -> None:
+    for _ in range(2 * int(LONGEST_PAUSE * BYTES_PER_SECOND / len(PIECE))):
+        LingeringClose(loop, 5.0, 64 << 20).drop(transport(), PIECE)
+    assert loop.call_at.call_args.args[0] == 100.0 + LONGEST_PAUSE
+
+
 def test_nothing_is_scheduled_once_the_connection_is_closed(loop: Mock) -> None:
     lingering, closed = LingeringClose(loop, 5.0, len(PIECE)), transport()
     lingering.drop(closed, PIECE)
@@ -43,3 +54,15 @@ def test_nothing_is_scheduled_once_the_connection_is_closed(loop: Mock) -> None:
     lingering.drop(closed, PIECE)
     closed.close.assert_called_once()
     loop.call_at.assert_called_once()
+
+
+def test_of_too_many_the_first_one_is_closed(loop: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LingeringClose, "_active", {})
+    transports = [transport() for _ in range(MOST_AT_ONCE + 2)]
+    closes = [LingeringClose(loop, 5.0, 1 << 20) for _ in transports]
+    for number, (close, each) in enumerate(zip(closes, transports, strict=True)):
+        if number == MOST_AT_ONCE:
+            closes[1].stop()  # it has ended by itself: there is room for one
+        close.start(each)
+    closed = [each.close.called for each in transports]
+    assert closed == [True] + [False] * (MOST_AT_ONCE + 1)
