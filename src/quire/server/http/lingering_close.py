@@ -3,8 +3,8 @@
 A socket that is closed while data arrives is reset, and a reset discards what the client has not
 read yet: it would never see why its request was refused. So the sending side is closed first, and
 what still comes is dropped for a while. Slowly, since others' tokens wait for what is read here:
-all connections of a process together drop no more than BYTES_PER_SECOND, and of more than
-MOST_AT_ONCE the one that began first is closed.
+all connections of a process together drop no more than BYTES_PER_SECOND, but none waits longer
+than LONGEST_PAUSE, and of more than MOST_AT_ONCE the one that began first is closed.
 """
 
 from __future__ import annotations
