@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -323,24 +322,6 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert interrupted.is_set()
     interrupted.clear()
     assert capsys.readouterr() == ("", "")
-
-
-def test_ctrl_c_in_a_callback_that_python_ignores_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Interrupted:
-        def __del__(self) -> None:
-            raise KeyboardInterrupt
-
-    def run(_: object) -> int:
-        Interrupted()
-        time.sleep(10)
-        return 0
-
-    monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr("quire.cli.generate.run", run)
-    assert main(["generate"]) == 130
-    assert capsys.readouterr().err == ""
 
 
 def test_reader_that_leaves() -> None:

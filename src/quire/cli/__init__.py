@@ -9,9 +9,7 @@ import errno
 import importlib
 import io
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     _print_any_text()
     _show_notes()
-    _repeat_lost_interrupts()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a full disk can still be reported in one line
@@ -116,21 +113,6 @@ def _show_notes() -> None:
             show_others(message, category, *where, **more)
 
     warnings.showwarning = show
-
-
-def _repeat_lost_interrupts() -> None:
-    """Send Ctrl-C again where Python only prints it, as in callbacks of an import."""
-    show_others = sys.unraisablehook
-
-    def show(lost: Any) -> None:
-        if issubclass(lost.exc_type, KeyboardInterrupt):
-            again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
-            again.start()
-        else:
-            show_others(lost)
-
-    sys.unraisablehook = show
 
 
 def _run(argv: list[str]) -> int:
