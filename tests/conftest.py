@@ -18,6 +18,7 @@ from pathlib import Path
 
 import faster_interpreter
 import pytest
+from prepared_files import wait_for_prepared_files
 
 gc.disable()
 
@@ -57,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="quire-tests-")
         os.environ["XDG_CACHE_HOME"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_of_an_earlier_test() -> None:
+    """Its lines in the log would be taken for this test's."""
+    wait_for_prepared_files()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from prepared_files import wait_for_prepared_files
 from safetensors.torch import save_file
 
 from quire import LLM
@@ -24,9 +25,7 @@ def test_files_are_logged_listed_and_removed(
     monkeypatch.setattr(prepared_weights, "WORTH_BYTES", 1)
     caplog.set_level(logging.INFO, "quire")
     LLM(num_blocks=64, prepared_weights=tmp_path, quantization="int8")
-    for thread in prepared_weights.threading.enumerate():
-        if thread.name == "quire-prepared":
-            thread.join()
+    wait_for_prepared_files()
     (line,) = [
         r.getMessage() for r in caplog.records if "prepared weights stored" in r.getMessage()
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from prepared_files import wait_for_prepared_files
 
 from quire.cli import main
 from quire.config import EngineConfig
@@ -149,9 +149,7 @@ def test_neither_a_profile_nor_a_dry_run_needs_torch(
     monkeypatch.setattr("quire.models.prepared.prepared_weights.WORTH_BYTES", 0)
     words = [MODEL, "--device", "cpu", "--prepared-weights", str(tmp_path)]
     assert main(["profile", *words, "--context", "9"]) == 0
-    for thread in threading.enumerate():
-        if thread.name == "quire-prepared":
-            thread.join()
+    wait_for_prepared_files()
     for command in (["profile", *words, "--context", "9"], ["serve", *words, "--dry-run"]):
         run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True)
         assert run.returncode == 0, run.stderr

@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared_files import wait_for_prepared_files
 
 from quire import LLM, SamplingParams, StructuredOutputs
 from quire.config import EngineConfig
@@ -55,7 +55,7 @@ PARAMS = [
 WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = None  # who imports it fails
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/../.."]
 from test_compiled_start import answers
 print(json.dumps(answers(json.loads(sys.argv[2]))))
 """
@@ -88,9 +88,7 @@ def run(program: str, *args: str, **environment: str) -> subprocess.CompletedPro
 def prepare(options: dict[str, Any]) -> list[Any]:
     """A first start, which makes the file; what it answers."""
     found = answers(options)
-    for thread in threading.enumerate():
-        if thread.name == "quire-prepared":
-            thread.join()
+    wait_for_prepared_files()
     return found
 
 

@@ -6,7 +6,6 @@ import copy
 import json
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from harness import PagedModel, load_folder
+from prepared_files import wait_for_prepared_files
 from quantized_checkpoints import DOWN, METHODS, words, write_quantized
 from safetensors.torch import load_file
 from torch import Tensor
@@ -166,9 +166,7 @@ def test_prepared_weights_are_those_that_were_loaded(
     for _ in range(2):
         model, config = load_folder(tmp_path / "model", prepared_weights=str(tmp_path / "cache"))
         logits.append(PagedModel(model, config).prefill(PROMPT))
-        for thread in threading.enumerate():
-            if thread.name == "quire-prepared":
-                thread.join()
+        wait_for_prepared_files()
     assert list((tmp_path / "cache").glob("*.safetensors"))
     assert torch.equal(*logits)
     if native.library() is not None:
