@@ -14,11 +14,11 @@ from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 def leave(folder: str, number: int) -> None:
     """Write down which process did this work."""
     time.sleep(0.02)
-    Path(folder, str(number)).write_text(str(os.getpid()))
+    os.symlink(str(os.getpid()), Path(folder, str(number)))  # there and whole at once
 
 
 def makers(folder: Path) -> dict[int, int]:
-    return {int(path.name): int(path.read_text()) for path in folder.iterdir()}
+    return {int(path.name): int(path.readlink().name) for path in folder.iterdir()}
 
 
 def test_processes_share_the_work(tmp_path: Path) -> None:
@@ -30,8 +30,9 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
     assert sorted(found) == list(range(12))
     assert os.getpid() not in found.values()
     assert 2 <= len(set(found.values())) <= 3
-    with pytest.raises(ChildProcessError):  # none is left behind
-        os.waitpid(-1, os.WNOHANG)
+    for process in set(found.values()):
+        with pytest.raises(ChildProcessError):  # none is left behind
+            os.waitpid(process, os.WNOHANG)
 
 
 def test_they_begin_before_all_is_there(tmp_path: Path) -> None:
