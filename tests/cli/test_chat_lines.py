@@ -1,4 +1,4 @@
-"""What is typed or piped into a chat."""
+"""Messages that are typed or piped into a chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is typed or piped into a chat: messages of one line, or of several between triple quotes."""
+"""Reads a chat's messages, typed or piped in: of one line, or of several between triple quotes."""
 
 from __future__ import annotations
 
