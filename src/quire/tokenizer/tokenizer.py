@@ -289,8 +289,8 @@ class Tokenizer:
         if "default" in self._templates:
             return self._templates["default"]
         raise InvalidRequestError(
-            "messages: this model has no chat template; use plain completions, or put a "
-            "chat_template.jinja into the model's folder and start again",
+            "messages: this model has no chat template; use plain completions, or start again "
+            "with one (chat_template)",
             param="messages",
         )
 
