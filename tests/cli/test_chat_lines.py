@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,21 +56,28 @@ def test_ctrl_c_drops_all_lines_of_a_message() -> None:
     assert messages_of('"' * 3 + "one", "two", DroppedMessageError, "/quit")[0] == ["/quit"]
 
 
-def typed(text: bytes, **variables: str) -> tuple[bytes, list[str]]:
-    """What a terminal shows that has this typed after its first prompt, and the messages of it."""
+def typed(*texts: bytes, stdout: int | None = None, **variables: str) -> tuple[bytes, list[str]]:
+    """What a terminal shows that has each text typed after a prompt, and the messages of them.
+
+    stdout: of the process, if not that terminal.
+    """
     code = (
         "from quire.cli.chat_lines import read_messages\n"
         "for message in read_messages(): print(repr(message), flush=True)"
     )
     master, slave = os.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=slave, stdout=slave, env={**os.environ, **variables}
-    ) as process:
+        [sys.executable, "-c", code],
+        stdin=slave, stdout=slave if stdout is None else stdout, stderr=slave,
+        env={**os.environ, **variables},
+    ) as process:  # fmt: skip
         os.close(slave)
         shown = b""
-        while b"> " not in shown:
-            shown += os.read(master, 4096)
-        os.write(master, text)
+        for text in texts:
+            end = len(shown)
+            while b"> " not in shown[end:]:
+                shown += os.read(master, 4096)
+            os.write(master, text)
         with suppress(OSError):  # EIO: the process has ended
             while more := os.read(master, 4096):
                 shown += more
@@ -82,6 +90,13 @@ def typed(text: bytes, **variables: str) -> tuple[bytes, list[str]]:
 def test_lines_that_are_pasted_together_are_one_message() -> None:
     """The terminal is asked to mark what is pasted."""
     paste = b"\x1b[200~one\ntwo\x1b[201~\r"
-    shown, messages = typed(paste + b"three\r\x04", TERM="xterm")
+    shown, messages = typed(paste, b"three\r", b"\x04", TERM="xterm")
     assert b"\x1b[?2004h" in shown
     assert messages == [r"'one\ntwo'", "'three'"]
+
+
+def test_prompts_are_not_among_answers_that_go_to_a_file(tmp_path: Path) -> None:
+    with (tmp_path / "answers").open("wb") as file:
+        shown, _ = typed(b"one\r", b"\x04", stdout=file.fileno())
+    assert shown.count(b"> ") == 2
+    assert (tmp_path / "answers").read_bytes() == b"'one'\n"

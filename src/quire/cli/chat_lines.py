@@ -69,11 +69,18 @@ def typed_line_reader() -> ReadLine:
 
 
 def _typed_line(prompt: str) -> str:
+    if not sys.stdout.isatty():  # which is for answers, and may be a file
+        _say(prompt, end="")
+        prompt = ""
     try:
         return input(prompt)
     except EOFError:
-        print()
+        _say("")
         raise
     except KeyboardInterrupt:  # meant for an answer that had just ended, perhaps
-        print("\n/quit or Ctrl-D leaves", file=sys.stderr, flush=True)
+        _say("\n/quit or Ctrl-D leaves")
         raise DroppedMessageError from None
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
