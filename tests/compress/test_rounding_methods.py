@@ -165,9 +165,9 @@ def test_each_side_has_a_clipping_limit_of_its_own(monkeypatch: pytest.MonkeyPat
         scales = clipped_scales(weight, stats.hessian, GRIDS[1])
         return stats.loss(nearest(weight, GRIDS[1], scales).numbers() - weight)
 
-    apart = loss()
-    monkeypatch.setattr("quire.compress.clipping._MOST_APART", 0.0)
-    assert apart < 0.95 * loss()
+    separate = loss()
+    monkeypatch.setattr("quire.compress.clipping._MOST_DIFFERENCE", 0.0)
+    assert separate < 0.95 * loss()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
