@@ -11,7 +11,7 @@ from quire.compat.missing_names import ForeignMethods
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine, check_loop
 from quire.engine.frontend.prompt_inputs import expand_sampling_params
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
 from quire.errors import EngineError, invalid_value
@@ -120,6 +120,7 @@ class AsyncLLM(ForeignMethods):
         self._check_open()
         if self._start is None:
             self._start = asyncio.create_task(AsyncEngine.start(self._config))
+        check_loop(self._start.get_loop())
         await asyncio.wait([self._start])  # raises nothing if `shutdown` cancels it
         self._check_open()
         return self._start.result()
