@@ -38,6 +38,9 @@ class TransformersTokenizer(ForeignMethods):
         self._tokenizer = tokenizer
         self._with_template = lru_cache(8)(tokenizer.with_chat_template)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._tokenizer,)  # a cache is not copied
+
     def __call__(
         self,
         text: str | Sequence[str],

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from quire.background import NUM_THREADS
-from quire.compat.missing_names import ForeignMethods
+from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
 from quire.core.pooling_params import PoolingParams
@@ -44,7 +44,7 @@ SECONDS_PER_CHAR = 5e-7  # an estimate, to encode short texts first
 T = TypeVar("T")
 
 
-class AsyncEngine(ForeignMethods):
+class AsyncEngine(ModelOwner):
     """One model, many concurrent streams, on one event loop.
 
     `start` makes one with the engine in a thread of this process; a server makes one over a link to

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, Unpack
 
-from quire.compat.missing_names import ForeignMethods
+from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -29,7 +29,7 @@ class AwaitableTokenizer(TransformersTokenizer):
         return itself().__await__()
 
 
-class AsyncLLM(ForeignMethods):
+class AsyncLLM(ModelOwner):
     """A model for one event loop; it is loaded when it is first used.
 
     Items have the answer so far, unless the params have another output_kind.
