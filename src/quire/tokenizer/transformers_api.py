@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from quire.compat.missing_names import ForeignMethods
-from quire.core.plain_values import plain_value
 from quire.errors import invalid_value
+from quire.plain_values import plain_value
 from quire.tokenizer.tokenizer import Tokenizer
 
 
