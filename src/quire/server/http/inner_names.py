@@ -7,6 +7,7 @@ none. Read only where msgspec has found a name that its struct does not have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -25,11 +26,18 @@ def without_unknown_nulls(
     and ValueError or RecursionError for a body that cannot be read without types.
     """
     found = msgspec.json.decode(body)
-    return msgspec.json.encode(_known(found, inspect.type_info(decoder.type), path, check))
+    return msgspec.json.encode(_known(found, _described(decoder.type), path, check))
+
+
+@cache
+def _described(kind: Any) -> inspect.Type:  # which takes milliseconds
+    return inspect.type_info(kind)
 
 
 def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
     if isinstance(value, list):
+        if not any(isinstance(each, dict | list) for each in value):  # such as many token ids
+            return value
         items = [each.item_type for each in _members(kind) if isinstance(each, inspect.ListType)]
         if not items:
             return value
