@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import EnumType
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -206,9 +206,11 @@ class StructuredOutputs(
 
 def _from_class(value: Any) -> Any:
     """The schema of a pydantic model's class, the values of an Enum; anything else as it is."""
-    if isinstance(value, EnumType):
+    if not isinstance(value, type):
+        return value
+    if issubclass(value, Enum):
         return [member.value for member in value]
-    make_schema = getattr(value, "model_json_schema", None) if isinstance(value, type) else None
+    make_schema = getattr(value, "model_json_schema", None)
     return value if make_schema is None else make_schema()
 
 

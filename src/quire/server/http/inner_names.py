@@ -26,12 +26,10 @@ def without_unknown_nulls(
     and ValueError or RecursionError for a body that cannot be read without types.
     """
     found = msgspec.json.decode(body)
-    return msgspec.json.encode(_known(found, _described(decoder.type), path, check))
+    return msgspec.json.encode(_known(found, _type_info(decoder.type), path, check))
 
 
-@cache
-def _described(kind: Any) -> inspect.Type:  # which takes milliseconds
-    return inspect.type_info(kind)
+_type_info: Callable[[Any], inspect.Type] = cache(inspect.type_info)  # it takes milliseconds
 
 
 def _known(value: Any, kind: inspect.Type, path: str, check: Check) -> Any:
