@@ -20,9 +20,23 @@ QuireError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class QuireError(Exception):
     """Base of all failures. `str(error)` is a sentence for people that ends with the fix."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with the message alone: a process pool that reads such an
+        # error of a worker waits for ever if the class needs more
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[QuireError], args: tuple[Any, ...], fields: dict[str, Any]) -> QuireError:
+    """An error as it was in another process."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class NoEffectWarning(UserWarning):

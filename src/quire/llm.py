@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import numpy as np
 
-from quire.compat.missing_names import ForeignMethods
+from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
@@ -48,7 +48,7 @@ from quire.tokenizer.transformers_api import TransformersTokenizer
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(ForeignMethods):
+class LLM(ModelOwner):
     """A loaded model, ready to generate text and embeddings.
 
     model: a folder, a hub name, or nothing for the bundled model. options: any setting of

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from quire.errors import ConfigError
+from quire.plain_values import plain_number
 
 MOST = 2**31 - 1  # of whatever is counted: kernels count in 32 bits
 MOST_BYTES = 2**63 - 1
@@ -81,6 +82,7 @@ class Option(msgspec.Struct, frozen=True):
             return None
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
+        value = plain_number(value)
         if self.choices is not None and value not in self.choices:
             known = ", ".join(self.choices)
             raise ConfigError(f"{self.name} must be one of {known}, not {value!r}")

@@ -88,6 +88,24 @@ def test_each_option_means_the_same_in_a_file(option: Option, tmp_path: Path) ->
     assert by_words != settings_of()
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("no-enable-prefix-caching: true", ["--no-enable-prefix-caching"]),
+        ("no_access_log: True", ["--no-access-log"]),
+        ("no-enforce-eager: false", ["--enforce-eager"]),
+        ("no-enable-log-requests: true", []),  # another engine's switch
+        ("no-mmap: true", []),
+        ("no-port: true", ["--no-port"]),
+    ],
+)
+def test_a_switch_may_stand_by_its_negative(line: str, words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(line + "\n")
+    found, expected = settings_of("--config", str(file)), settings_of(*words)
+    assert (found[0], expected[0]) == ("refused", "refused") or found == expected
+
+
 def test_one_model_as_ever() -> None:
     (plan,) = plans("./folder", "--served-model-name", "mine", "--num-blocks", "7")
     assert (plan.name, plan.at_start, plan.config.model.model) == ("mine", True, "./folder")

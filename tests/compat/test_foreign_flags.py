@@ -32,7 +32,7 @@ def options(name: str) -> list[tuple[list[str], bool]]:
 
 def faults(flag: str, has_value: bool, actions: dict[str, Action]) -> Iterator[str]:
     own = foreign_options.OWN_FLAGS.get(flag, flag)
-    row = foreign_options._row_of(own)
+    row = foreign_options.row_of(own)
     if own in actions:
         if actions[own].nargs != "?" and (actions[own].nargs != 0) != has_value:
             yield f"{flag}: {'a' if has_value else 'no'} value follows there"

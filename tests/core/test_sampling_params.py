@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.config import EngineConfig
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
@@ -21,6 +24,8 @@ from quire.core.sampling_params import (
     SamplingParams,
 )
 from quire.core.structured_outputs import StructuredOutputs
+from quire.engine.frontend.beam_search import BeamSearchParams
+from quire.engine.frontend.prompt_options import read_encoding
 from quire.errors import InvalidRequestError, NoEffectWarning
 
 # field, lowest, just below it, highest, just above it
@@ -167,6 +172,12 @@ def test_lists_and_maps_are_checked_inside(field: str, value: Any) -> None:
         ({"stop": ("a", "b"), "bad_words": "w"}, {"stop": ["a", "b"], "bad_words": ["w"]}),
         ({"stop_token_ids": (1, 2)}, {"stop_token_ids": [1, 2]}),
         ({"stop_token_ids": np.array([1, 2])}, {"stop_token_ids": [1, 2]}),
+        ({"max_tokens": np.int64(5), "n": np.uint8(2), "ignore_eos": np.bool_(True)},
+         {"max_tokens": 5, "n": 2, "ignore_eos": True}),
+        ({"temperature": np.float32(0.5), "seed": torch.tensor(3)},
+         {"temperature": 0.5, "seed": 3}),
+        ({"logit_bias": {np.int64(5): np.float32(1)}, "stop_token_ids": [np.int64(4)]},
+         {"logit_bias": {5: 1.0}, "stop_token_ids": [4]}),
         ({"allowed_token_ids": {4, 3}}, {"allowed_token_ids": [3, 4]}),
         ({"structured_outputs": {"regex": "a"}},
          {"structured_outputs": StructuredOutputs(regex="a")}),
@@ -291,6 +302,18 @@ def test_the_checks_hold_for_what_comes_over_the_wire() -> None:
     frame = msgspec.msgpack.encode({"top_p": 1.5})
     with pytest.raises(InvalidRequestError, match="top_p"):
         msgspec.msgpack.decode(frame, type=SamplingParams)
+
+
+def test_numbers_of_numpy_elsewhere() -> None:
+    assert PoolingParams(dimensions=np.int64(8)) == PoolingParams(dimensions=8)
+    beams = BeamSearchParams(beam_width=np.int64(2), max_tokens=np.int32(3))
+    assert (beams.beam_width, type(beams.max_tokens)) == (2, int)
+    config = EngineConfig.from_options(max_model_len=np.int64(64), seed=np.int32(3))
+    assert type(config.model.max_model_len) is type(config.model.seed) is int
+    assert read_encoding({"truncate_prompt_tokens": np.int64(2)}).keep == 2
+    params = SamplingParams()
+    params.max_tokens = np.int64(7)
+    assert type(params.max_tokens) is int
 
 
 def test_greedy() -> None:

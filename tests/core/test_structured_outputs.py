@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.core.structured_outputs import (
@@ -43,6 +46,27 @@ def test_a_schema_is_stored_as_text() -> None:
     constraint = StructuredOutputs(json={"type": "string", "maxLength": 3})
     assert isinstance(constraint.json, str)
     assert json.loads(constraint.text) == {"type": "string", "maxLength": 3}
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Shoe(BaseModel):
+    colour: Colour
+    size: int
+
+
+def test_classes_stand_for_what_they_describe() -> None:
+    assert json.loads(StructuredOutputs(json=Shoe).text) == Shoe.model_json_schema()
+    assert StructuredOutputs(choice=Colour).choice == ["red", "blue"]
+    assert StructuredOutputs(choice=np.array(["a", "b"])).choice == ["a", "b"]
+    params = SamplingParams(structured_outputs={"json": Shoe})
+    assert params.structured_outputs == StructuredOutputs(json=Shoe.model_json_schema())
+    for wrong in ({"json": Colour}, {"json": int}, {"choice": Shoe}, {"regex": Shoe}):
+        with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.\w+: must be"):
+            StructuredOutputs(**wrong)
 
 
 @pytest.mark.parametrize(

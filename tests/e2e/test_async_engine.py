@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.config import EngineConfig
+from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
@@ -212,5 +213,27 @@ def test_a_request_that_cannot_be_followed_fails_alone(
         assert isinstance(answers[1], EngineError)
         assert all(len(answers[i].outputs[0].token_ids) == 3 for i in (0, 2))
         assert len((await collect(engine, [5], sampling(3))).outputs[0].token_ids) == 3
+
+    run(tiny_model, scenario)
+
+
+def test_another_event_loop_is_refused(tiny_model: Path) -> None:
+    """No output would arrive there: a call would wait for ever."""
+    config = EngineConfig.from_options(model=str(tiny_model), dtype="float32", num_blocks=100)
+    engine = asyncio.run(AsyncEngine.start(config))
+    calls = [
+        lambda: collect(engine, [5], sampling(3)),
+        lambda: engine.complete([5], sampling(3)),
+        lambda: engine.embed([5], PoolingParams()),
+        engine.reset_prefix_cache,
+    ]
+    for call in calls:
+        with pytest.raises(EngineError, match=r"event loop .* is closed; make all calls on one"):
+            asyncio.run(call())
+    asyncio.run(engine.close())
+
+    async def scenario(running: AsyncEngine) -> None:
+        with pytest.raises(EngineError, match=r"event loop .* is another one; "):
+            await asyncio.to_thread(asyncio.run, collect(running, [5], sampling(3)))
 
     run(tiny_model, scenario)

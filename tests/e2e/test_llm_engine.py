@@ -191,3 +191,16 @@ def test_streams_at_a_time(texts: list[str]) -> None:
             await last(llm, 0)
 
     asyncio.run(main())
+
+
+def test_another_event_loop_is_refused(texts: list[str]) -> None:
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**vars(ARGS)))
+
+    async def last() -> str:
+        items = [item async for item in llm.generate(PROMPTS[0], PARAMS, "a")]
+        return items[-1].outputs[0].text
+
+    assert asyncio.run(last()) == texts[0]
+    with pytest.raises(EngineError, match=r"event loop .* is closed; make all calls on one loop"):
+        asyncio.run(last())
+    llm.shutdown()

@@ -231,7 +231,7 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role: "),
         ({"messages": [USER, {"role": "assistant", "content": "a"}]}, "messages: the last one"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages["),
-        ({"messages": [USER | {"x": 1}]}, "messages[0]: object contains unknown field x"),
+        ({"messages": [USER | {"x": 1}]}, "messages[0].x: unknown field; remove it"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: it goes with"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "thinking.budget_tokens: it goes"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type: "),

@@ -12,16 +12,19 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from anthropic import types as anthropic_types
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_params
 from anthropic.types.beta import message_create_params as beta_params
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import chat as openai_chat
+from openai.types import completion_create_params, embedding_create_params, shared_params
+from openai.types import responses as openai_responses
 from openai.types.chat import completion_create_params as chat_params
-from openai.types.responses import response_create_params
+from openai.types.responses import response_create_params, response_input_item_param
 
 from quire.compat.names_table import NAMES
 from quire.server.api.anthropic import messages_request
-from quire.server.api.common import chat_request
+from quire.server.api.common import chat_messages, chat_request, tool_definitions
 from quire.server.api.openai import completions_request, embeddings_request, responses_request
 from quire.server.http.request_body import SCOPES
 
@@ -73,3 +76,47 @@ def test_each_field_of_a_client_is_known(
     if unknown and tuple(map(int, version(client).split(".")[:2])) > LOOKED_AT[client]:
         pytest.skip(f"{client} {version(client)} has new fields: {', '.join(unknown)}")
     assert unknown == []
+
+
+MESSAGE = (chat_messages.Message, *chat_messages.MESSAGE_UNSUPPORTED)
+LATER = ("async", "output_schema")  # fields of functions that no model here was trained on
+PART = (chat_messages.TextPart, *chat_messages.PART_UNSUPPORTED)
+# what a client has within a body → the struct that reads it, and what it may have besides
+INNER: list[tuple[type[Any], tuple[Any, ...]]] = [
+    (anthropic_types.ToolParam, (messages_request.MessagesTool, "input_examples")),
+    (anthropic_types.ToolUseBlockParam, (messages_request.ToolUseBlock, "toolset_name")),
+    (anthropic_types.ToolResultBlockParam, (messages_request.ToolResultBlock, "toolset_name")),
+    (anthropic_types.TextBlockParam, (messages_request.TextBlock,)),
+    (anthropic_types.ThinkingBlockParam, (messages_request.ThinkingBlock,)),
+    (anthropic_types.CacheControlEphemeralParam, (messages_request.CacheControl,)),
+    (anthropic_types.MetadataParam, (messages_request.Metadata,)),
+    (openai_chat.ChatCompletionAssistantMessageParam, MESSAGE),
+    (openai_chat.ChatCompletionUserMessageParam, MESSAGE),
+    (openai_chat.ChatCompletionToolMessageParam, MESSAGE),
+    (openai_chat.ChatCompletionContentPartTextParam, PART),
+    (openai_chat.ChatCompletionMessageFunctionToolCallParam, (chat_messages.ToolCall,)),
+    (shared_params.FunctionDefinition, (tool_definitions.Function,)),
+    (openai_responses.FunctionToolParam, (responses_request.ResponsesTool, *LATER)),
+    (openai_responses.EasyInputMessageParam, (responses_request.InputMessage,)),
+    (openai_responses.ResponseOutputMessageParam, (responses_request.InputMessage,)),
+    (openai_responses.ResponseInputTextParam, (responses_request.InputPart,)),
+    (openai_responses.ResponseOutputTextParam, (responses_request.InputPart,)),
+    (
+        openai_responses.ResponseFunctionToolCallParam,
+        (responses_request.InputCall, "namespace", "async"),
+    ),
+    (
+        response_input_item_param.FunctionCallOutput,
+        (responses_request.InputResult, "namespace"),
+    ),
+    (openai_responses.ResponseReasoningItemParam, (responses_request.InputReasoning,)),
+]
+
+
+@pytest.mark.parametrize(("params", "known"), INNER, ids=lambda kind: getattr(kind, "__name__", ""))
+def test_each_field_within_a_body_is_known(params: type[Any], known: tuple[Any, ...]) -> None:
+    """Those that are named beside a struct are refused there, unless they are null."""
+    struct, *refused = known
+    sent = set(get_type_hints(params, include_extras=True))
+    read = {*struct.__struct_fields__, struct.__struct_config__.tag_field}
+    assert sorted(sent - read - {*refused}) == []

@@ -206,7 +206,7 @@ def test_sampling_params_reach_the_engine(engine: FakeEngine) -> None:
         ({"input": ["a", ""]}, "input[1]", "input[1]: must be a string of length"),
         ({"input": [[1], []]}, "input[1]", "input[1]: must be a list of length"),
         ({"input": ["a", 1, [2]]}, "input", "input: token ids stand beside texts alone"),
-        ({"input": {"a": 1}}, "input", "input: object contains unknown field a"),
+        ({"input": {"a": 1}}, "input.a", "input.a: unknown field; remove it"),
         ({"input": None}, "input", "input: must be "),
         ({"input": [-1]}, "input", "input: token ids of this model must be between"),
         ({"input": [[5], [-1]]}, "input", "input[1]: token ids of this model must be between"),

@@ -73,7 +73,7 @@ class _Rewriter:
                 self.words += [word, *rest]
             elif flag == "--model" and flag not in self._flags and self._takes_model:
                 self._name_model(text if sign else next(rest, ""))
-            elif flag in self._flags or (found := _row_of(flag)) is None:
+            elif flag in self._flags or (found := row_of(flag)) is None:
                 self.words.append(flag + sign + text)
             else:
                 row, negated = found
@@ -104,12 +104,12 @@ class _Rewriter:
     def _own_spelling(self, word: str) -> tuple[str, str, str]:
         """Flag, sign and text of a word; the flag as this command writes it, if it has it."""
         flag, sign, text = word.partition("=")
-        if (level := _LEVEL.fullmatch(word)) and _row_of(level[1]) is not None:
+        if (level := _LEVEL.fullmatch(word)) and row_of(level[1]) is not None:
             return level[1], "=", level[2]
         if flag in self._flags or not word.startswith("-"):
             return flag, sign, text
         own = OWN_FLAGS.get(flag) or flag.replace("_", "-")
-        is_known = own in self._flags or own == "--model" or _row_of(own) is not None
+        is_known = own in self._flags or own == "--model" or row_of(own) is not None
         return (own if is_known else flag), sign, text
 
     def _value_of(
@@ -171,7 +171,7 @@ class _Rewriter:
             raise ConfigError(home or f"{flag} is of another command")
 
 
-def _row_of(flag: str) -> tuple[ForeignName, bool] | None:
+def row_of(flag: str) -> tuple[ForeignName, bool] | None:
     """The row of a flag, and whether it is the negative of a switch; None without a row.
 
     A flag such as --structured-outputs-config.backend sets a part of the option before its dot.

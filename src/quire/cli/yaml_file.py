@@ -108,7 +108,7 @@ class YamlFile:
         """Quire's option for a name in the file; none where it has no effect."""
         if name in others:
             return {name: node}
-        value = _value(known.get(name), node)
+        name, value = _as_switch(name, _value(known.get(name), node), known)
         own, notices = own_options({name: value}, known, scopes)
         self.notices += notices
         for own_name, item in own.items():
@@ -130,6 +130,19 @@ class YamlFile:
         except OSError as error:
             why = error.strerror or str(error)
         raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it")
+
+
+def _as_switch(name: str, value: Any, known: Mapping[str, Option]) -> tuple[str, Any]:
+    """A switch under its own name: `no-x: true` is `x: false`, as --no-x on a command line."""
+    own = name.removeprefix("no_")
+    if own == name or name in known or not isinstance(value, bool):
+        return name, value
+    from quire.cli.foreign_options import row_of  # usually not needed
+
+    if own in known and known[own].kind is bool:
+        return own, not value
+    row, is_negative = row_of(_flag(name)) or (None, False)
+    return (row.name, not value) if row is not None and is_negative else (name, value)
 
 
 def _home(name: str, value: Any, known: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABCMeta
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -120,3 +120,11 @@ class ForeignMethods(metaclass=_Class):
 
         def __getattr__(self, name: str) -> Any:
             raise _no_such(type(self), name, self)
+
+
+class ModelOwner(ForeignMethods):
+    """A base of what holds a model, of which there are no copies, in another process neither."""
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"{name} cannot be copied or sent to another process; make one there")

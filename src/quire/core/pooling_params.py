@@ -9,6 +9,7 @@ import msgspec
 
 from quire.core.param_names import ParamNames
 from quire.errors import invalid_value
+from quire.plain_values import plain_number
 
 Pooling = Literal["mean", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -50,6 +51,7 @@ class PoolingParams(
             raise invalid_value(
                 "normalize", f"must be true or false, not {reprlib.repr(self.normalize)}"
             )
+        msgspec.structs.force_setattr(self, "dimensions", plain_number(self.dimensions))
         if self.dimensions is not None and not _is_count(self.dimensions):
             raise invalid_value(
                 "dimensions", f"must be an integer >= 1, not {reprlib.repr(self.dimensions)}"

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from quire.core.param_names import ParamNames
-from quire.core.plain_values import plain_value
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.structured_outputs import StructuredOutputs, structured_outputs_from
 from quire.errors import invalid_value
+from quire.plain_values import plain_number, plain_value
 
 __all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputs"]
 
@@ -118,6 +118,7 @@ class SamplingParams(
         if self.output_kind is not None:
             _convert_kind(self)
         given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
+        _convert_numbers(self, given)
         _check_types(self, given)
         _check_ranges(self, given)
         self.check_lists()
@@ -193,6 +194,7 @@ _DEFAULTS = tuple((name, _ALL_DEFAULTS[name]) for name in (*_RANGES, *_BOOLS))
 _LISTS = ("stop", "stop_token_ids", "bad_words", "kept_token_ids")
 _OPTIONAL_LISTS = ("allowed_token_ids", "logprob_token_ids")
 _WORDS = ("stop", "bad_words")
+_ID_LISTS = ("stop_token_ids", "kept_token_ids", *_OPTIONAL_LISTS)
 _lists_of = attrgetter(*_LISTS, *_OPTIONAL_LISTS, "logit_bias")
 _NO_LISTS: tuple[Any, ...] = ([], [], [], [], None, None, None)
 
@@ -207,6 +209,19 @@ def _convert_lists(params: SamplingParams) -> None:
         value = getattr(params, field)
         if value is not None and type(value) is not list:
             msgspec.structs.force_setattr(params, field, _as_list(field, value))
+    for field in _ID_LISTS:
+        value = getattr(params, field)
+        if isinstance(value, list) and not set(map(type, value)) <= {int}:
+            msgspec.structs.force_setattr(params, field, [*map(plain_number, value)])
+    if isinstance(params.logit_bias, dict):
+        plain = {plain_number(n): plain_number(value) for n, value in params.logit_bias.items()}
+        msgspec.structs.force_setattr(params, "logit_bias", plain)
+
+
+def _convert_numbers(params: SamplingParams, given: list[str]) -> None:
+    """Make Python's numbers of those of NumPy and PyTorch."""
+    for field in given:
+        msgspec.structs.force_setattr(params, field, plain_number(getattr(params, field)))
 
 
 def _convert_kind(params: SamplingParams) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import msgspec
 
 from quire.errors import InvalidRequestError, invalid_value
+from quire.plain_values import plain_value
 
 MAX_GRAMMAR_BYTES = 64 << 10  # of a JSON schema or a grammar, as UTF-8
 MAX_REGEX_BYTES = 4 << 10
@@ -58,8 +60,9 @@ class StructuredOutputs(
 ):
     """The constraint that every answer must match: exactly one of KINDS.
 
-    json: a JSON schema, given as an object or as text, and stored as text. regex: a regular
-    expression in Rust's syntax for the entire answer. choice: texts, of which the answer is one.
+    json: a JSON schema, given as an object, as text or as a class of pydantic's, and stored as
+    text. regex: a regular expression in Rust's syntax for the entire answer. choice: texts, of
+    which the answer is one, or an Enum of them.
     grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF. json_object: true
     for any JSON object. structural_tag: text in which tags with constrained contents stand, as an
     object of vLLM's two forms or as its text, and stored as text. field: the caller's name of it,
@@ -88,8 +91,11 @@ class StructuredOutputs(
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
-        if isinstance(self.choice, tuple):
-            msgspec.structs.force_setattr(self, "choice", list(self.choice))
+        for name in ("json", "choice"):
+            if name in given:
+                msgspec.structs.force_setattr(self, name, _from_class(getattr(self, name)))
+        if type(self.choice) is not list:
+            msgspec.structs.force_setattr(self, "choice", plain_value(self.choice))
         if len(given) != 1:
             raise self.invalid(f"must have one of {_LISTED}, not {' and '.join(given) or 'none'}")
         match self.kind:
@@ -196,6 +202,16 @@ class StructuredOutputs(
             raise self.invalid("must be Unicode text: it has half of a surrogate pair") from None
         if not 1 <= size <= limit:
             raise self.invalid(f"must have 1 to {limit} bytes, not {size}")
+
+
+def _from_class(value: Any) -> Any:
+    """The schema of a pydantic model's class, the values of an Enum; anything else as it is."""
+    if not isinstance(value, type):
+        return value
+    if issubclass(value, Enum):
+        return [member.value for member in value]
+    make_schema = getattr(value, "model_json_schema", None)
+    return value if make_schema is None else make_schema()
 
 
 _LISTED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"

@@ -17,7 +17,7 @@ tokens, such as <think>, are recognised everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,9 @@ class Tokenizer:
         self._backend = backend
         self.names = names or {}
         """Role → text of special tokens."""
-        self._templates = _compile(templates or {}, self.names)
-        self.chat_template_text = "\n".join(source for _, source in (templates or {}).values())
+        self._sources = templates or {}
+        self._templates = _compile(self._sources, self.names)
+        self.chat_template_text = "\n".join(source for _, source in self._sources.values())
         """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -71,6 +72,10 @@ class Tokenizer:
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # compiled templates are not copied
+        return partial(Tokenizer, names=self.names, templates=self._sources), (self._backend,)
 
     @classmethod
     def from_folder(cls, path: Path, template: tuple[str, str] | None = None) -> Tokenizer:

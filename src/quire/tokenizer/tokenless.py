@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import tokenizers
 
@@ -19,6 +20,9 @@ class Tokenless(Tokenizer):
 
     def __init__(self) -> None:
         super().__init__(tokenizers.Tokenizer(tokenizers.models.BPE()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
     def encode(self, text: str, **_: bool) -> list[int]:  # noqa: ARG002
         """Raises InvalidRequestError."""

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from quire.compat.missing_names import ForeignMethods
-from quire.core.plain_values import plain_value
 from quire.errors import invalid_value
+from quire.plain_values import plain_value
 from quire.tokenizer.tokenizer import Tokenizer
 
 
@@ -37,6 +37,9 @@ class TransformersTokenizer(ForeignMethods):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._with_template = lru_cache(8)(tokenizer.with_chat_template)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._tokenizer,)  # a cache is not copied
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from quire.background import NUM_THREADS
-from quire.compat.missing_names import ForeignMethods
+from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
 from quire.core.pooling_params import PoolingParams
@@ -33,6 +33,7 @@ from quire.engine.frontend.prompt_encoding import Prompt
 from quire.engine.frontend.request_tracker import RequestTracker
 from quire.engine.frontend.streamed_items import streamed_items
 from quire.engine.frontend.thread_link import ThreadLink
+from quire.errors import EngineError
 from quire.fair_queue import FairExecutor
 from quire.tokenizer.load_tokenizer import load_tokenizer
 from quire.tokenizer.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ SECONDS_PER_CHAR = 5e-7  # an estimate, to encode short texts first
 T = TypeVar("T")
 
 
-class AsyncEngine(ForeignMethods):
+class AsyncEngine(ModelOwner):
     """One model, many concurrent streams, on one event loop.
 
     `start` makes one with the engine in a thread of this process; a server makes one over a link to
@@ -52,6 +53,7 @@ class AsyncEngine(ForeignMethods):
 
     def __init__(self, link: EngineLink, tokenizer: Tokenizer, info: EngineInfo, seed: int) -> None:
         self.tokenizer = tokenizer
+        self._loop = asyncio.get_running_loop()
         self._link = link
         self._inputs = InputProcessor(
             tokenizer, info.limits, info.eos_token_ids, seed, grammar_subprocess=True
@@ -160,6 +162,7 @@ class AsyncEngine(ForeignMethods):
         **options: Unpack[Options],
     ) -> RequestOutput:
         """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
+        check_loop(self._loop)
         arrival = time.monotonic()
         unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
         work = partial(prepare, unique_id, prompt, pooling, **options)
@@ -175,6 +178,7 @@ class AsyncEngine(ForeignMethods):
 
     async def reset_prefix_cache(self) -> None:
         """Clear the prefix cache: later requests find nothing that was computed before."""
+        check_loop(self._loop)
         self._tracker.post(ResetPrefixCache())
 
     async def close(self) -> None:
@@ -191,6 +195,7 @@ class AsyncEngine(ForeignMethods):
         label: str | None,
         **options: Unpack[PrepareOptions],
     ) -> PreparedRequest:
+        check_loop(self._loop)
         prepare, unique_id = self._inputs.prepare, self._unique_id(label)
         if _is_long(prompt):
             work = partial(prepare, unique_id, prompt, sampling, **options)
@@ -212,6 +217,19 @@ class AsyncEngine(ForeignMethods):
     def _unique_id(self, label: str | None) -> str:
         self._num_requests += 1
         return f"{label or self._link.client}-{self._num_requests}"
+
+
+def check_loop(own: asyncio.AbstractEventLoop) -> None:
+    """Refuse a call on another event loop than an engine's own, where no output would arrive.
+
+    Raises EngineError.
+    """
+    if asyncio.get_running_loop() is not own:
+        state = "is closed" if own.is_closed() else "is another one"
+        raise EngineError(
+            f"the event loop that this engine was started on {state}; make all calls on one loop "
+            "(from other threads with asyncio.run_coroutine_threadsafe), or make another engine"
+        )
 
 
 def _is_long(prompt: Prompt) -> bool:

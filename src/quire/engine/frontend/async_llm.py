@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, Unpack
 
-from quire.compat.missing_names import ForeignMethods
+from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine, check_loop
 from quire.engine.frontend.prompt_inputs import expand_sampling_params
 from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
 from quire.errors import EngineError, invalid_value
@@ -29,7 +29,7 @@ class AwaitableTokenizer(TransformersTokenizer):
         return itself().__await__()
 
 
-class AsyncLLM(ForeignMethods):
+class AsyncLLM(ModelOwner):
     """A model for one event loop; it is loaded when it is first used.
 
     Items have the answer so far, unless the params have another output_kind.
@@ -120,6 +120,7 @@ class AsyncLLM(ForeignMethods):
         self._check_open()
         if self._start is None:
             self._start = asyncio.create_task(AsyncEngine.start(self._config))
+        check_loop(self._start.get_loop())
         await asyncio.wait([self._start])  # raises nothing if `shutdown` cancels it
         self._check_open()
         return self._start.result()

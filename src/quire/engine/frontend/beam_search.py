@@ -12,6 +12,7 @@ from quire.core.request_limits import RequestLimits
 from quire.core.request_output import PositionLogprobs, RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
+from quire.plain_values import plain_number
 
 Generate = Callable[[Sequence[list[int]], SamplingParams], list[RequestOutput]]
 
@@ -34,8 +35,10 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "max_tokens"):
-            if type(value := getattr(self, name)) is not int or value < 1:
+            value = plain_number(getattr(self, name))
+            if type(value) is not int or value < 1:
                 raise invalid_value(name, f"must be an integer >= 1, not {value!r}")
+            msgspec.structs.force_setattr(self, name, value)
 
 
 class BeamSearchSequence(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
-from quire.compat.missing_names import ForeignMethods
+from quire.compat.missing_names import ModelOwner
 from quire.compat.sleep_tags import check_level
 from quire.config import EngineConfig
 from quire.core.request_output import RequestOutput
@@ -22,7 +22,7 @@ from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
 
 
-class LLMEngine(ForeignMethods, OfflineEngine):
+class LLMEngine(ModelOwner, OfflineEngine):
     """A model whose steps its caller runs. For one thread.
 
     Items have the answer so far, unless the params have another output_kind.

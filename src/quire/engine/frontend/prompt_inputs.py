@@ -11,10 +11,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from quire.core.plain_values import plain_value
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value
+from quire.plain_values import plain_value
 
 
 class TextPrompt(TypedDict):

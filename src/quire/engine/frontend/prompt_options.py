@@ -9,6 +9,7 @@ from quire.compat.no_effect_warnings import warn_no_effect
 from quire.engine.frontend.prompt_encoding import Encoding, Prompt
 from quire.engine.frontend.prompt_inputs import Prompts, read_prompts
 from quire.errors import InvalidRequestError, invalid_value
+from quire.plain_values import plain_number
 
 
 def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def read_encoding(options: Mapping[str, Any]) -> Encoding:
         raise invalid_value("tokenization_kwargs", f"must be a map, not {nested!r}")
     given = {**nested, **options}
     given.pop("tokenization_kwargs", None)
-    truncate = given.pop("truncate_prompt_tokens", None)
+    truncate = plain_number(given.pop("truncate_prompt_tokens", None))
     special = given.pop("add_special_tokens", None)
     side = given.pop("truncation_side", None)
     if side not in (None, "left", "right"):

@@ -56,7 +56,7 @@ class RequestTracker:
         self._set_limits = set_limits
         self._processor = OutputProcessor(tokenizer, self.metrics)
         self._queues: dict[str, OutputQueue] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.get_running_loop()  # stored: asking for it costs a system call
         # of this turn of the event loop: requests with their arrivals, and other messages
         self._unsent: list[tuple[PreparedRequest, float]] = []
         self._messages: list[EngineMessage] = []
@@ -81,8 +81,6 @@ class RequestTracker:
             raise OverloadedError(text, retry_after=seconds)
         if prepared.limits is not self.info.limits:
             self.info.limits.check(prepared.messages[0])
-        if self._loop is None:  # stored, because asking for it costs a system call
-            self._loop = asyncio.get_running_loop()
         queue = self._queues[prepared.request_id] = OutputQueue(self._loop, final_only=final_only)
         self._schedule()
         self._unsent.append((prepared, arrival))
@@ -90,14 +88,11 @@ class RequestTracker:
 
     def post(self, message: EngineMessage) -> None:
         """Send a message other than a request at the end of this turn of the event loop."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
         self._schedule()
         self._messages.append(message)
 
     def _schedule(self) -> None:
         if not self._unsent and not self._messages:
-            assert self._loop is not None
             self._loop.call_soon(self._send_turn)
 
     def _send_turn(self) -> None:

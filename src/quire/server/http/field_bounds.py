@@ -6,7 +6,7 @@ OpenAPI document and the Python API have the same bounds.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -107,5 +107,5 @@ Choices = Annotated[
     list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
 ]
 ShortText = Annotated[str, Meta(max_length=512)]
-FunctionKind = Annotated[str, one_of("function")]
-TextKind = Annotated[str, one_of("text")]
+FunctionKind = Literal["function"]
+TextKind = Literal["text"]

@@ -30,6 +30,7 @@ _ESCAPE = re.compile(
 
 _LONG_CHARS = 4096
 _ESCAPED_COLON = b"\\u003"  # and a few others
+_UNKNOWN = "contains unknown field"  # of msgspec's error
 _encoder = msgspec.json.Encoder()
 
 # unsupported field → values that are accepted because they ask for nothing
@@ -49,12 +50,27 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         _check_text(body)  # a name that is no text would be reported as missing
+        if _UNKNOWN in str(error):
+            return _decode_known(body, decoder, path)
         raise wrong_value(str(error), path, decoder, body) from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _check_text(body)
         raise _malformed(str(error).removeprefix("JSON is malformed: ")) from None
+
+
+def _decode_known(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T:
+    """Decode a body with a name that its struct does not have: null under it asks for nothing."""
+    from quire.server.http.inner_names import without_unknown_nulls  # usually not needed
+
+    try:
+        body = without_unknown_nulls(body, decoder, path, _check_inner_names)
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise wrong_value(str(error), path, decoder, body) from None
+    except (ValueError, RecursionError) as error:
+        raise _malformed(str(error)) from None
 
 
 def _check_text(body: bytes) -> None:
@@ -151,13 +167,14 @@ def check_names(
 ) -> None:
     """Refuse unknown fields, and unsupported ones with other than their neutral values.
 
-    path: of the object that has them. beside: the fields that may stand beside that object.
+    path: of the object that has them; in one within the body, null asks for nothing. beside: the
+    fields that may stand beside that object.
     Raises InvalidRequestError with the field, and the nearest known name for a misspelt one.
     """
     if isinstance(known, frozenset) and found.keys() <= known:  # the usual case
         return
     for name, value in found.items():
-        if name in known:
+        if name in known or (path and value is None):  # a client's own object has all of its fields
             continue
         shown = f"{path}{name[:64]}"
         if name in unsupported:
@@ -169,6 +186,10 @@ def check_names(
             raise InvalidRequestError(text, param=shown, code="unsupported_parameter")
         text = f"{shown}: unknown field; {_advice(name, known, path, beside)}"
         raise InvalidRequestError(text, param=shown, code="unknown_parameter")
+
+
+def _check_inner_names(found: Mapping[str, Any], known: Collection[str], path: str) -> None:
+    check_names(found, known, {}, path)
 
 
 def _advice(name: str, known: Collection[str], path: str, beside: Collection[str]) -> str:

@@ -180,7 +180,7 @@ def test_sampling_fields_of_chats(app: Starlette, engine: FakeEngine) -> None:
         ({"input": [{"type": "image"}]}, "input[0].type"),
         ({"input": ["a"]}, "input[0]"),
         ({"input": [{}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
         ({"background": 1}, "background"),
         ({"instrutions": "a"}, "instrutions"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.server.api.common.chat_request import MAX_MESSAGES
-from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
+from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
@@ -60,6 +60,7 @@ class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
     id: ShortText
     name: FunctionName
     input: dict[str, Any]
+    caller: DirectCaller | None = None
     cache_control: Cached = UNSET
 
 
@@ -83,13 +84,20 @@ class InputMessage(Strict):
 
 
 class MessagesTool(Strict):
-    """A tool of the client's own. input_schema: a JSON schema of an object."""
+    """A tool of the client's own. input_schema: a JSON schema of an object.
+
+    Without effect: eager_input_streaming, as arguments are always streamed as they are written, and
+    defer_loading, as the model sees all tools from the start.
+    """
 
     name: FunctionName
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
     cache_control: Cached = UNSET
 
 

@@ -25,6 +25,7 @@ from quire.server.api.common.chat_messages import CalledFunction, Message, TextP
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat, ResponseFormat
 from quire.server.api.common.tool_definitions import (
+    ALL_ARE_SHOWN,
     Function,
     FunctionChoice,
     NamedChoice,
@@ -51,6 +52,8 @@ def to_chat(
         tool_choice=_choice(request.tool_choice),
     )
     chat.take_over(request)
+    if any(tool.defer_loading for tool in request.tools or ()):
+        chat.note_no_effect(ALL_ARE_SHOWN)
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
     if request.thinking is not None:

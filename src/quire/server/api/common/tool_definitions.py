@@ -6,7 +6,7 @@ A tool's JSON schema is bounded because the chat template and the grammar compil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
 MAX_SCHEMA_DEPTH = 32  # of nested lists and objects
 
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+ALL_ARE_SHOWN = "defer_loading of tools has no effect: the model sees all of them"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -49,6 +50,12 @@ class NamedChoice(msgspec.Struct, kw_only=True):
 
     type: FunctionKind
     function: FunctionChoice
+
+
+class DirectCaller(strict_json.Strict):
+    """The caller of a tool in a conversation: the model itself, always."""
+
+    type: Literal["direct"]
 
 
 Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
@@ -140,7 +147,6 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 
 def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
-    _check_type(choice.type, "tool_choice.type")
     name = choice.function.name
     allowed = [tool for tool in tools if tool.function.name == name]
     if not allowed:
@@ -154,7 +160,6 @@ def _check_tools(tools: Sequence[Tool]) -> None:
     names = set[str]()
     for index, tool in enumerate(tools):
         where, function = f"tools[{index}]", tool.function
-        _check_type(tool.type, f"{where}.type")
         if function.name in names:
             raise invalid_value(
                 f"{where}.function.name", f"{function.name!r} occurs twice; rename one"
@@ -171,11 +176,6 @@ def _check_schema(schema: dict[str, Any], where: str) -> None:
         raise invalid_value(where, f"nested more than {MAX_SCHEMA_DEPTH} deep; flatten it")
     if schema.get("type", "object") != "object":
         raise invalid_value(f"{where}.type", "must be object")
-
-
-def _check_type(kind: str, where: str) -> None:
-    if kind != "function":
-        raise invalid_value(where, f"must be function, not {kind[:64]!r}")
 
 
 def _described(function: Function) -> dict[str, Any]:

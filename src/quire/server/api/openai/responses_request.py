@@ -12,7 +12,7 @@ import msgspec
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.api.common.chat_request import MAX_MESSAGES, ChatRequest, Metadata
 from quire.server.api.common.response_format import StructuralTag
-from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
+from quire.server.api.common.tool_definitions import MAX_TOOLS, DirectCaller, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
 from quire.server.http.openapi_entry import StructRules
@@ -23,21 +23,26 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(Strict):
-    """A part of a message. annotations and logprobs: copied from an answer; without effect."""
+    """A part of a message. annotations and logprobs: copied from an answer; without effect.
+
+    prompt_cache_breakpoint: without effect, as every prefix is cached.
+    """
 
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class InputMessage(Strict, tag_field="type", tag="message"):
-    """A message. id and status: copied from an answer; without effect."""
+    """A message. id, status and phase: copied from an answer; without effect."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart]
     id: ShortText | None = None
     status: Status | None = None
+    phase: ShortText | None = None
 
 
 class InputCall(Strict, tag_field="type", tag="function_call"):
@@ -46,6 +51,7 @@ class InputCall(Strict, tag_field="type", tag="function_call"):
     call_id: ShortText
     name: FunctionName
     arguments: str
+    caller: DirectCaller | None = None
     id: ShortText | None = None
     status: Status | None = None
 
@@ -55,6 +61,8 @@ class InputResult(Strict, tag_field="type", tag="function_call_output"):
 
     call_id: ShortText
     output: str | list[InputPart]
+    name: ShortText | None = None
+    caller: DirectCaller | None = None
     id: ShortText | None = None
     status: Status | None = None
 
@@ -80,13 +88,15 @@ InputItem = InputMessage | InputCall | InputResult | InputReasoning
 
 
 class ResponsesTool(Strict):
-    """A function that the model may call."""
+    """A function that the model may call. defer_loading: without effect; it sees all of them."""
 
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: bool | None = None
 
 
 class ResponsesToolChoice(Strict):

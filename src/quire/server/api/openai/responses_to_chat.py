@@ -12,6 +12,7 @@ from quire.server.api.common.chat_messages import CalledFunction, Message, TextP
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.generation_request import NO_PADDING, NO_PROGRESS
 from quire.server.api.common.tool_definitions import (
+    ALL_ARE_SHOWN,
     Function,
     FunctionChoice,
     NamedChoice,
@@ -77,6 +78,8 @@ def to_chat(request: ResponsesRequest, previous: Sequence[msgspec.Raw] = ()) -> 
 def _without_effect(request: ResponsesRequest) -> Iterator[str]:
     if request.text is not None and request.text.verbosity is not None:
         yield "text.verbosity has no effect: the length of an answer is the model's choice"
+    if any(tool.defer_loading for tool in request.tools or ()):
+        yield ALL_ARE_SHOWN
     if request.reasoning is not None:
         for name in ("summary", "generate_summary"):
             if getattr(request.reasoning, name) is not None:

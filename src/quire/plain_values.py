@@ -17,3 +17,12 @@ def plain_value(value: Any) -> Any:
         return [plain_value(item) for item in value]
     to_list = getattr(value, "tolist", None)
     return value if to_list is None else to_list()
+
+
+def plain_number(value: Any) -> Any:
+    """A number or truth value of NumPy or PyTorch as Python's; anything else as it is."""
+    if isinstance(value, str | int | float | None):
+        return value
+    to_list = getattr(value, "tolist", None)  # which they all have
+    plain = value if to_list is None else to_list()
+    return plain if isinstance(plain, int | float) else value
