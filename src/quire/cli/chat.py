@@ -37,7 +37,7 @@ EXAMPLES = (
 )
 
 COMMANDS_HELP = """\
-/help          this
+/help          show these commands
 /system TEXT   start again with a system message; without TEXT, with none
 /reset         start again
 /quit          leave (or Ctrl-D); Ctrl-C stops an answer
@@ -68,7 +68,7 @@ def make_parser() -> CommandParser:
         "text",
         nargs="*",
         metavar="TEXT",
-        help="a message: it is answered, with what is piped in before it, and the command ends",
+        help="answer this message, after piped text if there is some, and exit",
     )
     return parser
 

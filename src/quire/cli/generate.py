@@ -53,7 +53,7 @@ def make_parser() -> CommandParser:
     """The parser of the options of `quire generate`."""
     parser = CommandParser(
         "generate",
-        "Answer prompts, all of them at once.",
+        "Answer prompts in one batch, without a server.",
         EXAMPLES,
         words="[MODEL] [TEXT] ",
         instead="put quotes around a prompt of several words",
@@ -68,11 +68,11 @@ def make_parser() -> CommandParser:
         default=False,
         help="send each prompt as a user's message through the model's chat template",
     )
-    parser.add_argument("--system", metavar="TEXT", help="system message; asks for --chat")
+    parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     parser.add_argument(
         "--json", action="store_true", default=False, help="print one JSON object per prompt"
     )
-    add_prompt_options(parser, "; asks for --chat")
+    add_prompt_options(parser, "; implies --chat")
     add_sampling_options(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
     add_engine_options(parser)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a prompt")

@@ -35,7 +35,7 @@ def add_prompt_options(parser: CommandParser, more: str = "") -> None:
         *("-e", "--escape"),
         action=argparse.BooleanOptionalAction,
         default=argparse.SUPPRESS,
-        help=r"read \n, \r, \t, \', \", \\ and \xHH in prompts, --system and --stop as characters"
+        help=r"interpret \n, \r, \t, \', \", \\ and \xHH in prompts, --system and --stop"
         " (default: off)",
     )
 
