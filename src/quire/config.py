@@ -256,8 +256,8 @@ class SchedulerConfig:
         require(
             self.max_num_batched_tokens == 0 or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
-            f"({self.max_num_seqs}), so not every running request could advance; raise the former "
-            "or lower the latter",
+            f"({self.max_num_seqs}), so not every running request could advance; raise "
+            "max_num_batched_tokens or lower max_num_seqs",
         )
         require(
             self.itl_target_ms is None or self.enable_chunked_prefill,
@@ -271,8 +271,8 @@ class SchedulerConfig:
         require(
             self.enable_chunked_prefill or budget >= max_model_len,
             f"max_num_batched_tokens ({budget}) is below max_model_len ({max_model_len}), so the "
-            "longest prompts could never run whole; raise the former, lower the latter, or set "
-            "enable_chunked_prefill",
+            "longest prompts could never run whole; set enable_chunked_prefill, raise "
+            "max_num_batched_tokens or lower max_model_len",
         )
 
     def resolved(self, device_type: str) -> SchedulerConfig:

@@ -143,7 +143,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _unknown(word: str) -> ConfigError:
-    """The error for a word that is no command; says what another engine's command is here."""
+    """The error for a word that is not a command; says what another engine's command is here."""
     from quire.cli.generate import could_be_model
     from quire.compat import command_names
     from quire.options import nearest_name

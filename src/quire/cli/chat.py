@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def read_words(args: argparse.Namespace) -> None:
-    """Several words that are no model are a message, for the bundled one."""
+    """Several words that are not a model are a message, for the bundled one."""
     given = vars(args)
     if " " in given.get("model", "").strip() and not could_be_model(args.model):
         args.text = [given.pop("model"), *given.get("text", ())]

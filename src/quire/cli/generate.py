@@ -160,11 +160,11 @@ class AnswerLine:
 
 
 def read_words(args: Namespace) -> None:
-    """A single word without other prompts is the text, for the bundled model, if it is no model."""
+    """A single word that is not a model is the only prompt, for the bundled model."""
     given = vars(args)
     if " " in given.get("model", "").strip() and "text" in given and not could_be_model(args.model):
         several = "for several prompts use --prompt TEXT for each, or --file"
-        raise ConfigError(f"{args.model[:64]!r} is no model; {several}")
+        raise ConfigError(f"{args.model[:64]!r} is not a model; {several}")
     is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
     if is_alone and not could_be_model(args.model):
         args.text = given.pop("model")
@@ -194,7 +194,7 @@ def read_prompts(args: Namespace) -> list[Given]:
         found = _with_piped(found)
     if not found:
         raise ConfigError(
-            "there is no prompt; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
+            "no prompt is given; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
             "one per line (--file -: standard input)"
         )
     return found

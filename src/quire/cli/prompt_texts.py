@@ -88,7 +88,7 @@ def standard_input() -> TextIO:
 
 
 def piped_text() -> str:
-    """All of standard input. Raises ConfigError where it is no text."""
+    """All of standard input. Raises ConfigError where it is not text."""
     try:
         return standard_input().read()
     except UnicodeDecodeError:
