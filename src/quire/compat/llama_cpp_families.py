@@ -10,7 +10,7 @@ from quire.compat.foreign_name import ForeignName
 _each = partial(each, engines="llama.cpp")
 _CORES = "threads run on the cores of the process"
 _ONE_TOKEN = "a step samples one token of each request"
-_TEXT_ONLY = "models read text alone"
+_TEXT_ONLY = "models read only text"
 _TOOLS = "clients run the tools"
 
 LLAMA_CPP_FAMILIES: tuple[ForeignName, ...] = (
