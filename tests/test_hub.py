@@ -81,6 +81,7 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.test"))
         (errors.HFValidationError("no"), "neither a folder nor a name"),
         (errors.HfHubHTTPError("no", response=RESPONSE), "try again"),
         (OSError("disk full"), "disk full"),
+        (RuntimeError("Could not determine home directory."), "set HF_HOME to a folder"),
     ],
 )
 def test_failures_say_what_to_do(

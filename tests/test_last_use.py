@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from quire import LLM, SamplingParams
+from quire.config import ModelSettings
+from quire.errors import CheckpointError
 from quire.gguf import gguf_folder
-from quire.last_use import last_use, mark_used
+from quire.last_use import last_use, mark_used, user_cache
+from quire.models.prepared.prepared_files import prepared_folder
 
 
 def test_the_order_of_use_outlives_clocks_that_are_set(
@@ -49,3 +53,29 @@ def test_a_new_folder_of_a_gguf_file_stays(tmp_path: Path, monkeypatch: pytest.M
     gguf_folder._write(cache / "c", tmp_path / "file.gguf", {"config.json": "{}"})
     assert "c" in {entry.name for entry in cache.iterdir()}
     assert len(list(cache.iterdir())) == 2
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user id that the system does not know, with an empty environment."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_has_no_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM("quire-tiny")
+    assert llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
+    assert "prepared weights are not stored: there is no home folder; set HOME" in caplog.text
+    assert prepared_folder(ModelSettings(prepared_weights="~nobody-here/x")) is not None
+    with pytest.raises(CheckpointError, match=r"a.gguf cannot be stored: there is no home folder"):
+        gguf_folder.gguf_folder(tmp_path / "a.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache("gguf") == tmp_path / "quire" / "gguf"

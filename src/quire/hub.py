@@ -170,6 +170,10 @@ def _download(name: str, revision: str | None) -> Path:
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise CheckpointError(f"{name!r} cannot be downloaded ({error}); try again") from error
+    except RuntimeError as error:  # of Path.home: the user has none
+        raise CheckpointError(
+            f"{name!r} cannot be downloaded ({error}); set HF_HOME to a folder for downloads"
+        ) from error
 
 
 def _owner_hint(name: str) -> str:

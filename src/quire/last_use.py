@@ -1,4 +1,6 @@
-"""The order in which the entries of a cache's folder were used, kept in their modification times.
+"""Folders of the user's cache, and the order in which their entries were used.
+
+That order is kept in the entries' modification times.
 
 The clock may be set, back or forward. An entry that is used gets a time after those of all others,
 so the order holds whatever the clock says.
@@ -10,7 +12,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+NO_HOME = "there is no home folder; set HOME, or XDG_CACHE_HOME to a folder for caches"
 _STEP = 1_000_000  # ns between two entries; some file systems store less than ns
+
+
+def user_cache(name: str) -> Path | None:
+    """Quire's folder of that name in the user's cache; None for a user without a home folder."""
+    home = os.path.expanduser("~")  # unlike Path's, raises nothing where the system knows none
+    cache = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
+    return Path(cache, "quire", name) if cache else None
 
 
 def mark_used(entry: Path, others: Iterable[Path]) -> None:

@@ -174,10 +174,11 @@ class LLM(ForeignMethods):
             raise invalid_value(name, "unknown option; remove it")
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
+        ends = self.tokenizer.end_ids(self.info.eos_token_ids, limits.vocab_size)
         generate = partial(self.generate, use_tqdm=use_tqdm)
         return [
             output.decoded(self.tokenizer.decode)
-            for output in search(found, params, self.info.eos_token_ids, limits, generate)
+            for output in search(found, params, ends, limits, generate)
         ]
 
     def embed(

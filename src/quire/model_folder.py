@@ -54,6 +54,12 @@ def check_model_folder(folder: Path) -> None:
     raise CheckpointError(f"{folder} is not a model: it has no config.json; {hint}")
 
 
+def named_file(path: Path) -> Path:
+    """The file to name in messages: of one that was made of a GGUF file, that file."""
+    link = path.with_name(GGUF_LINK)
+    return link.resolve() if link.is_symlink() else path
+
+
 def gguf_file(folder: Path) -> Path | None:
     """The GGUF file that is a folder's model; None where it has others, or none.
 

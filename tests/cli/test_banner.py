@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from quire.cli.banner import key_in_shell, ready_text
+from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
+from quire.tokenizer.load_tokenizer import has_chat_template
 
 
 def header(settings: ServerSettings, *, from_environment: bool, **variables: str) -> str:
@@ -69,6 +71,31 @@ def test_a_key_of_a_file(tmp_path: Path) -> None:
 )
 def test_no_key_is_shown(settings: dict[str, Any], expected: str) -> None:
     assert header(ServerSettings(**settings), from_environment=False) == expected
+
+
+def test_the_example_is_no_chat_where_the_model_has_no_template() -> None:
+    text = ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key="", chats=False)
+    assert "curl http://127.0.0.1:1/v1/completions -H" in text
+    assert """-d '{"prompt": "Once upon a time"}'""" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"skip_tokenizer_init": True}, False),
+        ({"tokenizer": "bare"}, False),
+        ({"tokenizer": "bare", "chat_template": "{{ messages }}"}, True),
+    ],
+)
+def test_whether_a_model_has_a_chat_template(
+    options: dict[str, Any], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    config = EngineConfig.from_options(model="quire-tiny", **options)
+    assert has_chat_template(config) is expected
 
 
 def test_a_unix_socket_in_the_example() -> None:

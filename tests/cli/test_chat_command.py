@@ -19,7 +19,7 @@ sys.path.insert(0, str(SERVER_TESTS))
 from fake_engine import FakeEngine  # noqa: E402
 
 from quire.cli import main  # noqa: E402
-from quire.cli.chat import Chat, Speed, read_lines, read_words, with_blocks  # noqa: E402
+from quire.cli.chat import Chat, Speed, dim, read_words  # noqa: E402
 from quire.core.sampling_params import SamplingParams  # noqa: E402
 
 
@@ -161,22 +161,6 @@ def test_chat_stopped_by_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[stopped]" in capsys.readouterr().err
 
 
-def test_ctrl_c_at_the_prompt_does_not_end_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed: list[str | type[BaseException]] = ["hi", KeyboardInterrupt, "more", EOFError]
-
-    def read(_: str) -> str:
-        if isinstance(word := typed.pop(0), str):
-            return word
-        raise word
-
-    monkeypatch.setattr("builtins.input", read)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    assert list(read_lines()) == ["hi", "more"]
-    assert "Ctrl-D leaves" in capsys.readouterr().err
-
-
 def test_speed_without_a_rate() -> None:
     speed = Speed()
     speed.count(1)
@@ -191,11 +175,17 @@ def test_commands_of_other_chats(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no /set here; use options of `quire chat`" in err
 
 
-def test_a_message_of_several_lines() -> None:
-    quotes = '"' * 3
-    lines = [f"{quotes}one\n", "\n", f"  two{quotes}\n", f"{quotes}three{quotes}\n", "four\n"]
-    assert list(with_blocks(iter(lines))) == ["one\n\n  two", "three", "four\n"]
-    assert list(with_blocks(iter([f"{quotes}open\n", "end"]))) == ["open\nend"]
+@pytest.mark.parametrize(
+    ("term", "no_color", "is_grey"),
+    [("xterm", "", True), ("xterm", "1", False), ("dumb", "", False), ("", "", False)],
+)
+def test_figures_are_grey_where_a_terminal_has_it(
+    monkeypatch: pytest.MonkeyPatch, term: str, no_color: str, is_grey: bool
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    assert dim("3 tokens") == ("\x1b[2m3 tokens\x1b[0m" if is_grey else "3 tokens")
 
 
 def test_what_has_no_effect_is_a_note() -> None:

@@ -273,6 +273,7 @@ def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[
         (["a/b", "--max-tokens", "3", "hello"], "a/b", ["hello"]),
         (["--seed", "1", "a/b", "--no-escape", "hello", "--top-k=2"], "a/b", ["hello"]),
         (["-m", "a/b", "-n", "3", "hello"], "a/b", ["hello"]),
+        (["hello", "-hf", "a/b"], "a/b", ["hello"]),
         (["a/b", "--", "--hello"], "a/b", ["--hello"]),
         (["--max-tokens", "3", "--", "-e llo"], None, ["-e llo"]),
     ],
@@ -282,6 +283,15 @@ def test_words_without_an_option(
 ) -> None:
     assert main(["generate", *words]) == 0
     assert (llm[0].get("model"), llm[1][0]) == (model, prompts)
+
+
+@pytest.mark.parametrize("words", [["-m", "a/b", "-m", "c/d"], ["-m=a/b", "-hf", "c/d"]])
+def test_a_model_that_is_named_twice_is_no_prompt(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *words, "--prompt", "x"]) == 2
+    text = "error: 'a/b' and 'c/d' are named as the model; name one of them\n"
+    assert capsys.readouterr().err == text
 
 
 @contextmanager

@@ -156,6 +156,20 @@ def test_clipping_never_loses_more(grid: IntegerGrid) -> None:
     assert stats.loss(clipped - weight) < stats.loss(nearest(weight, grid).numbers() - weight)
 
 
+def test_each_side_has_a_clipping_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, stats = weight_and_inputs()
+    weight[:, ::40] = weight[:, ::40].abs() * 2
+    stats.hessian = torch.diag(stats.hessian.diagonal())
+
+    def loss() -> float:
+        scales = clipped_scales(weight, stats.hessian, GRIDS[1])
+        return stats.loss(nearest(weight, GRIDS[1], scales).numbers() - weight)
+
+    separate = loss()
+    monkeypatch.setattr("quire.compress.clipping._MAX_DIFFERENCE", 0.0)
+    assert separate < 0.95 * loss()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_moved_scales_leave_the_layers_results(tmp_path: Path, family: str) -> None:

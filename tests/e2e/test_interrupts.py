@@ -119,7 +119,7 @@ def attempt_and_settle():
     catching(settle)
 
 def settle_for_sure():
-    while sender.is_alive():
+    while sender.is_alive() or signal.sigpending():
         catching(settle)
     time.sleep(0.01)  # a busy machine delivers a signal late
 

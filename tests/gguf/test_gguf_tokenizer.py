@@ -111,15 +111,44 @@ def test_texts_are_cut_as_the_models_were_trained(name: str, text: str, pieces: 
 
 
 def test_ends_of_answers_are_found_by_name_and_text(tmp_path: Path) -> None:
-    tokens = ["a", "<|im_end|>", "<|endoftext|>", "<|end|>"]
+    tokens = ["a", "<|im_end|>", "<|endoftext|>", "</s>", "<end_of_turn>"]
     metadata = {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1, 3, 3, 1],  # the last is a word, no control token
+        "tokenizer.ggml.token_type": [1, 3, 3, 1, 4],  # </s> is HTML, the last a mark all the same
         "tokenizer.ggml.eos_token_id": 2,
     }
     file = tmp_path / "a.gguf"
     file.write_bytes(header_bytes(metadata, {}))
-    assert VocabularyList.read(read_gguf_header(file).metadata).end_ids() == [2, 1]
+    words = VocabularyList.read(read_gguf_header(file).metadata)
+    assert words.end_ids() == [2, 1, 4]
+    assert [each["id"] for each in words.added() if each["special"]] == [1, 2, 4]
+
+
+def test_marks_at_the_end_are_read_where_a_file_has_no_kinds(tmp_path: Path) -> None:
+    metadata = bundled_metadata()
+    del metadata["tokenizer.ggml.token_type"]
+    ours = made(tmp_path, metadata)
+    assert ours.encode("<|end|>", parse_special=True) == [ours.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "gpt-2"),
+        ({"general.architecture": "qwen2"}, "qwen2"),
+        ({"tokenizer.ggml.pre": "default", "general.architecture": "qwen3"}, "qwen2"),
+        ({"tokenizer.ggml.tokens": [f"{i}" for i in range(128_256)]}, "llama-bpe"),
+    ],
+)
+def test_files_without_the_rule_that_cuts_texts_have_their_familys(
+    tmp_path: Path, changes: dict[str, Any], name: str
+) -> None:
+    file, without = tmp_path / "a.gguf", ("tokenizer.ggml.pre", "tokenizer.ggml.token_type")
+    metadata = {k: v for k, v in bundled_metadata().items() if k not in without}
+    file.write_bytes(header_bytes(metadata | {"tokenizer.ggml.merges": []} | changes, {}))
+    found = read_gguf_header(file).metadata
+    spec = tokenizer_files(found, VocabularyList.read(found))["tokenizer.json"]
+    assert spec["pre_tokenizer"]["pretokenizers"] == PRE_TOKENIZERS[name].steps()
 
 
 @pytest.mark.parametrize(
@@ -129,6 +158,7 @@ def test_ends_of_answers_are_found_by_name_and_text(tmp_path: Path) -> None:
             {"tokenizer.ggml.model": "bert"},
             "model is 'bert', which is not read; .*--tokenizer",
         ),
+        ({"tokenizer.ggml.model": None}, "model is missing; .*--tokenizer"),
         ({"tokenizer.ggml.pre": "viking"}, "pre is 'viking', which is not read .*--tokenizer"),
         ({"tokenizer.ggml.merges": ["a qq"]}, "merges has 'a qq', not of tokens"),
         ({"tokenizer.ggml.merges": 3}, "merges is 3, no list"),
@@ -137,5 +167,6 @@ def test_ends_of_answers_are_found_by_name_and_text(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_read_is_refused(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    changed = {k: v for k, v in (bundled_metadata() | changes).items() if v is not None}
     with pytest.raises(CheckpointError, match=rf"a\.gguf: tokenizer\.ggml\.{text}"):
-        made(tmp_path, bundled_metadata() | changes)
+        made(tmp_path, changed)

@@ -188,7 +188,7 @@ def test_the_templates_own_refusal(folders: dict[str, Path]) -> None:
 def test_no_template(gpt2: Tokenizer) -> None:
     assert not gpt2.has_chat_template
     with pytest.raises(
-        InvalidRequestError, match="no chat template; use plain completions, or put"
+        InvalidRequestError, match="no chat template; use plain completions, or start again"
     ):
         gpt2.encode_chat([USER])
 

@@ -9,6 +9,10 @@ from quire.engine.core.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 
+# paths and bodies of example requests
+_CHAT = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "hello"}]}'
+_COMPLETION = "/v1/completions", '{"prompt": "Once upon a time"}'
+
 
 def ready_text(
     infos: Sequence[EngineInfo],
@@ -18,16 +22,19 @@ def ready_text(
     *,
     key: str,
     admin: str = "",
+    chats: bool = True,
 ) -> str:
     """The whole text.
 
     url: of `base_url`. on_demand: the models that are not loaded yet. key: of `key_in_shell`.
-    admin: where the admin endpoints are, if anywhere.
+    admin: where the admin endpoints are, if anywhere. chats: whether the first model has a chat
+    template; without one the example is a text to continue.
     """
     auth = f' -H "Authorization: Bearer {key}"' if key else ""
     is_unix = url.startswith("unix:")
-    path = shlex.quote(url.removeprefix("unix:"))
-    base = f"--unix-socket {path} http://localhost" if is_unix else url
+    socket = shlex.quote(url.removeprefix("unix:"))
+    base = f"--unix-socket {socket} http://localhost" if is_unix else url
+    path, body = _CHAT if chats else _COMPLETION
     spent = infos[0].seconds if len(infos) == 1 else {}
     if spent:
         spent = {"processes": max(0.0, seconds - sum(spent.values()))} | spent
@@ -39,8 +46,8 @@ def ready_text(
         *(f"  model     {name}: loaded on demand" for name in on_demand),
         *([] if is_unix else [f"  page      {url}/"]),
         *([f"  admin     {admin}"] if admin else []),
-        f"  try       curl {base}/v1/chat/completions{auth} -H 'Content-Type: application/json' \\",
-        """              -d '{"messages": [{"role": "user", "content": "hello"}]}'""",
+        f"  try       curl {base}{path}{auth} -H 'Content-Type: application/json' \\",
+        f"              -d '{body}'",
     ]
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
 def _is_of(file: Path, given: str) -> bool:
     """Whether a file is meant by its own name, or by a path, end or hub name of its model."""
     source = source_of(file)
-    if given == file.name or (source and Path(given).expanduser().resolve() == Path(source)):
+    if given == file.name or (source and Path(os.path.expanduser(given)).resolve() == Path(source)):
         return True
     name = f"/{hub_name(given)}"
     return any(f"/{of}".endswith(name) for of in (source, _hub_name(source)))

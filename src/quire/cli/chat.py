@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
 import sys
 import time
@@ -11,13 +12,13 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.chat_lines import read_messages
 from quire.cli.generate import AnswerLine, could_be_model
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.prompt_texts import (
     add_prompt_options,
     piped_text,
     read_escapes,
-    standard_input,
     template_variables,
 )
 from quire.cli.sampling import add_sampling_options, sampling_params, take_defaults
@@ -46,8 +47,6 @@ COMMANDS_HELP = """\
 # of Ollama and llama.cpp: Quire's
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/q": "/quit", "/?": "/help", "/clear": "/reset"}
 _AT_START = ("/set", "/show", "/load", "/save", "/read", "/regen")
-
-_QUOTES = '"' * 3
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -98,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
             if text is not None:
                 return chat.answer(text)
             say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
-            return chat.run(read_lines())
+            return chat.run(read_messages())
         finally:
             runner.run(engine.close())
 
@@ -154,17 +153,17 @@ class Chat:
         self._run(self._answer([]))
         return 0
 
-    def run(self, lines: Iterator[str]) -> int:
-        """Answer each line; returns the exit status: 1 for input that ends after a failure."""
-        for line in with_blocks(lines):
-            word, _, rest = line.strip().partition(" ")
+    def run(self, messages: Iterator[str]) -> int:
+        """Answer each message; returns the exit status: 1 for input that ends after a failure."""
+        for text in messages:
+            word, _, rest = text.strip().partition(" ")
             word = _ALIASES.get(word, word)
             if word == "/quit":
                 return 0
             if word.startswith("/"):
                 self._command(word, rest.strip())
             elif word:
-                self._send_request(line.strip())
+                self._send_request(text.strip())
         return 1 if self._num_failures and not sys.stdin.isatty() else 0
 
     def _command(self, word: str, rest: str) -> None:
@@ -238,44 +237,12 @@ class Speed:
         return f"[{self._num_tokens} tokens, {first}]"
 
 
-def with_blocks(lines: Iterator[str]) -> Iterator[str]:
-    """The lines, but those from one triple quote to the next as one message."""
-    for line in lines:
-        text = line.strip()
-        if not text.startswith(_QUOTES):
-            yield line
-            continue
-        block = [text.removeprefix(_QUOTES)]
-        while not block[-1].endswith(_QUOTES) and (more := next(lines, None)) is not None:
-            block.append(more.rstrip("\n"))
-        yield "\n".join(block).removesuffix(_QUOTES)
-
-
-def read_lines() -> Iterator[str]:
-    """Lines of the terminal with a prompt and a history, or of whatever is piped in."""
-    if not sys.stdin.isatty():
-        try:
-            yield from standard_input()
-        except UnicodeDecodeError:
-            raise ConfigError("standard input is not UTF-8 text; convert it") from None
-        return
-    import readline  # noqa: F401  # gives input() a history and line editing
-
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:  # meant for an answer that had just ended, perhaps
-            say("\n/quit or Ctrl-D leaves")
-
-
 def say(text: str) -> None:
     """Print a message to the user on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def dim(text: str) -> str:
-    """The text in grey where the output is a terminal."""
-    return f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text
+    """The text in grey, where the output is a terminal that has it and nobody wants none."""
+    is_plain = os.environ.get("TERM", "dumb") in ("", "dumb") or os.environ.get("NO_COLOR")
+    return text if is_plain or not sys.stderr.isatty() else f"\x1b[2m{text}\x1b[0m"

@@ -57,6 +57,7 @@ def own_argv(
 class _Rewriter:
     def __init__(self, flags: Collection[str], takes_model: bool) -> None:
         self._flags, self._takes_model = flags, takes_model
+        self._model: str | None = None  # of an option; the other words are texts then
         self._over: dict[str, Any] = {}  # params that hold whatever the other words set
         self.words: list[str] = []
         self.notices: list[str] = []
@@ -71,7 +72,7 @@ class _Rewriter:
                 self._close()
                 self.words += [word, *rest]
             elif flag == "--model" and flag not in self._flags and self._takes_model:
-                self.words.insert(0, text if sign else next(rest, ""))
+                self._name_model(text if sign else next(rest, ""))
             elif flag in self._flags or (found := _row_of(flag)) is None:
                 self.words.append(flag + sign + text)
             else:
@@ -86,6 +87,15 @@ class _Rewriter:
         for name, value in self._over.items():
             self._append(name, name, value)
         self._over = {}
+
+    def _name_model(self, model: str) -> None:
+        """Put the model before all words. Raises ConfigError for a second one."""
+        if self._model is not None:
+            raise ConfigError(
+                f"{self._model[:64]!r} and {model[:64]!r} are named as the model; name one of them"
+            )
+        self._model = model
+        self.words.insert(0, model)
 
     def _has(self, params: Mapping[str, Any]) -> bool:
         flags = {"--" + name.replace("_", "-") for name in params}
@@ -148,6 +158,8 @@ class _Rewriter:
             self.words.append(own if value else f"--no-{own[2:]}")
         elif own in self._flags:
             self.words.append(f"{own}={value}")
+        elif name == "model" and self._takes_model:
+            self._name_model(str(value))
         elif name == "model":
             self.words.append(str(value))
         elif name in _OF_OTHERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ def run(argv: Sequence[str]) -> int:
     settings = chosen(args, _SETTINGS)
     recipe = Recipe(**settings, ignore=tuple(vars(args).get("ignore", ())))
     recipe.check_uses(settings)
-    limits, base, out = limits_of(args), folder_of(args.model), Path(args.out).expanduser()
+    limits, base, out = limits_of(args), folder_of(args.model), Path(os.path.expanduser(args.out))
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
     from quire.compress.quantize_model import Quantization
 

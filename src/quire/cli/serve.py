@@ -235,10 +235,12 @@ async def _serve(
 
         async def work() -> None:
             infos = await fleet.start()
+            chats = await asyncio.to_thread(_has_chats, plans[0].config)
             waiting = [plan.name for plan in plans if not plan.at_start]
             seconds, admin_url = time.monotonic() - begin, admin_address(admin) if admin else ""
             url = base_url(listeners[0])
-            print(ready_text(infos, waiting, url, seconds, key=key, admin=admin_url), flush=True)
+            text = ready_text(infos, waiting, url, seconds, key=key, admin=admin_url, chats=chats)
+            print(text, flush=True)
             for listener in listeners[1:]:
                 print(f"also at {base_url(listener)}", flush=True)
             if not key and not all(map(is_loopback, listeners)):
@@ -252,6 +254,12 @@ async def _serve(
             if await _until_signal(supervisor.stop(grace), signals) is None:
                 break
     return 130 if ended_by is signal.SIGINT else 0
+
+
+def _has_chats(config: EngineConfig) -> bool:
+    from quire.tokenizer.load_tokenizer import has_chat_template  # not while processes start
+
+    return has_chat_template(config)
 
 
 async def _until_signal(

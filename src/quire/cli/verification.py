@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,7 @@ def show_report(
     from quire.compress.quality_check import check_different_weights, check_quality, tasks_for
 
     check_different_weights(base, quantized)  # before speed is measured, too
-    tasks_file = None if "tasks" not in args else Path(args.tasks).expanduser()
+    tasks_file = None if "tasks" not in args else Path(os.path.expanduser(args.tasks))
     tasks = tasks_for(tokenizer, base, tasks_file)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:

@@ -1,9 +1,13 @@
 """Clipping limits of a weight's groups: the largest numbers lose, the others get finer steps.
 
-Lin et al., 2024 ("AWQ"), the authors' code; here with the loss by all pairs of a group's inputs.
+Lin et al., 2024 ("AWQ"), the authors' code; here with the loss by all pairs of a group's inputs,
+and with a limit for each side.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +15,9 @@ from torch import Tensor
 from quire.compress.integer_grid import GroupScales, IntegerGrid, limits
 
 _FACTORS = (16 / 15, *(1.0 - 0.05 * step for step in range(11)))  # of extremes
+_MAX_DIFFERENCE = (
+    0.16  # of the two sides' factors; more saves 0.5 % of the loss, and takes twice as long
+)
 _PIECE = 1 << 22  # elements of a weight whose clipping is searched for at once
 
 
@@ -23,28 +30,29 @@ def clipped_scales(weight: Tensor, hessian: Tensor, grid: IntegerGrid) -> GroupS
     blocks = _diagonal_blocks(hessian, size)
     step = max(1, _PIECE // weight.shape[1])
     parts = [_clipped(piece, blocks, grid) for piece in torch.split(weight, step)]
-    return GroupScales(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    scale, zero = (torch.cat([getattr(part, name) for part in parts]) for name in ("scale", "zero"))
+    return GroupScales(scale, zero)
 
 
-def _clipped(weight: Tensor, blocks: Tensor, grid: IntegerGrid) -> tuple[Tensor, Tensor]:
+def _clipped(weight: Tensor, blocks: Tensor, grid: IntegerGrid) -> GroupScales:
     groups = grid.groups(weight)
-    low, high = limits(groups)
-    best: GroupScales | None = None
-    for factor in _FACTORS:
-        scales = grid.scales(low * factor, high * factor)
+    lowest, highest = limits(groups)
+    low, high, least = lowest, highest, torch.full_like(lowest, math.inf)
+    for lower, higher in _pairs(grid):
+        tried = lowest * lower, highest * higher
+        scales = grid.scales(*tried)
         change = grid.groups(grid.numbers(grid.codes(weight, scales), scales)) - groups
         loss = (torch.einsum("ngi,gij->ngj", change, blocks) * change).sum(2)
-        if best is None:
-            best, least = scales, loss
-            continue
         better = loss < least
         least = torch.minimum(loss, least)
-        best = GroupScales(
-            torch.where(better, scales.scale, best.scale),
-            torch.where(better, scales.zero, best.zero),
-        )
-    assert best is not None
-    return best.scale, best.zero
+        low, high = (torch.where(better, *each) for each in zip(tried, (low, high), strict=True))
+    return grid.scales(low, high)
+
+
+def _pairs(grid: IntegerGrid) -> Iterator[tuple[float, float]]:
+    """Factors of the smallest and the largest number. Symmetric scales follow from one of them."""
+    most = 0.0 if grid.symmetric else _MAX_DIFFERENCE
+    return ((a, b) for a in _FACTORS for b in _FACTORS if abs(a - b) <= most)
 
 
 def _diagonal_blocks(hessian: Tensor, size: int) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -21,17 +20,17 @@ from quire.gguf.gguf_config import model_settings
 from quire.gguf.gguf_header import read_gguf_header
 from quire.gguf.gguf_tokenizer import UnreadTokenizerError, tokenizer_files
 from quire.gguf.vocabulary_list import VocabularyList
-from quire.last_use import last_use, mark_used
+from quire.last_use import NO_HOME, last_use, mark_used, user_cache
 from quire.model_folder import GGUF_LINK, NO_TOKENIZER, check_regular
 from quire.version import __version__
 
-_LAYOUT = 1  # to be raised when other files are made of the same metadata
+_LAYOUT = 2  # to be raised when other files are made of the same metadata
 _MOST_FOLDERS = 32  # that are kept, of those that were used last
 
 
 def gguf_folder(file: Path) -> Path:
     """The folder of a GGUF file, made if need be. Raises CheckpointError."""
-    folder = _cache() / _name(file)
+    folder = _cache(file) / _name(file)
     if (folder / GGUF_LINK).exists():
         with suppress(OSError):  # of another user, or on a disk that is read only
             mark_used(folder, folder.parent.iterdir())
@@ -63,9 +62,11 @@ def _texts(objects: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(each, ensure_ascii=False) for name, each in objects.items()}
 
 
-def _cache() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "quire" / "gguf"
+def _cache(file: Path) -> Path:
+    cache = user_cache("gguf")
+    if cache is None:
+        raise CheckpointError(f"config files made of {file} cannot be stored: {NO_HOME}")
+    return cache
 
 
 def _name(file: Path) -> str:

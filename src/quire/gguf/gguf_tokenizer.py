@@ -18,6 +18,7 @@ _PRE = "tokenizer.ggml.pre"
 _TEMPLATE = "tokenizer.chat_template"
 _ANOTHER = "name the folder of the model's tokenizer with --tokenizer"
 _SPACE = "\u2581"  # SentencePiece's
+_LLAMA3_TOKENS = 128_256
 _LONGEST_PIECE = 1024  # characters; a longer token is not merged from others
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
@@ -31,7 +32,9 @@ def tokenizer_files(metadata: Metadata, words: VocabularyList) -> dict[str, Any]
 
     Raises UnreadTokenizerError for a kind that is not read, CheckpointError for a damaged one.
     """
-    kind = metadata.text(MODEL, "none")
+    if metadata.get(MODEL) is None:
+        raise _unread(metadata, MODEL, "is missing")
+    kind = metadata.text(MODEL)
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(metadata, words)
     elif kind == "llama":
@@ -62,7 +65,7 @@ def _settings(metadata: Metadata, words: VocabularyList) -> dict[str, Any]:
 
 def _byte_level(metadata: Metadata, words: VocabularyList) -> tuple[dict[str, Any], bool]:
     """A byte-level BPE tokenizer, and whether it begins texts with a token unless a key says so."""
-    pre = _pre_tokenizer(metadata)
+    pre = _pre_tokenizer(metadata, words)
     vocab = words.ids()
     merges = [_pair(metadata, merge, vocab) for merge in metadata.texts("tokenizer.ggml.merges")]
     model = {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": pre.ignores_merges}
@@ -75,8 +78,11 @@ def _byte_level(metadata: Metadata, words: VocabularyList) -> tuple[dict[str, An
     return _tokenizer(words, model, tokenizer), pre.adds_bos
 
 
-def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
-    name = metadata.text(_PRE, "gpt-2")
+def _pre_tokenizer(metadata: Metadata, words: VocabularyList) -> PreTokenizer:
+    name = metadata.text(_PRE, "default")
+    if name == "default":  # as older converters leave it
+        qwen = metadata.text("general.architecture", "").startswith("qwen")
+        name = "qwen2" if qwen else "llama-bpe" if len(words.tokens) == _LLAMA3_TOKENS else "gpt-2"
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise _unread(metadata, _PRE, f"is {name[:64]!r}, which is not read ({known} are)")

@@ -9,11 +9,13 @@ from quire.gguf.metadata import Metadata
 TOKENS, MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# control tokens that end an answer, whatever a file says: as llama.cpp finds them
-_ENDS = (
+# tokens that end an answer, whatever a file says: control tokens, as in llama.cpp, even where it
+# calls them something else
+_MARKS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
-    "<|end_of_text|>", "<EOT>", "</s>", "<|return|>", "<|call|>",
+    "<|end_of_text|>", "<EOT>", "<|return|>", "<|call|>",
 )  # fmt: skip
+_ENDS = (*_MARKS, "</s>")  # the last is HTML in some vocabularies, Qwen's for instance
 _END_KEYS = ("eos", "eot", "eom")
 _WITHOUT_SPACES = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's added tokens
 
@@ -31,10 +33,10 @@ class VocabularyList:
         """The tokens; none where a file has none. Raises CheckpointError for damaged lists."""
         tokens = metadata.texts(TOKENS) if metadata.get(TOKENS) is not None else []
         key = "tokenizer.ggml.token_type"
-        if metadata.get(key) is None:
-            return cls(metadata, tokens, [NORMAL] * len(tokens))
-        kinds = [int(kind) for kind in metadata.numbers(key, len(tokens))]
-        return cls(metadata, tokens, kinds)
+        kinds = [NORMAL] * len(tokens)
+        if metadata.get(key) is not None:
+            kinds = [int(kind) for kind in metadata.numbers(key, len(tokens))]
+        return cls(metadata, tokens, _corrected(tokens, kinds))
 
     def named_id(self, name: str) -> int | None:
         """The id of a token with a role, such as "bos"; None where the file names none."""
@@ -73,3 +75,8 @@ class VocabularyList:
     def ids(self) -> dict[str, int]:
         """Token → id; of equal tokens the first."""
         return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
+
+
+def _corrected(tokens: list[str], kinds: list[int]) -> list[int]:
+    """The kinds of tokens, with the marks at the end of an answer as control tokens."""
+    return [CONTROL if token in _MARKS else kind for token, kind in zip(tokens, kinds, strict=True)]

@@ -8,7 +8,7 @@ from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
-from quire.tokenizer.tokenizer_folder import check_folder
+from quire.tokenizer.tokenizer_folder import check_folder, read_settings, read_templates
 
 _LONGEST_NAME = 4096
 
@@ -18,6 +18,15 @@ def check_tokenizer(config: EngineConfig) -> None:
     if not config.model.skip_tokenizer_init:
         check_folder(tokenizer_folder(config))
         check_chat_template(config)
+
+
+def has_chat_template(config: EngineConfig) -> bool:
+    """Whether chats can be rendered; reads small files alone. Raises as `load_tokenizer`."""
+    if config.model.skip_tokenizer_init:
+        return False
+    folder = tokenizer_folder(config)
+    given = config.model.chat_template is not None
+    return given or bool(read_templates(folder, read_settings(folder)))
 
 
 def check_chat_template(config: EngineConfig) -> None:

@@ -116,6 +116,15 @@ class Tokenizer:
         """The id that ends a text, where the files name one."""
         return self._named_id("eos_token")
 
+    def end_ids(self, of_model: Iterable[int], vocab_size: int) -> list[int]:
+        """The ids that end an answer: those of the model's files, and the tokenizer's own.
+
+        The latter may have been changed alone, as by training with another chat template.
+        """
+        own = self.eos_token_id
+        last = [] if own is None or own >= vocab_size else [own]
+        return list(dict.fromkeys([*of_model, *last]))
+
     @property
     def bos_token_id(self) -> int | None:
         """The id that begins a text, where the files name one."""
@@ -289,8 +298,8 @@ class Tokenizer:
         if "default" in self._templates:
             return self._templates["default"]
         raise InvalidRequestError(
-            "messages: this model has no chat template; use plain completions, or put a "
-            "chat_template.jinja into the model's folder and start again",
+            "messages: this model has no chat template; use plain completions, or start again "
+            "with one (chat_template)",
             param="messages",
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, is_failure
-from quire.model_folder import GGUF_LINK, NO_TOKENIZER, read_json, read_text
+from quire.model_folder import NO_TOKENIZER, named_file, read_json, read_text
 from quire.tokenizer.pattern_check import slow_pattern
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[st
 
 def _origin(path: Path) -> str:
     """The file of a template for messages: a user's, and not one that was made of it."""
-    link = path.with_name(GGUF_LINK)
-    return f"{link.resolve()}: tokenizer.chat_template" if link.is_symlink() else str(path)
+    file = named_file(path)
+    return str(path) if file == path else f"{file}: tokenizer.chat_template"
 
 
 def _entries(path: Path, value: Any) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import torch
 from quire.config import EngineConfig
 from quire.engine.startup.footprint import BASE_BYTES, footprint_of
 from quire.engine.startup.start_engine import start_engine
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, ConfigError
 from quire.hub import resolve_model
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
@@ -77,3 +77,22 @@ def test_a_kv_cache_without_a_size_gets_its_share_of_the_memory() -> None:
 def test_a_model_that_is_not_there() -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         footprint_of(EngineConfig.from_options(model="./nowhere"))
+
+
+def test_weights_that_the_machine_cannot_hold_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", prepared_weights="none")
+    module, free = "quire.engine.startup.footprint", 1000
+    monkeypatch.setattr(f"{module}.available_bytes", lambda: free)
+    start_engine(config)
+    assert (
+        "bytes, but 1,000 are free, so the system may kill this process; free memory, take a"
+        in (caplog.text)
+    )
+    monkeypatch.setattr(f"{module}.most_bytes", lambda: 2 * free)
+    text = (
+        r"the weights take [\d,]+ bytes, but this machine has 2,000; take a smaller model, or set q"
+    )
+    with pytest.raises(ConfigError, match=text):
+        start_engine(config)

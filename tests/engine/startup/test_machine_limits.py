@@ -12,6 +12,8 @@ from quire.engine.startup.machine_limits import (
     available_bytes,
     cpu_quota,
     memory_left,
+    memory_limit,
+    most_bytes,
     own_groups,
     physical_cores,
     usable_cores,
@@ -59,6 +61,13 @@ def test_memory_left_in_a_group_and_in_those_above_it(tmp_path: Path) -> None:
     assert memory_left("0::/outer/inner\n", tmp_path) == 0
 
 
+def test_the_lowest_limit_of_groups(tmp_path: Path) -> None:
+    write(tmp_path / "outer" / "inner", memory_max="max")
+    assert memory_limit("0::/outer/inner\n", tmp_path) == UNLIMITED
+    write(tmp_path / "outer", memory_max="1200")
+    assert memory_limit("0::/outer/inner\n", tmp_path) == 1200
+
+
 def test_memory_left_by_files_of_the_older_kind(tmp_path: Path) -> None:
     write(
         tmp_path / "memory" / "box",
@@ -86,6 +95,7 @@ def test_a_container_is_not_given_the_memory_of_its_machine(
 def test_this_machine() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     assert memory_left(own_groups()) > 0
+    assert most_bytes() >= available_bytes()
 
 
 def test_threads_of_one_core_count_once(tmp_path: Path) -> None:

@@ -218,6 +218,14 @@ def test_requests_before_nonsense_are_answered_first(
     assert wait_for(lambda: server.num_connections == 0)
 
 
+def test_a_request_before_nonsense_may_take_longer_than_a_connection_may_idle(
+    server: Running, engine: FakeEngine
+) -> None:
+    engine.delay = 0.3
+    reply = send_bytes(server, raw_post({"prompt": "abc"}) * 2 + GARBAGE[1])
+    assert statuses(reply) == [b"200", b"200", b"400"]
+
+
 def test_a_client_that_sends_nonsense_and_leaves_is_aborted(
     server: Running, engine: FakeEngine
 ) -> None:

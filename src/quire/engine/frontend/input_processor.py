@@ -104,11 +104,11 @@ class InputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_ids = end_ids = tokenizer.end_ids(eos_token_ids, limits.vocab_size)
         self._seeds = random.Random(seed)
 
         def vocabulary() -> Vocabulary:
-            return Vocabulary(tokenizer, limits.vocab_size, eos_token_ids)
+            return Vocabulary(tokenizer, limits.vocab_size, end_ids)
 
         if grammar_subprocess:
             self.grammar_checker = GrammarChecker(

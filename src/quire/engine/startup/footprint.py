@@ -6,6 +6,7 @@ KV cache by the same rules.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
 
@@ -20,12 +21,15 @@ from quire.engine.startup.device_policy import (
     device_type,
 )
 from quire.engine.startup.gpu_driver import driver_capability
-from quire.engine.startup.machine_limits import available_bytes
+from quire.engine.startup.machine_limits import available_bytes, most_bytes
+from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
 from quire.models.config.model_config import ModelConfig
+
+logger = logging.getLogger(__name__)
 
 # The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
 BASE_BYTES = 256 << 20
@@ -98,6 +102,23 @@ def weights_by_format(
         name, size = (chosen.name, chosen.num_bytes(n, k)) if chosen else (dtype, n * k * item)
         found[name] += size
     return dict(found)
+
+
+def check_weights(config: EngineConfig, model_config: ModelConfig, folder: Path) -> None:
+    """Refuse weights that this machine cannot hold, and warn of those that it hardly can.
+
+    Linux refuses no allocation for want of memory: it kills a process when pages run out. The
+    embedding may stay in its file, and is not counted. Raises ConfigError.
+    """
+    item = DTYPES[choose_dtype(config, model_config)].num_bytes
+    embedding = model_config.vocab_size * model_config.hidden_size * item
+    found = sum(weights_by_format(config, model_config, folder).values()) - embedding
+    fix = "take a smaller model, or set quantization"
+    if found > (most := most_bytes()):
+        raise ConfigError(f"the weights take {found:,} bytes, but this machine has {most:,}; {fix}")
+    if found > (free := available_bytes()):
+        text = "the weights take %s bytes, but %s are free, so the system may kill this process; %s"
+        logger.warning(text, f"{found:,}", f"{free:,}", f"free memory, {fix}")
 
 
 def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -16,6 +16,7 @@ from quire.errors import ConfigError
 FOLDER = Path("/sys/fs/cgroup")
 MOST_THREADS = 4  # that may be asked for, for each of the machine's cores
 UNLIMITED = 1 << 60  # bytes; the first version has a larger number where there is no limit
+_MEMINFO = Path("/proc/meminfo")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -25,6 +26,12 @@ def available_bytes() -> int:
     The page cache counts, since it is given up on demand.
     """
     return min(_free_bytes(), memory_left(own_groups()))
+
+
+def most_bytes() -> int:
+    """Memory and swap that could be had if all else gave way; UNLIMITED where that is not known."""
+    memory, swap = _meminfo("MemTotal"), _meminfo("SwapTotal") or 0
+    return min(memory or UNLIMITED, memory_limit(own_groups())) + swap
 
 
 def usable_cores() -> int:
@@ -53,12 +60,17 @@ def physical_cores(cpus: Iterable[int], folder: Path) -> int:
 
 def _free_bytes() -> int:
     """Free memory of the machine, in bytes."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+    found = _meminfo("MemAvailable")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found
+
+
+def _meminfo(name: str) -> int | None:
+    """A line of the kernel's file, in bytes; None where there is none."""
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return None
 
 
 def own_groups() -> str:
@@ -79,6 +91,11 @@ def memory_left(listed: str, folder: Path = FOLDER) -> int:
     """Bytes that the groups still allow; the page cache counts, since it gives way."""
     left = (_memory_left_in(group) for group in _groups(listed, "memory", folder))
     return min(left, default=UNLIMITED)
+
+
+def memory_limit(listed: str, folder: Path = FOLDER) -> int:
+    """The lowest limit of the groups, in bytes; UNLIMITED where there is none."""
+    return min(map(_memory_limit_of, _groups(listed, "memory", folder)), default=UNLIMITED)
 
 
 def _groups(listed: str, controller: str, folder: Path) -> Iterator[Path]:
@@ -107,17 +124,23 @@ def _quota_of(group: Path) -> float:
     return 1e9 if allowed in ("max", "-1") else int(allowed) / int(period)
 
 
-def _memory_left_in(group: Path) -> int:
+def _memory_limit_of(group: Path) -> int:
     is_new = (group / "memory.max").exists()
-    limit_file = "memory.max" if is_new else "memory.limit_in_bytes"
-    used_file = "memory.current" if is_new else "memory.usage_in_bytes"
     try:
-        limit = (group / limit_file).read_text().strip()
-        if limit == "max" or int(limit) >= UNLIMITED:
-            return UNLIMITED
-        used = int((group / used_file).read_text())
+        limit = (group / ("memory.max" if is_new else "memory.limit_in_bytes")).read_text().strip()
+    except OSError:
+        return UNLIMITED
+    return UNLIMITED if limit == "max" else min(int(limit), UNLIMITED)
+
+
+def _memory_left_in(group: Path) -> int:
+    is_new, limit = (group / "memory.max").exists(), _memory_limit_of(group)
+    if limit == UNLIMITED:
+        return UNLIMITED
+    try:
+        used = int((group / ("memory.current" if is_new else "memory.usage_in_bytes")).read_text())
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:
         return UNLIMITED
     cached = sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file"))
-    return max(0, int(limit) - used + cached)
+    return max(0, limit - used + cached)

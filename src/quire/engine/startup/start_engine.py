@@ -140,7 +140,8 @@ def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> Gramma
     """The compiler of grammars; reads the tokenizer at the first request with structured output."""
 
     def vocabulary() -> Vocabulary:
-        tokenizer = load_tokenizer(config)
-        return Vocabulary(tokenizer, model_config.vocab_size, list(model_config.eos_token_ids))
+        tokenizer, vocab_size = load_tokenizer(config), model_config.vocab_size
+        end_ids = tokenizer.end_ids(model_config.eos_token_ids, vocab_size)
+        return Vocabulary(tokenizer, vocab_size, end_ids)
 
     return GrammarCompiler(vocabulary)

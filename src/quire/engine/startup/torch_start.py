@@ -15,6 +15,7 @@ from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.startup.backend import Backend, HostBackend
 from quire.engine.startup.compiled_start import compiled_backend, make_decoder
 from quire.engine.startup.device_policy import FP8, choose_kv_dtype, device_type
+from quire.engine.startup.footprint import check_weights
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.library_pages import give_back_code
 from quire.engine.startup.out_of_memory import fitting_weights
@@ -75,6 +76,8 @@ def resolve_for_torch(config: EngineConfig) -> tuple[torch.device, ResolvedConfi
     """The device, and the config resolved for it. Raises ConfigError or CheckpointError."""
     device = torch_device(config)
     resolved = resolve(config, "cuda" if device.type == "cuda" else "cpu")
+    if device.type == "cpu":
+        check_weights(resolved.config, resolved.model_config, resolved.folder)
     return device, _with_known_kv_dtype(resolved, device)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError
-from quire.model_folder import read_json
+from quire.model_folder import named_file, read_json
 
 
 class ConfigFile:
@@ -38,7 +38,7 @@ class ConfigFile:
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
         """The CheckpointError for a key with a wrong value."""
-        return CheckpointError(f"{self.path}: {self.where}{key} {problem}")
+        return CheckpointError(f"{named_file(self.path)}: {self.where}{key} {problem}")
 
     def get(self, key: str) -> Any:
         """The raw value, None where it is missing or null."""

@@ -18,7 +18,7 @@ from typing import Any
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
-from quire.last_use import last_use, mark_used
+from quire.last_use import last_use, mark_used, user_cache
 from quire.model_folder import check_regular, parse_json
 from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
@@ -35,13 +35,12 @@ _DIGITS = 24  # of each half of a name
 
 
 def prepared_folder(config: ModelSettings) -> Path | None:
-    """The folder of prepared weights; None if the settings turn them off."""
+    """The folder of prepared weights; None if the settings turn them off, or there is no home."""
     if config.prepared_weights == "none":
         return None
     if config.prepared_weights != "auto":
-        return Path(config.prepared_weights).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "quire" / "prepared"
+        return Path(os.path.expanduser(config.prepared_weights))
+    return user_cache("prepared")
 
 
 def prepared_file(

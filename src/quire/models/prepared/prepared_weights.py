@@ -27,6 +27,7 @@ from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import describe
 from quire.kernels.torch_dtypes import dtype_name
+from quire.last_use import NO_HOME
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LoadedModule
@@ -39,6 +40,7 @@ from quire.models.prepared.prepared_files import (
     free_space,
     note_use,
     prepared_file,
+    prepared_folder,
     unfinished_name,
 )
 from quire.models.prepared.prepared_reader import (
@@ -76,6 +78,8 @@ def prepared_weights(
             is_emulated(dtype),
         )
     file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
+    if config.prepared_weights == "auto" and prepared_folder(config) is None:
+        logger.warning("prepared weights are not stored: %s", NO_HOME)
     source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
     return None if file is None else PreparedWeights(file, source=str(source.resolve()))
 

@@ -207,7 +207,7 @@ class BoundedProtocol(FramedProtocol):
         """
         self._watch_receiving(Phase.NONE)
         if self._has_earlier():
-            self._late_refusal = refusal
+            self._late_refusal, self._idle_since = refusal, math.inf
             return
         cycle = self.cycle
         is_served = cycle is not None and not cycle.response_complete
