@@ -90,4 +90,6 @@ OLD_PHRASES = {
     r"\bwhoever\b": "who it is: the caller, the process",
     r"Nothing is\.": "what is returned",
     r"\bThe form's\b": "the format's, the grammar's",
+    r"(?<![Tt]here )\b(is|are) no (?!longer\b|more\b)": "is not a, are not",
+    r"\b(raise|lower) the (former|latter)\b": "the name of the setting",
 }  # fmt: skip

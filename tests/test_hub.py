@@ -148,12 +148,12 @@ def test_a_local_folder_comes_before_a_page_of_the_hub(
 
 
 def test_names_of_ollama(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"'llama3\.2:1b' is no name of the hub, .* no tags"):
+    with pytest.raises(CheckpointError, match=r"'llama3\.2:1b' is not a name on the hub, .*tags"):
         hub.resolve_model("llama3.2:1b")
 
     def unreachable(*_: object, **__: object) -> None:
         raise errors.LocalEntryNotFoundError("no")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(CheckpointError, match="has its owner in front, as meta-llama/"):
+    with pytest.raises(CheckpointError, match="begins with its owner, as in meta-llama/"):
         hub.resolve_model("llama3.2")

@@ -29,8 +29,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 400
         ({"params.json": "{}", "consolidated.safetensors": "x"}, "its maker's own format"),
         ({"config.json": "{}", "model.safetensors": POINTER}, r"model\.safetensors is a Git-LFS "
          "pointer, not the file itself; run `git lfs pull` in "),
-        ({"notes.txt": "x"}, "is no model: it has no config.json; name the folder of a complete"),
-        ({"qwen/config.json": "{}"}, "is no model: it has no config.json; name .*/qwen$"),
+        ({"notes.txt": "x"}, "is not a model: it has no config.json; name the folder of a comp"),
+        ({"qwen/config.json": "{}"}, "is not a model: it has no config.json; name .*/qwen$"),
         ({"config.json": POINTER}, r"config\.json is a Git-LFS pointer"),
     ],
 )  # fmt: skip
@@ -45,7 +45,7 @@ def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("model.gguf", "", "is no GGUF file; download it again"),
+        ("model.gguf", "", "is not a GGUF file; download it again"),
         ("model.bin", "GGUF...", "is damaged at byte 4: "),
         ("model.safetensors", "", "is one file of a model; use its folder, /"),
         ("notes.txt", "", "is a file; use the folder of a model, a GGUF file, or a hub name"),

@@ -43,85 +43,87 @@ STORED_METHODS = get_args(StoredMethod)
 class ModelSettings:
     """The model, and how its weights are read."""
 
-    model: str = setting(BUNDLED_MODEL, "folder, hub name, or the bundled model's name")
-    tokenizer: str | None = setting(None, "folder or hub name of the tokenizer, if elsewhere")
+    model: str = setting(BUNDLED_MODEL, "folder, GGUF file, hub name, or the bundled model's name")
+    tokenizer: str | None = setting(None, "folder or hub name of another tokenizer")
     skip_tokenizer_init: bool = setting(
-        False, "load no tokenizer: prompts and answers are token ids alone"
+        False, "load no tokenizer: prompts and answers are token ids"
     )
     chat_template: str | None = setting(
-        None, "file of a chat template to use instead of the model's, or the template itself"
+        None, "chat template to use instead of the model's: a file, or the template itself"
     )
     generation_config: str = setting(
         "auto",
-        "sampling params of requests that give none of their own; auto: those of the model's "
-        "generation_config.json; none: Quire's defaults; or a folder with such a file",
+        "sampling params for requests that give none; auto: those of the model's "
+        "generation_config.json; none: Quire's own; or a folder with such a file",
     )
     override_generation_config: str | None = setting(
         None,
-        'sampling params as a JSON object, such as {"temperature": 0.5}, which go before those of '
-        "generation_config",
+        'default sampling params as a JSON object, such as {"temperature": 0.5}, which '
+        "override those of generation_config",
     )
     revision: str | None = setting(None, "branch, tag or commit of the model on the hub")
     served_model_name: str | None = setting(
         None,
-        "name that requests use for the model; of several, with commas between, replies have the "
-        "first",
+        "name of the model in requests and replies; of several, separated by commas, "
+        "replies use the first",
         is_list=True,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "data type of weights and KV cache, unless they have one of their own; auto takes the "
-        "checkpoint's, or float32 for a small model on a CPU without 16-bit instructions",
+        "data type of weights and KV cache, unless quantization or kv_cache_dtype sets "
+        "another; auto: the checkpoint's, or float32 for a small model on a CPU without "
+        "16-bit instructions",
     )
     quantization: Literal[SchemeName, StoredMethod] = setting(
         "none",
-        "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
-        "bits, with a scale for each output, also of the head; fp8_w8a16 and w8a16: the same, and "
-        "activations in 16; int4: 4 bits, with a scale for each 32 numbers, and the head in int8; "
-        "nf4: 4-bit quantiles, with a scale for each 64; mxfp4: 4-bit floats, with an exponent for "
-        "each 32; dequantized: the weights of a quantized checkpoint as numbers in dtype; awq, "
-        "gptq and others: none, as it is said of a checkpoint that has them, with a warning if not",
+        "weight format to convert weights to while loading; fp8, int8: 8 bits with a "
+        "scale for each output, also in the head; fp8_w8a16, w8a16: the same with 16-bit "
+        "activations; int4: 4 bits with a scale for each 32 weights, the head in int8; "
+        "nf4: 4-bit quantiles with a scale for each 64; mxfp4: 4-bit floats with an "
+        "exponent for each 32; dequantized: the weights of a quantized checkpoint "
+        "converted to dtype; awq, gptq and others: no conversion, and a warning if the "
+        "checkpoint has another format",
     )
     quantization_overrides: str | None = setting(
         None,
-        "formats of some linear layers, by patterns of their names: *.down_proj=int8,lm_head=none; "
-        "the first pattern that matches decides, others follow quantization",
+        "formats for some linear layers, by patterns of their names: "
+        "*.down_proj=int8,lm_head=none; the first match decides, other layers follow "
+        "quantization",
         is_list=True,
     )
     quality_gate: str = setting(
         "report",
-        "which quantized weights are refused: report: those whose quire_quality.json says that "
-        "they failed; require: also those without a report; off: none; or limits that reports are "
-        "held to, such as perplexity=0.01,cosine=0.99,same_top_1=0.98",
+        "which quantized weights to refuse; report: those whose quire_quality.json says "
+        "that they failed; require: also those without a report; off: none; or limits for "
+        "the figures of reports, such as perplexity=0.01,cosine=0.99,same_top_1=0.98",
     )
     max_model_len: int | None = setting(
-        None, "longest prompt + answer in tokens; default: the model's own limit", within=COUNT
+        None, "most tokens of prompt and answer together; default: the model's limit", within=COUNT
     )
     load_format: Literal["auto", "dummy", "null"] = setting(
         "auto",
-        "dummy: random weights in the real shapes; null: no model, arbitrary tokens at once; both "
-        "are for speed measurements",
+        "auto: the checkpoint's weights; dummy: random weights in the same shapes; null: "
+        "no model, arbitrary tokens; the last two are for speed measurements",
     )
     prepared_weights: str = setting(
         "auto",
-        "folder for prepared weights of a CPU (packed for its kernels), which the next start "
-        "maps, and for measured step costs; auto: quire/prepared in the user's cache folder; "
-        "none: store none",
+        "folder for prepared weights of a CPU (packed for its kernels), which later "
+        "starts map, and for measured step costs; auto: quire/prepared in the user's "
+        "cache folder; none: nothing is stored",
     )
     pooling: Literal["auto", "mean", "last"] = setting(
         "auto",
-        "how hidden states become an embedding; auto: as the checkpoint's files say, else the "
-        "last token's state",
+        "how hidden states become an embedding; auto: as the checkpoint's files say, or "
+        "the last token's state",
     )
     max_logprobs: int = setting(
         20,
-        "most log-probabilities for each token that a request may ask for; -1: all of the "
-        "vocabulary",
+        "most log-probabilities per token that a request may ask for; -1: the whole vocabulary",
         within=(-1, MOST),
     )
     seed: int = setting(
         0,
-        "seed of dummy weights and of requests without a seed; -1: another one at each start",
+        "seed for dummy weights and for requests without a seed; -1: a new one at each start",
         within=(-(2**63), 2**63 - 1),
     )
 
@@ -175,24 +177,25 @@ class CacheConfig:
 
     block_size: int = setting(16, "tokens per KV block", within=COUNT)
     num_blocks: int | None = setting(
-        None, "number of KV blocks; default: as many as fit the memory", within=COUNT
+        None, "number of KV blocks; default: as many as fit in memory", within=COUNT
     )
     kv_cache_memory_bytes: int | None = setting(
-        None, "bytes for the KV cache, all layers", within=(1, MOST_BYTES)
+        None, "bytes for the KV cache of all layers", within=(1, MOST_BYTES)
     )
     gpu_memory_utilization: float = setting(
-        0.9, "share of a GPU's memory to plan for; a CPU has none", within=(0.001, 1.0)
+        0.9, "share of a GPU's memory to use; no effect on CPUs", within=(0.001, 1.0)
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"] = setting(
         "auto",
-        "data type of keys and values in the KV cache; auto: the checkpoint's, if its KV cache is "
-        "quantized, else the model's; fp8 (or fp8_e4m3): 8 bits, so that twice as many tokens fit, "
-        "with the checkpoint's scales, if any; int8: 8 bits and a scale for each token and head",
+        "data type of the KV cache; auto: the checkpoint's if its KV cache is quantized, "
+        "otherwise the model's; fp8 (or fp8_e4m3): 8 bits, which fits twice as many "
+        "tokens, with the checkpoint's scales, if any; int8: 8 bits with a scale for each "
+        "token and head",
     )
     kv_cache_dtype_skip_layers: str | None = setting(
         None,
-        "layers whose keys and values stay in the model's data type, by their numbers, with commas "
-        "between; sliding_window: all layers with a window",
+        "numbers of layers whose KV cache stays in the model's data type, separated by "
+        "commas; sliding_window: all layers with a window",
         is_list=True,
     )
     enable_prefix_caching: bool = setting(True, "share the KV blocks of equal prefixes")
@@ -218,34 +221,33 @@ FULL_STEP = {"cpu": 512, "cuda": 2048}
 class SchedulerConfig:
     """Settings of the scheduler: tokens and requests per step, chunked prefill, priorities."""
 
-    max_num_seqs: int = setting(256, "most requests running at once", within=COUNT)
+    max_num_seqs: int = setting(256, "most requests that run at once", within=COUNT)
     max_num_batched_tokens: int = setting(
         0,
-        "token budget of one step; 0: max_num_seqs and 512, on a GPU 2048, on a slow CPU 256",
+        "token budget of a step; 0: max_num_seqs plus 512 (2048 on a GPU, 256 on a slow CPU)",
         within=(0, MOST),
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting(
         "fcfs",
-        "order of waiting requests: first come first served, though short prompts may pass longer "
-        "ones, or lowest priority number first",
+        "order of waiting requests; fcfs: first come, first served, but short prompts may "
+        "pass longer ones; priority: lowest number first",
     )
-    enable_chunked_prefill: bool = setting(True, "let a prompt be computed over several steps")
+    enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
     long_prefill_token_threshold: int = setting(
         0,
-        "most prompt tokens one request gets in a step while others run or wait; 0: as many as the "
-        "step has",
+        "most prompt tokens of one request in a step while others run or wait; 0: no limit",
         within=(0, MOST),
     )
     itl_target_ms: float | None = setting(
         None,
-        "longest time between two tokens of a request, in milliseconds, that prompts of others may "
-        "cause; default: none",
+        "target for the time between two tokens of a request, in milliseconds, while "
+        "prompts of others are computed; default: none",
         within=_MILLISECONDS,
     )
     ttft_target_ms: float | None = setting(
         None,
-        "target for the time from a request's arrival to its first token, in milliseconds, "
-        "which orders prompts; default: none",
+        "target for the time from arrival to first token, in milliseconds, by which "
+        "prompts are ordered; default: none",
         within=_MILLISECONDS,
     )
 
@@ -254,8 +256,8 @@ class SchedulerConfig:
         require(
             self.max_num_batched_tokens == 0 or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
-            f"({self.max_num_seqs}), so not every running request could advance; raise the former "
-            "or lower the latter",
+            f"({self.max_num_seqs}), so not every running request could advance; raise "
+            "max_num_batched_tokens or lower max_num_seqs",
         )
         require(
             self.itl_target_ms is None or self.enable_chunked_prefill,
@@ -269,8 +271,8 @@ class SchedulerConfig:
         require(
             self.enable_chunked_prefill or budget >= max_model_len,
             f"max_num_batched_tokens ({budget}) is below max_model_len ({max_model_len}), so the "
-            "longest prompts could never run whole; raise the former, lower the latter, or set "
-            "enable_chunked_prefill",
+            "longest prompts could never run whole; set enable_chunked_prefill, raise "
+            "max_num_batched_tokens or lower max_model_len",
         )
 
     def resolved(self, device_type: str) -> SchedulerConfig:
@@ -291,11 +293,11 @@ class SchedulerConfig:
 class DeviceConfig:
     """Settings of the device: CPU or GPU, threads, CUDA graphs, batch invariance."""
 
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: CUDA if there is one")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a CUDA GPU if there is one")
     threads: int | None = setting(
         None,
-        "CPU threads for tensor work; default: as many as the cores it may use, or fewer "
-        "where the start measures that to be faster; one for a tiny model",
+        "CPU threads for tensor work; default: one for each available core, or fewer if "
+        "the start measures that to be faster; one for a tiny model",
         within=COUNT,
     )
     enforce_eager: bool = setting(
@@ -303,8 +305,9 @@ class DeviceConfig:
     )
     batch_invariant: bool = setting(
         False,
-        "on a GPU, use kernels whose results do not depend on the batch, so that a request gets "
-        "the same tokens alone and in any batch; slower; for weights in 16 or 32 bits or FP8",
+        "on a GPU, use slower kernels whose results do not depend on the batch, so that a "
+        "request gets the same tokens alone and in any batch; for weights in 16 or 32 "
+        "bits or FP8",
     )
 
     def __post_init__(self) -> None:

@@ -165,6 +165,6 @@ class EngineError(QuireError):
 def is_failure(error: BaseException) -> bool:
     """Whether an error is a failure, and not a request to stop (an interrupt, a cancellation).
 
-    A panic of a library written in Rust is one, though its class is no Exception.
+    A panic of a library written in Rust is one, though its class is not an Exception.
     """
     return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"

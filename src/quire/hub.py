@@ -26,7 +26,7 @@ _PAGE = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<name>[^?#]*?)/*"
     r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+)[^?#]*)?(?:[?#].*)?"
 )
-_OWNERS = "; a name on the hub has its owner in front, as meta-llama/Llama-3.2-1B-Instruct does"
+_OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2-1B-Instruct"
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _PATTERNS = [
     "config.json",
@@ -143,7 +143,7 @@ def _download(name: str, revision: str | None) -> Path:
     except HFValidationError as error:
         if ":" in name:
             raise CheckpointError(
-                f"{name!r} is no name of the hub, which has no tags; leave the tag out, "
+                f"{name!r} is not a name on the hub, which has no tags; leave the tag out, "
                 "or download a GGUF file (hf download REPO FILE) and name it as the model"
             ) from error
         raise CheckpointError(

@@ -51,7 +51,7 @@ def check_model_folder(folder: Path) -> None:
         return
     inner = [file for file in files if (file / "config.json").is_file()]
     hint = f"name {inner[0]}" if inner else "name the folder of a complete checkpoint"
-    raise CheckpointError(f"{folder} is no model: it has no config.json; {hint}")
+    raise CheckpointError(f"{folder} is not a model: it has no config.json; {hint}")
 
 
 def named_file(path: Path) -> Path:

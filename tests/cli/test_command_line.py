@@ -121,9 +121,9 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["profile", "-p", "512"], "-p 512 is not supported: this command has no prompts as"),
         (
             ["generate", "hi you", "tell me"],
-            "'hi you' is no model; for several prompts use --prompt",
+            "'hi you' is not a model; for several prompts use --prompt",
         ),
-        (["generate", "--logprobs", "3"], "--logprobs is no option here; use SamplingParams(logp"),
+        (["generate", "--logprobs", "3"], "--logprobs is not an option here; use SamplingParams("),
         (["generate", "a/b", "tell", "me"], "unexpected 'me'; put quotes around a prompt of"),
         (["help", "bench"], "unknown command 'bench'; use `quire profile MODEL` for a step, and"),
         (["quantize", "a", "b.gguf", "Q4"], "unexpected 'b.gguf'; name it by an option, or see"),
@@ -196,8 +196,8 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
             ["serve", "--max-num-seqs", "3K", "--max-num-batched-tokens", "1k"],
             "below --max-num-seqs",
         ),
-        (["serve", "--host", "203.0.113.1"], "no address of this machine"),
-        (["generate"], "there is no prompt"),
+        (["serve", "--host", "203.0.113.1"], "not an address of this machine"),
+        (["generate"], "no prompt is given"),
         (["generate", "--file", "/nowhere/at/all"], "No such file"),
         (
             ["generate", "--prompt", "a", "--temperature", "-1"],

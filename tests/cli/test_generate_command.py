@@ -384,4 +384,4 @@ def test_what_an_encoding_lacks_is_escaped(encoding: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("word", ["a/b", "quire-tiny", "."])
 def test_a_model_alone_is_no_prompt(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", word]) == 2
-    assert "there is no prompt; use `quire generate MODEL TEXT`" in capsys.readouterr().err
+    assert "no prompt is given; use `quire generate MODEL TEXT`" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_an_option_of_a_call_is_no_sampling_param(name: str) -> None:
         ("ebnf", r"use structured_outputs=StructuredOutputs\(grammar=\.\.\.\)$"),
         ("regex", r"use structured_outputs=StructuredOutputs\(regex=\.\.\.\)$"),
         ("num_ctx", r"is a setting of the engine; use LLM\(max_model_len=\.\.\.\)$"),
-        ("stream", "is no sampling param: answers come whole; use on_output of LLM"),
+        ("stream", "is not a sampling param: answers come whole; use on_output of LLM"),
         ("colour", r"^SamplingParams has no parameter 'colour'; known: n, temp"),
     ],
 )

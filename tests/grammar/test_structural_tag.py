@@ -107,7 +107,7 @@ for _ in range(20):
         ),
         (newer(DEEP), "nested more than 16 deep"),
         (newer({"type": "regex", "pattern": "(a{1000}){1000}"}), "lower the counts"),
-        (newer({"type": "json_schema", "json_schema": {"not": {}}}), "Unimplemented keys"),
+        (newer({"type": "json_schema", "json_schema": {"not": {}}}), "that cannot be enforced: "),
     ],
 )
 def test_what_is_wrong_in_a_structural_tag(

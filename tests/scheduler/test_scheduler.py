@@ -181,7 +181,7 @@ def test_without_chunks_a_prompt_runs_whole_or_not_at_all() -> None:
 
 def test_without_chunks_the_budget_must_admit_the_longest_prompt() -> None:
     config = SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=256)
-    with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(256\) .* raise the former"):
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(256\) .* lower max_model_len"):
         Scheduler(config, KVCacheManager(64, 16), max_model_len=257)
 
 

@@ -20,14 +20,14 @@ from quire.processes import interrupted
 COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
     "chat": "talk to a model in the terminal",
-    "generate": "answer a file or a list of prompts, without a server",
-    "run-batch": "answer a file of requests in OpenAI's batch form",
+    "generate": "answer prompts, without a server",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
     "profile": "profile one step of a model: bytes, FLOPs, time, the roofline",
     "quantize": "quantize a model's weights into a new checkpoint, and measure what they lose",
     "verify": "measure what a quantized model loses against its base",
     "cache": "list or remove prepared weights",
-    "completion": "print a script for completion in a shell",
-    "demo": "see the bundled model at work: answers, latency, throughput",
+    "completion": "print a shell completion script",
+    "demo": "run the bundled model under load: answers, latency, throughput",
 }
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or the user's share or limit
@@ -42,7 +42,7 @@ commands:
 
 options:
   --version   print the version
-  --help      print this; `quire COMMAND --help` prints a command's options
+  --help      print this text; `quire COMMAND --help` prints a command's options
 
 examples:
   quire demo
@@ -143,7 +143,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _unknown(word: str) -> ConfigError:
-    """The error for a word that is no command; says what another engine's command is here."""
+    """The error for a word that is not a command; says what another engine's command is here."""
     from quire.cli.generate import could_be_model
     from quire.compat import command_names
     from quire.options import nearest_name

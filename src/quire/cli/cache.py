@@ -40,7 +40,7 @@ def make_parser() -> CommandParser:
         nargs="?",
         default="ls",
         metavar="ACTION",
-        help="ls; rm, or clear: remove those of NAME, or all",
+        help="ls: list; rm: remove those of NAME; clear: remove all, or those of NAME",
     )
     parser.add_argument(
         "name",

@@ -38,7 +38,7 @@ EXAMPLES = (
 )
 
 COMMANDS_HELP = """\
-/help          this
+/help          show these commands
 /system TEXT   start again with a system message; without TEXT, with none
 /reset         start again
 /quit          leave (or Ctrl-D); Ctrl-C stops an answer
@@ -67,7 +67,7 @@ def make_parser() -> CommandParser:
         "text",
         nargs="*",
         metavar="TEXT",
-        help="a message: it is answered, with what is piped in before it, and the command ends",
+        help="answer this message, after piped text if there is some, and exit",
     )
     return parser
 
@@ -103,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def read_words(args: argparse.Namespace) -> None:
-    """Several words that are no model are a message, for the bundled one."""
+    """Several words that are not a model are a message, for the bundled one."""
     given = vars(args)
     if " " in given.get("model", "").strip() and not could_be_model(args.model):
         args.text = [given.pop("model"), *given.get("text", ())]

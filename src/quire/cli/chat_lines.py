@@ -16,7 +16,7 @@ ReadLine = Callable[[str], str]
 
 
 class DroppedMessageError(Exception):
-    """Raised for a line at which Ctrl-C was pressed: what was typed so far is no message."""
+    """Raised for a line at which Ctrl-C was pressed: what was typed so far is not a message."""
 
 
 def read_messages(read_line: ReadLine | None = None) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _message(read_line: ReadLine) -> str:
 
 
 def piped_line_reader() -> ReadLine:
-    """Reads standard input. Its function raises ConfigError where that is no text."""
+    """Reads standard input. Its function raises ConfigError where that is not text."""
     lines = iter(standard_input())
 
     def read(_: str) -> str:

@@ -44,7 +44,7 @@ complete -o filenames -F _quire quire
 def make_parser() -> CommandParser:
     """The parser of the options of `quire completion`."""
     parser = CommandParser(
-        "completion", "Print a script for completion in a shell.", EXAMPLES, words="SHELL "
+        "completion", "Print a shell completion script.", EXAMPLES, words="SHELL "
     )
     parser.add_argument("shell", nargs="?", default="bash", metavar="SHELL", help=", ".join(SHELLS))
     return parser

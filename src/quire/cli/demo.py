@@ -18,9 +18,9 @@ DEFAULT_CONCURRENCY = 16
 
 def make_parser() -> CommandParser:
     """The parser of the options of `quire demo`."""
-    text = "Send the bundled model's three jobs to a server, many at once, and show how it went."
+    text = "Send many requests at once to the bundled model, and show answers and latencies."
     parser = CommandParser("demo", text, EXAMPLES, words="")
-    parser.add_argument("--url", help="a running server; default: one is started on a free port")
+    parser.add_argument("--url", help="use a running server; default: start one on a free port")
     parser.add_argument(
         "--api-key", metavar="KEY", help="key of the server at --url; default: $QUIRE_API_KEY"
     )

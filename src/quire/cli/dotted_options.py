@@ -22,7 +22,7 @@ def with_joined_members(words: Sequence[str], to_int: Callable[[str], int]) -> l
 
     Values are JSON, numbers such as 32K as `to_int` reads them, or else text; lists and objects of
     one member are joined. An object that the option is given besides has the other members. Raises
-    ConfigError for a member without a value, or within one that is no object.
+    ConfigError for a member without a value, or within one that is not an object.
     """
     end = words.index("--") if "--" in words else len(words)  # behind it are no options
     joined, objects = _joined(words[:end], to_int)

@@ -53,7 +53,7 @@ def make_parser() -> CommandParser:
     """The parser of the options of `quire generate`."""
     parser = CommandParser(
         "generate",
-        "Answer prompts, all of them at once.",
+        "Answer prompts in one batch, without a server.",
         EXAMPLES,
         words="[MODEL] [TEXT] ",
         instead="put quotes around a prompt of several words",
@@ -68,11 +68,11 @@ def make_parser() -> CommandParser:
         default=False,
         help="send each prompt as a user's message through the model's chat template",
     )
-    parser.add_argument("--system", metavar="TEXT", help="system message; asks for --chat")
+    parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     parser.add_argument(
         "--json", action="store_true", default=False, help="print one JSON object per prompt"
     )
-    add_prompt_options(parser, "; asks for --chat")
+    add_prompt_options(parser, "; implies --chat")
     add_sampling_options(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
     add_engine_options(parser)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="a prompt")
@@ -160,11 +160,11 @@ class AnswerLine:
 
 
 def read_words(args: Namespace) -> None:
-    """A single word without other prompts is the text, for the bundled model, if it is no model."""
+    """A single word that is not a model is the only prompt, for the bundled model."""
     given = vars(args)
     if " " in given.get("model", "").strip() and "text" in given and not could_be_model(args.model):
         several = "for several prompts use --prompt TEXT for each, or --file"
-        raise ConfigError(f"{args.model[:64]!r} is no model; {several}")
+        raise ConfigError(f"{args.model[:64]!r} is not a model; {several}")
     is_alone = "model" in given and not given.keys() & {"text", "prompt", "file"}
     if is_alone and not could_be_model(args.model):
         args.text = given.pop("model")
@@ -194,7 +194,7 @@ def read_prompts(args: Namespace) -> list[Given]:
         found = _with_piped(found)
     if not found:
         raise ConfigError(
-            "there is no prompt; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
+            "no prompt is given; use `quire generate MODEL TEXT`, --prompt TEXT, or --file with "
             "one per line (--file -: standard input)"
         )
     return found

@@ -34,13 +34,16 @@ def make_parser() -> CommandParser:
     """The parser of the options of `quire profile`."""
     parser = CommandParser("profile", "Time the operations of one step of a model.", EXAMPLES)
     parser.add_argument(
-        "--batch-size", type=human_int, metavar="N", help="requests of the step (default: 1)"
+        "--batch-size", type=human_int, metavar="N", help="requests in the step (default: 1)"
     )
     parser.add_argument(
-        "--context", type=human_int, metavar="N", help="tokens of each, decoding (default: 1024)"
+        "--context",
+        type=human_int,
+        metavar="N",
+        help="cached tokens of each request (default: 1024)",
     )
     parser.add_argument(
-        "--prefill", type=human_int, metavar="N", help="compute prompts of N tokens instead"
+        "--prefill", type=human_int, metavar="N", help="profile the prefill of N tokens instead"
     )
     parser.add_argument("--json", action="store_true", default=False, help="print JSON")
     parser.add_argument("--plot", metavar="FILE", help="also write a picture (PNG)")

@@ -35,7 +35,7 @@ def add_prompt_options(parser: CommandParser, more: str = "") -> None:
         *("-e", "--escape"),
         action=argparse.BooleanOptionalAction,
         default=argparse.SUPPRESS,
-        help=r"read \n, \r, \t, \', \", \\ and \xHH in prompts, --system and --stop as characters"
+        help=r"interpret \n, \r, \t, \', \", \\ and \xHH in prompts, --system and --stop"
         " (default: off)",
     )
 
@@ -88,7 +88,7 @@ def standard_input() -> TextIO:
 
 
 def piped_text() -> str:
-    """All of standard input. Raises ConfigError where it is no text."""
+    """All of standard input. Raises ConfigError where it is not text."""
     try:
         return standard_input().read()
     except UnicodeDecodeError:

@@ -50,40 +50,44 @@ def make_parser() -> CommandParser:
     parser.add_argument("--out", metavar="DIR", help="folder of the new checkpoint (needed)")
     parser.add_argument(
         "--group-size", type=int, metavar="N",
-        help="inputs that share a scale, with integers of 4 bits; -1 for all (default: 128)",
+        help="inputs that share a scale, for 4-bit integers; -1: all (default: 128)",
     )  # fmt: skip
-    _add_flag(parser, "symmetric", "without zero points (default: as the method has it)")
-    parser.add_argument("--format", choices=FORMATS, help="of the files (default: the method's)")
+    _add_flag(parser, "symmetric", "without zero points (default: the method's choice)")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="checkpoint format (default: the method's)"
+    )
     parser.add_argument(
         "--ignore", action="append", metavar="PATTERN",
         help="modules that stay as they are, such as '*.down_proj'; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--act-order", choices=("off", "static", "group"),
-        help="GPTQ rounds inputs with large activations first: with groups as they are, or with "
-        "groups in that order, too (default: static)",
+        help="whether GPTQ rounds inputs with large activations first; static: groups stay as they "
+        "are; group: groups follow that order, too (default: static)",
     )  # fmt: skip
     parser.add_argument(
-        "--damping", type=float, metavar="X", help="of GPTQ's Hessian (default: 0.01)"
+        "--damping", type=float, metavar="X", help="damping of GPTQ's Hessian (default: 0.01)"
     )
     parser.add_argument(
         "--smoothing", type=float, metavar="X", help="strength of SmoothQuant (default: 0.5)"
     )
     parser.add_argument(
-        "--steps", type=human_int, metavar="N", help="of learned rounding (default: 200)"
+        "--steps", type=human_int, metavar="N", help="steps of learned rounding (default: 200)"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of learned rounding (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of learned rounding (default: 0)"
+    )
     _add_flag(
         parser, "double-quantization",
-        "scales of NF4 in eight bits, as QLoRA has them: 4.13 bits a weight for 4.5 (default: off)",
+        "store NF4's scales in 8 bits, as QLoRA: 4.13 bits a weight, not 4.5 (default: off)",
     )  # fmt: skip
     _add_flag(
         parser, "weight-only",
-        "FP8 for activations that stay in 16 bits (W8A16), which loses less (default: off)",
+        "FP8 weights beside 16-bit activations (W8A16), which loses less (default: off)",
     )  # fmt: skip
     _add_flag(
         parser, "rotate",
-        "rotate hidden states and values by weights alone, which spreads outliers (default: off)",
+        "rotate hidden states and values, in the weights, to spread outliers (default: off)",
     )  # fmt: skip
     _add_flag(parser, "verify", "measure the loss at the end (default: on)")
     add_verification_options(parser)

@@ -49,7 +49,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all lines; 1 if some line is no request. Raises ConfigError for the files.
+    """Answer all lines; 1 if some line is not a request. Raises ConfigError for the files.
 
     A refused request is an answer, as in OpenAI's batches: its line in the output says why.
     """

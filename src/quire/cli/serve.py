@@ -73,10 +73,10 @@ def make_parser() -> CommandParser:
         dest="models",
         action="append",
         metavar="[NAME=]MODEL",
-        help="one of several models, given once for each; the first is the default",
+        help="a model to serve; repeat it for several; the first is the default",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML file with any of these options, and models"
+        "--config", metavar="FILE", help="YAML file with any of these options, or several models"
     )
     parser.add_argument(
         "--dry-run",
@@ -85,10 +85,13 @@ def make_parser() -> CommandParser:
         help="print the planned memory use, and exit",
     )
     parser.add_argument(
-        "--gpu-memory-gib", type=float, metavar="X", help="with --dry-run: a GPU of this size"
+        "--gpu-memory-gib",
+        type=float,
+        metavar="X",
+        help="with --dry-run: plan for a GPU of this size",
     )
     parser.add_argument(
-        "--json", action="store_true", default=False, help="with --dry-run: in JSON"
+        "--json", action="store_true", default=False, help="with --dry-run: print JSON"
     )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):

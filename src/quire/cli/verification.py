@@ -37,7 +37,7 @@ def add_verification_options(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--samples", type=human_int, metavar="N",
-        help=f"windows of text for calibration; a quarter as many verify (default: {_SAMPLES})",
+        help=f"windows of text for calibration; verification uses a quarter (default: {_SAMPLES})",
     )  # fmt: skip
     parser.add_argument(
         "--seq-len", type=human_int, metavar="N",
@@ -45,7 +45,7 @@ def add_verification_options(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--tasks", metavar="FILE",
-        help='JSON objects with "messages" and "expected", whose right answers are counted',
+        help='JSON objects with "messages" and "expected"; right answers are counted',
     )  # fmt: skip
     default = ",".join(f"{name}={limit}" for name, limit in QualityLimits().record().items())
     parser.add_argument(
@@ -54,9 +54,9 @@ def add_verification_options(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--speed", action=BooleanOptionalAction,
-        help="measure tokens a second and memory of both models, too (default: on)",
+        help="also measure tokens per second and memory of both models (default: on)",
     )  # fmt: skip
-    parser.add_argument("--device", choices=DEVICES, help="where it runs (default: auto)")
+    parser.add_argument("--device", choices=DEVICES, help="device to run on (default: auto)")
     parser.add_argument("--json", action="store_true", default=False, help="print JSON")
 
 

@@ -26,7 +26,7 @@ CALL_NAMES: tuple[ForeignName, ...] = (
     alias("text_2", "data_2", _V),
     only("lora_request", _V, ([],), _NO_ADAPTER, _MERGE),
     only("prompt_adapter_request", _V, (), _NO_ADAPTER, _MERGE),
-    only("mm_processor_kwargs", _V, ({},), "models read text alone", "leave it out"),
+    only("mm_processor_kwargs", _V, ({},), "models read only text", "leave it out"),
     only("guided_options_request", _V, (), "each request has params of its own",
          "use structured_outputs in SamplingParams"),
     only("priority", _V, ([],), "the prompts of a call run in their order",

@@ -10,7 +10,7 @@ _V = "vLLM"
 _MODES = "a command has one mode: `quire chat` or `quire generate`"
 _PLAIN = "answers are plain text on standard output"
 _SERVER = "the model is loaded by the command itself"
-_TEXT_ONLY = "models read text alone"
+_TEXT_ONLY = "models read only text"
 _ROLES = "the chat template writes what is around a message"
 
 CLI_NAMES: tuple[ForeignName, ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_TEXT_ALONE = "models read and write text alone"
+_TEXT_ALONE = "models read and write only text"
 _OWN_TOOLS = "clients run the tools; send functions of your own"
 
 _WHY = {

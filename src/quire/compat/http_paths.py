@@ -7,7 +7,7 @@ from collections.abc import Mapping
 _ADMIN = "use the admin endpoints, on a port of their own (--admin-port)"
 _NO_PAUSE = "answers are not paused; /sleep and /wake_up are on a port of their own (--admin-port)"
 _SHOWN = "running requests are in /metrics and on the page at /"
-_TEXT_ONLY = "models read and write text alone"
+_TEXT_ONLY = "models read and write only text"
 _WEIGHTS = "weights are not changed while they are served; load another model"
 _GOES_ON = "an answer that its client has left is not kept; use /v1/responses with background"
 _CHAT = "use /v1/chat/completions, or /v1/responses"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _NO_ADAPTER = "merge the adapter into its model (peft: merge_and_unload), and load that"
 _SETTINGS = "leave it out: settings are arguments of LLM, by their names"
-_TEXT_ONLY = "leave it out: models read text alone"
+_TEXT_ONLY = "leave it out: models read only text"
 _STATS = "use llm.stats, and output.metrics of each request"
 _CLOSE = "use LLM.close, or `with LLM() as llm:`"
 _CACHED = "leave it out: equal prefixes are always shared"

@@ -10,7 +10,7 @@ from quire.compat.foreign_name import ForeignName
 _each = partial(each, engines="llama.cpp")
 _CORES = "threads run on the cores of the process"
 _ONE_TOKEN = "a step samples one token of each request"
-_TEXT_ONLY = "models read text alone"
+_TEXT_ONLY = "models read only text"
 _TOOLS = "clients run the tools"
 
 LLAMA_CPP_FAMILIES: tuple[ForeignName, ...] = (
@@ -86,6 +86,6 @@ LLAMA_SERVER_FAMILIES: tuple[ForeignName, ...] = (
     *_each("list_devices?", "a server has one device", "use --dry-run, which names it"),
     *_each("cache_list?/-cl", "models on disk are the hub's", "run hf cache ls"),
     *_each("completion_bash?", "completion is a command", "run quire completion bash"),
-    *_each("version?", "the version is no option of a command", "run quire --version"),
+    *_each("version?", "the version is not an option of a command", "run quire --version"),
     *_each("usage?", "a command explains itself", "use --help"),
 )  # fmt: skip

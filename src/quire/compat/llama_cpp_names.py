@@ -92,7 +92,7 @@ LLAMA_CPP_NAMES: tuple[ForeignName, ...] = (
     only("model_url", _L, (), _NO_DOWNLOAD, _DOWNLOAD, "-mu"),
     only("hf_file", _L, (), _NO_DOWNLOAD, _DOWNLOAD, "-hff"),
     only("docker_repo", _L, (), _NO_DOWNLOAD, _DOWNLOAD, "-dr"),
-    only("mmproj", _L, (), "models read text alone", "leave it out", "-mm"),
+    only("mmproj", _L, (), "models read only text", "leave it out", "-mm"),
     only("lora", _L, (), _NO_ADAPTER, _MERGE),
     only("lora_scaled", _L, (), _NO_ADAPTER, _MERGE),
     only("adapter", _O, (), _NO_ADAPTER, _MERGE),

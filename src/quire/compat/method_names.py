@@ -52,7 +52,7 @@ _WEIGHTS = "load changed weights as a new LLM"
 _SETTINGS = "settings are arguments of LLM, by their names; facts of the model are in llm.info"
 _INSIDE = "the engine's own code is another: see ARCHITECTURE.md"
 _PROFILE = "run `quire profile MODEL` instead"
-_TEXT_ONLY = "leave it out: models read text alone"
+_TEXT_ONLY = "leave it out: models read only text"
 _TASKS = "each model generates and embeds"
 _WHOLE = "requests are not paused; abort those that are to end"
 
@@ -97,7 +97,7 @@ METHODS: Mapping[str, str] = {**_LLAMA_METHODS, **_LOADED, **_VLLM_METHODS}
 _SLEEP = "use shutdown, and make another one; LLM and LLMEngine sleep"
 _HEALTH = "use check_health, which raises an error"
 _POOL = "use LLM.embed, or embed of an AsyncEngine"
-_NO_FIELD = "leave it out: it is None for models that read text alone"
+_NO_FIELD = "leave it out: it is None for models that read only text"
 _STATS = "use an AsyncEngine, which has stats and metrics"
 
 _OF_TOKENIZERS = """

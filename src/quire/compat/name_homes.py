@@ -78,7 +78,7 @@ def home_of_param(name: str, settings: Container[str]) -> str | None:
         fix = f"use structured_outputs=StructuredOutputs({CONSTRAINTS[name]}=...)"
         return f"{name} is a structured output; {fix}"
     if name in _OF_REQUESTS:
-        return f"{name} is no sampling param: {_OF_REQUESTS[name]}"
+        return f"{name} is not a sampling param: {_OF_REQUESTS[name]}"
     from quire.compat.names_table import row_of  # usually not needed
 
     row = row_of(name, ("engine",))
@@ -115,7 +115,7 @@ def command_home(flag: str, name: str, flags: Container[str], value: object = No
             f"{_GENERATION_CONFIG} '{{\"{key}\": {example}}}'"
         )
     if name in SAMPLING_PARAMS and "--temperature" in flags:  # as of generate and chat
-        return f"{shown} is no option here; use SamplingParams({name}=...) of LLM in Python"
+        return f"{shown} is not an option here; use SamplingParams({name}=...) of LLM in Python"
     if name in SAMPLING_PARAMS:
         return f"{shown} is set by each request; send {name} there"
     if name in SERVER_SETTINGS:

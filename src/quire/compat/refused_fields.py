@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _TEMPLATE = "templates are the server's; start it with --chat-template"
-_TEXT_ONLY = "models read and write text alone; leave it out"
+_TEXT_ONLY = "models read and write only text; leave it out"
 _CONTENT = "a template shows the content alone; leave it out"
 _WHOLE = "conversations are sent whole; leave it out"
 _SERVICE = "it is of the service; leave it out"

@@ -13,7 +13,7 @@ _CACHED = "equal prefixes of one key are always cached"
 _STORED = "only /v1/responses stores answers"
 _RESEND = "send the whole conversation"
 _TIER = "there is one service tier; see priority"
-_TEXT_ONLY = "models read and write text alone"
+_TEXT_ONLY = "models read and write only text"
 _TOOLS = "clients run the tools"
 _OWN_TOOLS = "use tools of your own"
 

@@ -139,7 +139,7 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     only("webui_config", _L, (), "the page comes with the server", "leave it out", "--ui-config"),
     only("webui_config_file", _L, (), "the page comes with the server", "leave it out",
          "--ui-config-file"),
-    only("media_path", _L, (), "models read text alone", "leave it out"),
+    only("media_path", _L, (), "models read only text", "leave it out"),
     only("slot_save_path", _L, (), "KV blocks are not written to disk", "leave it out"),
     only("path", _L, (), "the page comes with the server", _PROXY),
     only("headless", _V, (False,), "each server has its API", "leave it out", arity="switch"),

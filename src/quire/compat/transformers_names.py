@@ -39,7 +39,7 @@ TRANSFORMERS_NAMES: tuple[ForeignName, ...] = (
     only("hf_pretrained_model_name_or_path", _LP, (), "it is of the tokenizer", "use tokenizer"),
     only("hf_tokenizer_config_path", _LP, (), "conversations are rendered by the model's chat "
          "template", "use chat_template"),
-    only("clip_model_path", _LP, (), "models read text alone", "leave it out"),
+    only("clip_model_path", _LP, (), "models read only text", "leave it out"),
     only("draft_model_num_pred_tokens", _LP, (), "a step samples one token of each request",
          "leave it out"),
 )  # fmt: skip

@@ -14,7 +14,7 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
           " enable_mm_embeds? skip_mm_profiling? enable_mm_processor_stats?"
           " disable_chunked_mm_input? video_pruning_rate video_pruning_method"
           " allowed_local_media_path allowed_media_domains",
-          "models read text alone"),
+          "models read only text"),
     *each("prefill_context_parallel_size/-pcp decode_context_parallel_size/-dcp"
           " data_parallel_size_local/-dpl nnodes enable_eplb? enable_elastic_ep? enable_dbo?",
           "a model runs on one device",
@@ -91,7 +91,7 @@ VLLM_FAMILIES: tuple[ForeignName, ...] = (
 )  # fmt: skip
 
 SERVER_FAMILIES: tuple[ForeignName, ...] = (
-    *each("trust_request_mm_kwargs?", "models read text alone"),
+    *each("trust_request_mm_kwargs?", "models read only text"),
     *each("enable_log_outputs? enable_log_deltas?", "texts are never logged"),
     *each("log_error_stack?", "an internal error's traceback is always logged"),
     *each("enable_per_request_metrics?", "what is measured is in /metrics"),

@@ -73,7 +73,7 @@ class CheckpointLayout:
     def problem(self, n: int, k: int) -> str | None:
         """The reason why a weight [n, k] cannot be stored in this layout; None if it can."""
         if self.packing == "nf4" and k % self.group:
-            return f"{k} inputs are no multiple of {self.group}"
+            return f"{k} inputs are not a multiple of {self.group}"
         return self.stored_linear.problem(n, k)
 
     def tensors(self, rows: CodedRows) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
         return Path(hf_hub_download(repository, chosen, repo_type="dataset"))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise ConfigError(
-            f"{where} is no file here, and the hub cannot be reached; check the network (and "
+            f"{where} is not a file here, and the hub cannot be reached; check the network (and "
             "HF_HUB_OFFLINE), name a file that was downloaded before as owner/name:file, or a "
             "file here"
         ) from error
@@ -58,7 +58,7 @@ def _downloaded(repository: str, file: str | None) -> Path:
         ) from error
     except (client_error, OSError) as error:
         raise ConfigError(
-            f"{where} is no file here, and cannot be downloaded ({error}); check the network, or "
+            f"{where} is not a file here and cannot be downloaded ({error}); check the network, or "
             "name a file here"
         ) from error
 

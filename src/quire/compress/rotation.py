@@ -113,7 +113,7 @@ def parts_beside(base: Path, quantized: Path, device: torch.device) -> ModelPart
 def rotation(size: int) -> Tensor:
     """An orthogonal matrix [size, size]: a Hadamard matrix with random signs.
 
-    Where the size is no power of two, each entry of one is multiplied by a random orthogonal matrix
+    If the size is not a power of two, each entry of one is multiplied by a random orthogonal matrix
     of the odd factor's size.
     """
     drawn = torch.Generator().manual_seed(size)

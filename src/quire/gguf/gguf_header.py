@@ -57,7 +57,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         size = check_regular(path)
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
-                raise CheckpointError(f"{path} is no GGUF file; download it again")
+                raise CheckpointError(f"{path} is not a GGUF file; download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(path, HeaderReader(data, size))
     except OSError as error:

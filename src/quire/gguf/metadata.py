@@ -72,7 +72,7 @@ class Metadata:
         """A list of texts, which is required."""
         found = [item for item in self._items(key) if isinstance(item, str)]
         if len(found) != len(self._items(key)):
-            raise self.wrong(key, f"is no list of texts; {_CONVERT}")
+            raise self.wrong(key, f"is not a list of texts; {_CONVERT}")
         return found
 
     def numbers(self, key: str, length: int) -> list[float]:
@@ -82,7 +82,7 @@ class Metadata:
             float(item) for item in items if isinstance(item, int | float) and abs(item) < 1e30
         ]
         if len(found) != len(items) or len(found) != length:
-            raise self.wrong(key, f"is no list of {length} finite numbers; {_CONVERT}")
+            raise self.wrong(key, f"is not a list of {length} finite numbers; {_CONVERT}")
         return found
 
     def alignment(self, most: int) -> int:

@@ -29,6 +29,7 @@ GRAMMAR_BYTES_PER_BYTE = 64
 
 
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
+_UNENFORCED = "Unimplemented keys"  # of JSON Schema, in the words of llguidance
 
 # Keywords of JSON Schema that llguidance cannot enforce are errors; words that are no keywords are
 # ignored, as JSON Schema says; and a schema cannot change what JSON is.
@@ -209,6 +210,9 @@ def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequ
     if "coerce_one_of" in reason:  # an option of llguidance, which callers cannot set
         where = reason[: reason.index(": ") + 2] if reason.startswith("at ") else ""
         return structured_outputs.invalid(f"{where}oneOf: {_ONE_OF}")
+    if _UNENFORCED in reason:
+        listed = reason.replace(_UNENFORCED, "keywords that cannot be enforced")
+        return structured_outputs.invalid(f"{listed[:MAX_REASON_CHARS]}; remove them")
     if len(reason) > MAX_REASON_CHARS:
         reason = reason[: MAX_REASON_CHARS - 1] + "…"
     return structured_outputs.invalid(f"{reason}; correct it")

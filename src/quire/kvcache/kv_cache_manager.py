@@ -222,7 +222,7 @@ class KVCacheManager:
         return hashlib.sha256(self._seed_digest + salt.encode("utf-8", "surrogatepass")).digest()
 
     def _count_admission(self, request: Request, num_hits: int, missing: list[bytes]) -> None:
-        """Count a first admission; blocks found after a preemption are no cache hits.
+        """Count a first admission; blocks found after a preemption are not cache hits.
 
         missing: hashes of the full blocks after the hits.
         """

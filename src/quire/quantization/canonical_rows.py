@@ -56,6 +56,6 @@ def scale_rows(weight: LoadedWeight, factors: Tensor) -> LoadedWeight:
 
 
 def _beside(factors: Tensor, tensor: Tensor) -> Tensor:
-    """Factors of rows, in the type of the rows' numbers if those are no integers."""
+    """Factors of rows, in the type of the rows' numbers if those are not integers."""
     dtype = tensor.dtype if tensor.is_floating_point() else factors.dtype
     return factors.to(tensor.device, dtype).view(-1, *[1] * (tensor.dim() - 1))

@@ -27,52 +27,52 @@ class ServerSettings:
     """Settings of the HTTP server: address, accepted requests, limits."""
 
     host: str = setting(
-        "127.0.0.1", "address to listen on, or several (a,b); 0.0.0.0 is every interface"
+        "127.0.0.1", "address to listen on, or several (a,b); 0.0.0.0: all interfaces"
     )
-    port: int = setting(8000, "port to listen on; 0 takes a free one", within=_PORTS)
+    port: int = setting(8000, "port to listen on; 0: any free port", within=_PORTS)
     uds: str | None = setting(None, "path of a Unix socket to listen on, instead of host and port")
     root_path: str | None = setting(
-        None, "path before all others, such as /llm, which a proxy leaves in the requests it sends"
+        None, "path prefix, such as /llm, that a proxy leaves in requests"
     )
     api_key: str | None = setting(
         None,
-        "key that requests must send; several keys may be given, by repeating the option or "
-        "with commas between; default: $QUIRE_API_KEY",
+        "key that requests must send; several by repeating the option or separated by "
+        "commas; default: $QUIRE_API_KEY",
         is_list=True,
     )
-    api_key_file: str | None = setting(None, "file of more such keys, one per line")
+    api_key_file: str | None = setting(None, "file with more such keys, one per line")
     share_prefix_cache: bool = setting(
-        False, "let requests of different API keys share cached prefixes"
+        False, "let requests with different API keys share cached prefixes"
     )
     allowed_origins: str | None = setting(
         None,
-        "origins whose pages may call this from a browser, with commas between; localhost for "
-        "those of this machine, * for all, none; default: none without an API key, * with one",
+        "origins whose web pages may call this server, separated by commas; localhost: "
+        "those of this machine; *: all; none: none; default: * with an API key, none "
+        "without",
         is_list=True,
     )
     allowed_hosts: str | None = setting(
         None,
-        "names that requests may have in their Host header, with commas between; * for all; "
-        "default without an API key: addresses, and names of this machine and private networks",
+        "names allowed in the Host header, separated by commas; *: all; default without "
+        "an API key: IP addresses, and names of this machine and private networks",
         is_list=True,
     )
     max_queued_requests: int = setting(
         1024,
-        "most answers that may wait, besides the max-num-seqs that run; further requests get 429",
+        "most answers that may wait besides the max-num-seqs that run; further requests get 429",
         within=_WAITING,
     )
     max_queued_tokens: int | None = setting(
         None,
-        "most prompt tokens served at once, besides those that the KV cache holds",
+        "most prompt tokens accepted beyond those that the KV cache holds; default: no limit",
         within=_WAITING,
     )
     queue_timeout: float | None = setting(
-        None, "seconds after which a request that has not started to run gets 503", within=_SECONDS
+        None, "seconds after which a request that is still waiting gets 503", within=_SECONDS
     )
     request_timeout: float | None = setting(
         None,
-        "seconds after which a request gets 504; a request may set a shorter limit (then 408), "
-        "not a longer one",
+        "seconds after which a request gets 504; a request may only set a shorter limit (then 408)",
         within=_SECONDS,
     )
     slow_reader_timeout: float = setting(
@@ -82,7 +82,7 @@ class ServerSettings:
     )
     admin_port: int | None = setting(
         None,
-        "port of 127.0.0.1 for the admin endpoints; default: no admin endpoints",
+        "port on 127.0.0.1 for the admin endpoints; default: no admin endpoints",
         within=_PORTS,
     )
     admin_uds: str | None = setting(
@@ -114,18 +114,19 @@ class ServerSettings:
     )
     default_chat_template_kwargs: str | None = setting(
         None,
-        'variables of the chat template as a JSON object, such as {"enable_thinking": false}, for '
-        "requests that do not set them in chat_template_kwargs",
+        'chat template variables as a JSON object, such as {"enable_thinking": false}; '
+        "chat_template_kwargs of a request override them",
     )
     enable_force_include_usage: bool = setting(
-        False, "send the token counts in each chunk of a stream, also where a request does not ask"
+        False,
+        "send token counts in every chunk of a stream, even if the request does not ask for them",
     )
     return_tokens_as_token_ids: bool = setting(
         False,
-        "spell tokens of log-probabilities as token_id:5 where a request does not say otherwise",
+        "spell tokens of log-probabilities as token_id:5 unless a request says otherwise",
     )
     model_load: Literal["at_start", "on_demand"] = setting(
-        "at_start", "when models are loaded; on_demand: by the first request that names one"
+        "at_start", "when to load models; on_demand: at the first request that names one"
     )
     model_memory_bytes: int | None = setting(
         None,
@@ -133,11 +134,11 @@ class ServerSettings:
         within=_BYTES,
     )
     model_load_timeout: float = setting(
-        300.0, "seconds that a request waits for its model to be loaded", within=_SECONDS
+        300.0, "seconds that a request waits for its model to load", within=_SECONDS
     )
     idle_unload_seconds: float | None = setting(
         None,
-        "seconds after which an idle model that was loaded on demand is unloaded",
+        "idle seconds after which a model that was loaded on demand is unloaded",
         within=_SECONDS,
     )
     max_body_bytes: int = setting(4 << 20, "largest request body", within=_BYTES)
@@ -149,36 +150,36 @@ class ServerSettings:
     )
     response_store_bytes: int = setting(
         64 << 20,
-        "bytes of responses that /v1/responses stores, in a file that goes when the server ends; "
-        "0: nothing is stored",
+        "bytes of responses that /v1/responses stores, in a file that is deleted when the "
+        "server ends; 0: none",
         within=(0, MOST_BYTES),
     )
     api_server_count: int = setting(
-        1, "number of API processes (HTTP, tokenizer) on the one port", within=(1, 256)
+        1, "number of API processes (HTTP, tokenizer) that share the port", within=(1, 256)
     )
     engine_hang_timeout: int = setting(
         60,
-        "seconds without a heartbeat (one per layer of a step) after which the engine, or an API "
-        "process, is restarted; 0: never",
+        "seconds without a heartbeat (one per layer of a step) after which the engine or "
+        "an API process is restarted; 0: never",
         within=_WHOLE_SECONDS,
     )
     shutdown_timeout: int = setting(
-        30, "seconds that running requests get to finish at shutdown", within=_WHOLE_SECONDS
+        30, "seconds for running requests to finish at shutdown", within=_WHOLE_SECONDS
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "lowest level that is logged"
     )
-    log_format: Literal["text", "json"] = setting("text", "format of the log's lines")
-    access_log: bool = setting(True, "log a line for each request, at the level info")
+    log_format: Literal["text", "json"] = setting("text", "format of log lines")
+    access_log: bool = setting(True, "log a line for each request, at level info")
     enable_request_id_headers: bool = setting(
         False, "send x-request-id in answers to probes (/health, /ping, /ready) too"
     )
     otlp_traces_endpoint: str | None = setting(
-        None, "URL that OpenTelemetry traces are sent to; needs the extra `trace`"
+        None, "URL to send OpenTelemetry traces to; needs the extra `trace`"
     )
     gpu_hour_cost: float | None = setting(
         None,
-        "cost of an hour of this server; /metrics then reports the cost of tokens",
+        "cost of this server per hour; /metrics then reports the cost of tokens",
         within=(0.0, 1e9),
     )
 

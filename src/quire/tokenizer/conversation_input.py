@@ -28,7 +28,7 @@ TextMap = Callable[[str], str]
 
 
 def check_text(text: str, param: str) -> None:
-    """Refuse what is no Unicode text. Raises InvalidRequestError that names `param`."""
+    """Refuse what is not Unicode text. Raises InvalidRequestError that names `param`."""
     if not isinstance(text, str):
         raise invalid_value(param, f"must be a string, not {type(text).__name__}")
     if text.isascii():

@@ -148,7 +148,7 @@ class Tokenizer:
 
         add_special_tokens: as tokenizer.json says, such as a BOS in front. parse_special: read
         names of control tokens in the text as these tokens; without it they are plain text.
-        Raises InvalidRequestError (param "prompt") for what is no Unicode text.
+        Raises InvalidRequestError (param "prompt") for what is not Unicode text.
         """
         check_text(text, "prompt")
         text = text if parse_special else self._encoder.escape_control_tokens(text)

@@ -64,7 +64,7 @@ def start(*plans: ModelSpec, limit: int | None) -> None:
             [plan("a", tokenizer=str(Path(__file__).parent))],
             None,
             CheckpointError,
-            "is no model: it has no config.json",
+            "is not a model: it has no config.json",
         ),
     ],
 )

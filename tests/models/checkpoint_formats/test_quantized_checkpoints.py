@@ -286,7 +286,7 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         ),
         # of the layer that is read first
         ("awq", configure(group_size=64), r"is \[(4|8), \d+\], not the \[(2|4), \d+\] of quanti"),
-        ("awq", configure(group_size=48), r"128 inputs are no multiple of group_size 48; correct"),
+        ("awq", configure(group_size=48), r"inputs are not a multiple of group_size 48; correct"),
         ("awq", configure(group_size=0), r"group_size is 0; correct quantization_config"),
         ("awq", configure(bits=3), r"quantization_config.bits is 3, but AWQ is read with 4"),
         ("awq", configure(version="gemv"), r"version is 'gemv'; take a checkpoint in AWQ's 'gemm'"),
@@ -302,7 +302,7 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             r"is 'marlin'; take a checkpoint in 'gptq'",
         ),
         ("gptq", configure(checkpoint_format="gptq_v2"), r"proj: its qzeros are not those of symm"),
-        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is no reg"),
+        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
         ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
         (
             "gptq_order",
@@ -323,7 +323,7 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
         ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
         ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
-        ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is no regular"),
+        ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
         ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
         ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),
         ("packed", configure(ignore=["re:" + "a" * 1001]), "ignore holds .*is too long"),

@@ -183,7 +183,7 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
             "num_hidden_layers must be an integer between 1 and 1024, not 0",
         ),
         ({"num_hidden_layers": 10**9}, "must be an integer between 1 and 1024"),
-        ({"num_key_value_heads": 5}, "num_key_value_heads is 5, no divisor of"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide"),
         ({"head_dim": None, "num_attention_heads": 24}, "does not divide hidden_size (2048)"),
         ({"head_dim": 63}, "partial_rotary_factor rotates 63 of 63 dimensions"),
         ({"partial_rotary_factor": 1.5}, "rotates 96 of 64 dimensions"),

@@ -230,12 +230,12 @@ def test_any_bytes_are_answered(body: bytes) -> None:
         (
             "responses",
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "'input_image'; models read and write text alone",
+            "'input_image'; models read and write only text",
         ),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "text, not 'image_url'; models read and write text alone",
+            "text, not 'image_url'; models read and write only text",
         ),
         (
             "responses",

@@ -57,8 +57,8 @@ def cache_problem(
         )
     if wanted is not None and wanted > num_slots:
         return (
-            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower the "
-            f"former, or {_larger_cache(config)}"
+            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower "
+            f"max_model_len, or {_larger_cache(config)}"
         )
     return None
 

@@ -38,7 +38,7 @@ class AwqLinear(IntegerLinear):
     def problem(self, n: int, k: int) -> str | None:
         """See `StoredLinear`."""
         if n % _SHARED or k % 2:
-            return f"{n} outputs are no multiple of {_SHARED}, or {k} inputs odd"
+            return f"{n} outputs are not a multiple of {_SHARED}, or {k} inputs odd"
         return group_problem(self.group, k)
 
     def spec(self, k: int) -> QuantSpec | None:

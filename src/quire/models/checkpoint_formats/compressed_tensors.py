@@ -56,7 +56,7 @@ class PackedLinear(IntegerLinear):
         """See `StoredLinear`."""
         shared = _WORD // self.bits
         if k % shared or (n % shared and not self.is_symmetric):
-            return f"{n} outputs or {k} inputs are no multiple of {shared}"
+            return f"{n} outputs or {k} inputs are not a multiple of {shared}"
         return group_problem(self.group, k)
 
     def spec(self, k: int) -> QuantSpec | None:

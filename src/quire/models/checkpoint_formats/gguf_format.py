@@ -38,7 +38,7 @@ class BlockLinear(StoredLinear):
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`."""
         items = TYPES_BY_NAME[self.kind].items
-        return f"{k} inputs are no multiple of {items}, as of {self.kind}" if k % items else None
+        return f"{k} inputs are not a multiple of {items}, as of {self.kind}" if k % items else None
 
     def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
         """See `StoredLinear`."""

@@ -50,7 +50,7 @@ class GptqLinear(IntegerLinear):
         """See `StoredLinear`."""
         shared = _WORD // self.bits
         if n % shared or k % shared:
-            return f"{n} outputs or {k} inputs are no multiple of {shared}"
+            return f"{n} outputs or {k} inputs are not a multiple of {shared}"
         return group_problem(self.group, k)
 
     def spec(self, k: int) -> QuantSpec | None:

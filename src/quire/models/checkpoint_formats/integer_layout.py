@@ -11,7 +11,7 @@ def group_problem(group: int, k: int) -> str | None:
     """Why groups of that size do not fit k inputs, or None. group: -1 for all inputs."""
     if group == 0 or group < -1:
         return f"group_size is {group}"
-    return f"{k} inputs are no multiple of group_size {group}" if k % group else None
+    return f"{k} inputs are not a multiple of group_size {group}" if k % group else None
 
 
 def integer_spec(

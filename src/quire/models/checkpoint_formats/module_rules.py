@@ -92,7 +92,7 @@ def _compiles(pattern: str) -> bool:
 
 
 def check_patterns(config: ConfigFile, key: str, patterns: Iterable[str]) -> None:
-    """Raise CheckpointError for what is no regular expression, or what may match for ever."""
+    """Raise CheckpointError for what is not a regular expression, or what may match for ever."""
     for pattern in patterns:
         shown = repr(pattern[:MAX_PATTERN])
         if len(pattern) > MAX_PATTERN:
@@ -101,7 +101,7 @@ def check_patterns(config: ConfigFile, key: str, patterns: Iterable[str]) -> Non
             parsed = parser.parse(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise config.wrong(
-                key, f"holds {shown}, which is no regular expression ({error}); correct it"
+                key, f"holds {shown}, which is not a regular expression ({error}); correct it"
             ) from error
         if _num_repeats(parsed) > MAX_REPEATS:
             raise config.wrong(

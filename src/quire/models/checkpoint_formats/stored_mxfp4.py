@@ -29,7 +29,7 @@ class Mxfp4Linear(StoredLinear):
 
     def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
         """See `StoredLinear`."""
-        return f"{k} inputs are no multiple of {MXFP4_GROUP}" if k % MXFP4_GROUP else None
+        return f"{k} inputs are not a multiple of {MXFP4_GROUP}" if k % MXFP4_GROUP else None
 
     def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
         """See `StoredLinear`."""

@@ -67,7 +67,7 @@ class GgufCheckpoint(Checkpoint):
         if kind.is_quantized:
             if len(shape) != 2:
                 raise CheckpointError(
-                    f"{header.path}: {tensor.name} is no matrix, but quantized ({kind.name}); "
+                    f"{header.path}: {tensor.name} is not a matrix, but quantized ({kind.name}); "
                     "convert the model again"
                 )
             shape, dtype = (shape[0], kind.row_bytes(shape[1])), "U8"

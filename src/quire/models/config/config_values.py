@@ -70,7 +70,8 @@ def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
     if num_heads % num_kv_heads:
         raise config.wrong(
             "num_key_value_heads",
-            f"is {num_kv_heads}, no divisor of num_attention_heads ({num_heads}); correct it",
+            f"is {num_kv_heads}, which does not divide num_attention_heads ({num_heads}); "
+            "correct it",
         )
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise config.wrong(

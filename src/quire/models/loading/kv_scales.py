@@ -32,7 +32,7 @@ def read_kv_scales(checkpoint: Checkpoint, prefix: str) -> dict[str, LayerScales
     """Scales of each layer's keys and values by the layer's module, as powers of two.
 
     The greatest one of a layer's heads counts for all. prefix: that names lack. Raises
-    CheckpointError for what is no scale.
+    CheckpointError for what is not a scale.
     """
     names = {name: found for name in checkpoint.entries if (found := kv_scale_name(name))}
     scales = defaultdict[str, LayerScales](dict)
@@ -50,7 +50,7 @@ def read_kv_scales(checkpoint: Checkpoint, prefix: str) -> dict[str, LayerScales
 
 
 def _power_of_two(entry: TensorEntry, tensor: Tensor) -> float:
-    """The least power of two that is no less than any scale of the tensor."""
+    """The least power of two that is not less than any scale of the tensor."""
     if entry.dtype not in SCALE_DTYPES:
         known = " or ".join(SCALE_DTYPES)
         raise entry.wrong(f"its data type is {entry.dtype}, not the {known} of KV scales")

@@ -133,7 +133,7 @@ def _log_exceptions(scheme: Scheme, model: nn.Module) -> None:
         own = scheme.applying_to(name)
         if own and isinstance(module, LinearBase) and module.method.weight_format is not None:
             wanted, found = own.formats[module.spec.role][0], module.method.weight_format
-            why = f"{found.name} in place of {wanted.name}: their inputs are no multiple of "
+            why = f"{found.name} in place of {wanted.name}: their inputs are not a multiple of "
             others[f"{why}{wanted.spec.group}"] += found != wanted
     for what, count in (+others).items():
         logger.info("%d weights are stored as %s", count, what)

@@ -74,7 +74,7 @@ class PreparedFile:
         self._mapped = MappedFile(file, 8 + length + int(metadata[STEP_BYTES]))
         self.formats: Formats = json.loads(metadata[FORMATS])
         if not isinstance(self.formats, dict):
-            raise LookupError("the formats of its weights are no table")
+            raise LookupError("the formats of its weights are not a table")
         stored = self._array(self._entries.pop(CHECK))
         arrays = self.stored_arrays().arrays
         if stored.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):

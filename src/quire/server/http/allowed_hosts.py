@@ -88,7 +88,7 @@ def parse_hosts(text: str) -> list[str]:
     for name in names:
         if name != ANY and not _NAME.fullmatch(name):
             raise ConfigError(
-                f"allowed_hosts has {name!r}, which is no host name; use names without a "
+                f"allowed_hosts has {name!r}, which is not a host name; use names without a "
                 "port, such as api.example.com or *.example.com, or * for all"
             )
     return [name.removesuffix(".") for name in names]

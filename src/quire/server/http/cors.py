@@ -58,7 +58,7 @@ def parse_origins(text: str) -> list[str]:
     for origin in origins:
         if origin not in (ANY, LOCALHOST) and not _is_origin(origin):
             raise ConfigError(
-                f"allowed_origins has {origin!r}, which is no origin; use origins such as "
+                f"allowed_origins has {origin!r}, which is not an origin; use origins such as "
                 "https://app.example.com, localhost for pages of this machine, or * for all"
             )
     return origins

@@ -18,7 +18,7 @@ class FieldNames:
     that field.
     A name that starts with a dot may stand anywhere in a field, any other only at its start. As a
     context manager it renames the fields of the InvalidRequestErrors that pass, and fields with an
-    underscore, which are no words, also where the text mentions them.
+    underscore, which are not words, also where the text mentions them.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:

@@ -149,7 +149,7 @@ def _bind_file(path: str, *, is_private: bool = False) -> socket.socket:
 def _check_path(path: str) -> None:
     """A zero byte would end the path early, or be a socket without a file."""
     if not path or "\0" in path:
-        raise OSError(errno.EINVAL, "it is no path of a file")
+        raise OSError(errno.EINVAL, "it is not a path of a file")
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"it has more than {MAX_PATH_BYTES} bytes")
 
@@ -177,12 +177,14 @@ def _is_answered(path: str) -> bool:
 
 
 def _not_ours(host: str) -> str:
-    return f"host {host!r} is no address of this machine; use 127.0.0.1 or 0.0.0.0"
+    return f"host {host!r} is not an address of this machine; use 127.0.0.1 or 0.0.0.0"
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; stop what uses it, or use another --port"
+        return (
+            f"port {port} of {host} is in use; stop the program that uses it, or use another --port"
+        )
     if error.errno == errno.EACCES:
         return f"port {port} needs more rights than this user has; use a --port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:

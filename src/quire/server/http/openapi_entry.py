@@ -51,7 +51,7 @@ class OpenApiEntry(msgspec.Struct, frozen=True, kw_only=True):
     rules: what a body must satisfy besides its schema, in words, because it depends on the model
     or JSON Schema cannot express it. events: the types of a stream's events; () without streams.
     lines: whether it is a stream of lines of JSON instead. media: content type of the answer;
-    binary: of the answer that is no text, where a field asks for one. errors: statuses besides
+    binary: of the answer that is not text, where a field asks for one. errors: statuses besides
     those of all paths. failures: the struct of an error body where it is not the API's own error
     object. struct_rules: of the structs in the body. names_model: whether the query may name a
     model. items: of a list that the reply may be, instead of `reply`.

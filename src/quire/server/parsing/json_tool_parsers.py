@@ -1,7 +1,7 @@
 """Tool parsers for calls whose arguments are JSON: Hermes, Llama 3, Mistral, DeepSeek and others.
 
 Each `read_*` starts at one of its format's marks (or, for bare calls, at the answer's first brace),
-in an attempt that the caller has started. It raises MalformedCall where the text is no call.
+in an attempt that the caller has started. It raises MalformedCall where the text is not a call.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_ids_without_a_token_are_named(app: Starlette, engine: FakeEngine) -> No
     assert call(app, "/detokenize", {"tokens": []}).json() == {"prompt": "</s>", "content": "</s>"}
     refused = call(app, "/detokenize", {"tokens": [99, 100, 7000]})
     assert (refused.status, refused.error["param"]) == (400, "tokens[1]")
-    text = "tokens[1]: 100 is no token of this vocabulary of 100; remove it"
+    text = "tokens[1]: 100 is not a token of this vocabulary of 100; remove it"
     assert refused.error["message"] == text
 
 

@@ -24,7 +24,7 @@ _ONE_OR_MORE = msgspec.Meta(min_length=1)
 
 
 class ContentText(Strict):
-    """A part of a prompt's content: models read text alone."""
+    """A part of a prompt's content: models read only text."""
 
     type: Literal["text"]
     text: str
@@ -33,7 +33,7 @@ class ContentText(Strict):
 class PromptObject(Strict):
     """A prompt as an object: its text, or its content as parts of a message have it.
 
-    multimodal_data: nothing, as models read text alone.
+    multimodal_data: nothing, as models read only text.
     """
 
     prompt_string: str | None = None
@@ -96,7 +96,7 @@ class PromptTypes:
             problem = "token ids stand beside texts alone; put them into a list"
             raise invalid_value(self._field, problem)
         if kinds == {int, str} and not self._mixes:
-            problem = "texts and token ids are mixed; put the ids of an input into a list of theirs"
+            problem = "texts and token ids are mixed; put the parts of an input into its own list"
             raise invalid_value(self._field, problem)
         if int in kinds:
             return [self._prompt(given, encode)]

@@ -186,7 +186,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
-    """A call's arguments; None if they are no JSON object: the answer ended inside them."""
+    """A call's arguments; None if they are not a JSON object: the answer ended inside them."""
     try:
         value = msgspec.json.decode(arguments) if arguments else {}
     except (msgspec.DecodeError, RecursionError):

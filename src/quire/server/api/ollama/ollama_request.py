@@ -100,7 +100,7 @@ def parse_chat(data: bytes) -> OllamaChat:
     check_tool_names(found.get("tools"), None)
     for index, message in enumerate(found.get("messages") or ()):
         if message.get("images"):
-            raise invalid_value(f"messages[{index}].images", "models read text alone; remove them")
+            raise invalid_value(f"messages[{index}].images", "models read only text; remove them")
         names = strict_json.names_of(OllamaMessage)
         strict_json.check_names(message, names, _MESSAGE_REFUSED, f"messages[{index}].")
         if message.get("thinking") and message["role"] != "assistant":

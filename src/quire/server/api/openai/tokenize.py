@@ -138,7 +138,7 @@ def detokenize(data: bytes, models: ModelRegistry) -> LightReply:
     for index, token_id in enumerate(request.tokens):
         if not tokenizer.is_token(token_id):
             size = tokenizer.vocab_size
-            problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
+            problem = f"{token_id} is not a token of this vocabulary of {size}; remove it"
             raise invalid_value(f"tokens[{index}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
     reply = DetokenizeReply(text, text if request.model is None else msgspec.UNSET)
