@@ -366,3 +366,23 @@ def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(started: list
     assert core.stats.num_waiting == 0
     assert not core.has_work
     compiler.may_go_on.set()
+
+
+class Anything:
+    """A compiler of grammars, and a matcher, that allow all."""
+
+    def matcher(self, _: StructuredOutputs) -> Anything:
+        return self
+
+    def advance_to(self, output_token_ids: list[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_matcher_outlives_its_request(fails: bool) -> None:
+    grammars = GrammarMatchers(Anything())
+    core, runner = make_core(grammars=grammars)
+    runner.not_finite = {"a"} if fails else set()
+    add(core, "a", structured_outputs=StructuredOutputs(regex="a"))
+    assert ends(run_until_idle(core)["a"]) == ["error" if fails else "length"]
+    assert not grammars
