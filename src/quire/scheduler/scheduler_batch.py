@@ -104,7 +104,7 @@ class Batch:
         block_ids = self._kv.admit(request, hits, num_slots)
         assert block_ids is not None, "a request that fits by RequestLimits does not fit"
         if request.status is RequestStatus.WAITING:
-            request.num_cached_tokens = num_cached
+            request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
             self.num_prompt_tokens += request.num_prompt_tokens
         else:  # these may be its own blocks, which do not count as cache hits
             request.num_cached_tokens = min(request.num_cached_tokens, num_cached)

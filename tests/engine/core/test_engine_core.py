@@ -330,6 +330,21 @@ def test_a_request_that_never_ran_has_only_been_queued() -> None:
     assert delta.timing.started is None
 
 
+def test_cached_tokens_are_of_the_prompt_also_where_an_answer_goes_on() -> None:
+    core, _ = make_core()
+    add(core, "a", max_tokens=20)
+    run_until_idle(core)
+    message = AddRequest(
+        request_id="b",
+        prompt_token_ids=[1, 2, 3, 4, 5],
+        output_token_ids=list(range(5, 20)),
+        sampling=SamplingParams(max_tokens=20),
+    )
+    core.handle(message)
+    assert core.step().deltas[0].num_cached_tokens == 5
+    assert core.stats.prefix_cache_hits == 16
+
+
 class SlowCompiler:
     """Makes no matcher before it is let."""
 
