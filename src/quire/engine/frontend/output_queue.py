@@ -46,6 +46,6 @@ class OutputQueue:
 
     @property
     def _is_ready(self) -> bool:
-        if self._unread is None:
-            return self._failure is not None
-        return not self._final_only or self._unread.finished or self._failure is not None
+        if self._failure is not None:
+            return True
+        return self._unread is not None and (self._unread.finished or not self._final_only)
