@@ -55,6 +55,15 @@ def test_a_preempted_request_stays_at_its_position() -> None:
     assert pop_all(queue) == ["r1", "r2", "r3"]
 
 
+def test_the_first_of_some_is_the_first_also_after_a_removal() -> None:
+    queue = WaitingQueue("fcfs")
+    requests = {arrival: make_request(arrival) for arrival in (1, 3, 2)}
+    for request in requests.values():
+        queue.push(request)
+    queue.remove(requests[1])
+    assert [request.request_id for request in queue.some(1)] == ["r2"]
+
+
 def test_removed_requests_are_skipped_wherever_they_stand() -> None:
     queue = WaitingQueue("fcfs")
     requests = [make_request(arrival) for arrival in range(5)]

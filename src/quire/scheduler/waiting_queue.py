@@ -62,6 +62,7 @@ class WaitingQueue:
 
     def some(self, most: int) -> Iterator[Request]:
         """At most `most` requests: the first one first, the others in no order."""
+        self.peek()  # drops removed ones in front of the first
         return islice((e.request for e in self._heap if e.request is not None), most)
 
     def pop(self) -> Request:
