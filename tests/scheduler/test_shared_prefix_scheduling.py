@@ -100,3 +100,14 @@ def test_nobody_waits_for_a_prefix_of_one_of_lower_priority() -> None:
     assert shape(sim.step()) == [("r3", 20, 1), ("r1", 3, 7)]
     sim.drain()
     sim.check_idle()
+
+
+def test_priorities_say_nothing_in_order_of_arrival() -> None:
+    sim = Simulation(max_num_batched_tokens=8)
+    prefix = [1, 2, 3, 4] * 5
+    sim.add([*prefix, 5], max_tokens=1, priority=2)
+    sim.step()
+    sim.add([*prefix, 6], max_tokens=1, priority=0)
+    assert shape(sim.step()) == [("r0", 8, 8)]
+    assert shape(sim.step()) == [("r0", 16, 5)]
+    assert shape(sim.step()) == [("r1", 20, 1)]
