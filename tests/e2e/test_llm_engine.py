@@ -117,6 +117,19 @@ def test_aborted_and_refused_requests_leave_others(engine: LLMEngine, texts: lis
     assert engine.stats.num_running == 0
 
 
+def test_an_id_may_be_used_again_at_once(engine: LLMEngine, texts: list[str]) -> None:
+    """After an abort, and after a stop string, which ends an answer before the engine does."""
+    stopping = SamplingParams(temperature=0, max_tokens=12, stop=[texts[0][2:4]])
+    engine.add_request("a", PROMPTS[0], stopping)
+    assert run(engine)["a"][-1].outputs[0].finish_reason == "stop"
+    for _ in range(2):
+        engine.add_request("a", PROMPTS[0], PARAMS)
+        engine.step()
+        engine.abort_request("a")
+    engine.add_request("a", PROMPTS[0], PARAMS)
+    assert run(engine)["a"][-1].outputs[0].text == texts[0]
+
+
 @pytest.mark.usefixtures("raises_interrupts")
 def test_ctrl_c_loses_nothing(engine: LLMEngine, texts: list[str], monkeypatch: Any) -> None:
     inner, steps = engine._take, 0

@@ -221,6 +221,28 @@ def test_grammars_penalties_and_scores_are_as_with_single_steps(
             )
 
 
+def test_a_preempted_request_ends_with_a_token_in_flight_that_completes_its_grammar(
+    odd_model: Path, overlap: Callable[[Record | None], None]
+) -> None:
+    """Blocks run out after a fixed number of tokens, so one of the answers has just its last."""
+    overlap(None)
+    core = start(odd_model, num_blocks=40, block_size=1)
+    for length in range(6, 12):
+        grammar = StructuredOutputs(regex=f"[a-f]{{{length}}}")
+        first, last = (
+            AddRequest(
+                request_id=name,
+                prompt_token_ids=[token_id + length] * 10,
+                sampling=SamplingParams(max_tokens=25, ignore_eos=True, structured_outputs=each),
+            )
+            for name, token_id, each in (("first", 20, None), ("last", 40, grammar))
+        )
+        served = serve(core, [first, last])
+        assert len(served.tokens["last"]) == length
+        assert served.ends == {"first": ["length"], "last": ["stop"]}
+    assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
+
+
 @pytest.mark.parametrize("spoilt", [None, 4])
 def test_a_state_that_the_last_layer_spoils_ends_a_request_for_its_scores(
     spoilt: int | None,

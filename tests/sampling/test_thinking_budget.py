@@ -47,6 +47,18 @@ def test_an_answer_without_reasoning_has_no_budget(words: list[int]) -> None:
     assert answer(written, 0, is_open=False) == written
 
 
+@given(st.integers(0, 4), st.lists(st.integers(0, 4), max_size=12), st.booleans())
+def test_what_is_read_at_once_after_a_preemption_forces_the_same(
+    budget: int, written: list[int], is_open: bool
+) -> None:
+    marks = ReasoningMarks(begin=[BEGIN], end=END)
+    rule = ThinkingBudget(budget, marks, is_open=is_open)
+    for length in range(len(written) + 1):
+        tokens = np.array(written[:length], np.int32)
+        fresh = ThinkingBudget(budget, marks, is_open=is_open)
+        assert fresh.forced(tokens) == rule.forced(tokens)
+
+
 def test_the_prompts_last_mark_says_whether_an_answer_starts_inside() -> None:
     marks = ReasoningMarks(begin=[BEGIN], end=END)
     prompts = ([5], [BEGIN, 5], [BEGIN, 5, *END], [*END, BEGIN], [BEGIN, *END, BEGIN, 7])

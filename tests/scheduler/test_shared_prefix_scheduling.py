@@ -84,3 +84,30 @@ def test_tenants_do_not_wait_for_each_other() -> None:
     sim.add(prompt, salt="one")
     sim.add(prompt, salt="two")
     assert shape(sim.step()) == [("r0", 0, 20), ("r1", 0, 20)]
+
+
+def test_nobody_waits_for_a_prefix_of_one_of_lower_priority() -> None:
+    """Others, of a priority in between, could hold that one up for ever."""
+    sim = Simulation(max_num_batched_tokens=8, scheduling_policy="priority")
+    prefix = [1, 2, 3, 4] * 5
+    sim.add([*prefix, 5], max_tokens=1, priority=2)
+    sim.step()
+    sim.add(16, max_tokens=1, priority=1)
+    sim.add([*prefix, 6], max_tokens=1, priority=0)
+    sim.add([*prefix, 7], max_tokens=1, priority=0)  # waits for the one before it
+    assert shape(sim.step()) == [("r2", 8, 8)]
+    assert shape(sim.step()) == [("r2", 16, 5), ("r1", 0, 3)]
+    assert shape(sim.step()) == [("r3", 20, 1), ("r1", 3, 7)]
+    sim.drain()
+    sim.check_idle()
+
+
+def test_priorities_say_nothing_in_order_of_arrival() -> None:
+    sim = Simulation(max_num_batched_tokens=8)
+    prefix = [1, 2, 3, 4] * 5
+    sim.add([*prefix, 5], max_tokens=1, priority=2)
+    sim.step()
+    sim.add([*prefix, 6], max_tokens=1, priority=0)
+    assert shape(sim.step()) == [("r0", 8, 8)]
+    assert shape(sim.step()) == [("r0", 16, 5)]
+    assert shape(sim.step()) == [("r1", 20, 1)]

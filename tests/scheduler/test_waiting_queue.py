@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from typing import Literal
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,22 +27,15 @@ def pop_all(queue: WaitingQueue) -> list[str]:
     return order
 
 
-def test_first_come_first_served() -> None:
-    queue = WaitingQueue("fcfs")
-    for arrival, priority in [(1, 5), (2, 0), (3, -1)]:
-        queue.push(make_request(arrival, priority))
-    assert pop_all(queue) == ["r1", "r2", "r3"]
-
-
 def test_the_lowest_priority_number_comes_first() -> None:
-    queue = WaitingQueue("priority")
+    queue = WaitingQueue()
     for arrival, priority in [(1, 5), (2, 0), (3, -1), (4, 0)]:
         queue.push(make_request(arrival, priority))
     assert pop_all(queue) == ["r3", "r2", "r4", "r1"]
 
 
 def test_a_preempted_request_stays_at_its_position() -> None:
-    queue = WaitingQueue("fcfs")
+    queue = WaitingQueue()
     first = make_request(1)
     for request in (first, make_request(2)):
         queue.push(request)
@@ -55,8 +45,17 @@ def test_a_preempted_request_stays_at_its_position() -> None:
     assert pop_all(queue) == ["r1", "r2", "r3"]
 
 
+def test_the_first_of_some_is_the_first_also_after_a_removal() -> None:
+    queue = WaitingQueue()
+    requests = {arrival: make_request(arrival) for arrival in (1, 3, 2)}
+    for request in requests.values():
+        queue.push(request)
+    queue.remove(requests[1])
+    assert [request.request_id for request in queue.some(1)] == ["r2"]
+
+
 def test_removed_requests_are_skipped_wherever_they_stand() -> None:
-    queue = WaitingQueue("fcfs")
+    queue = WaitingQueue()
     requests = [make_request(arrival) for arrival in range(5)]
     for request in requests:
         queue.push(request)
@@ -66,7 +65,7 @@ def test_removed_requests_are_skipped_wherever_they_stand() -> None:
 
 
 def test_removed_requests_behind_one_that_waits_take_no_memory() -> None:
-    queue = WaitingQueue("priority")
+    queue = WaitingQueue()
     queue.push(make_request(0, priority=-1))
     for arrival in range(1, 2000):
         queue.push(request := make_request(arrival))
@@ -77,7 +76,7 @@ def test_removed_requests_behind_one_that_waits_take_no_memory() -> None:
 
 
 def test_equal_arrivals_keep_the_order_of_their_coming() -> None:
-    queue = WaitingQueue("fcfs")
+    queue = WaitingQueue()
     requests = [make_request(7) for _ in range(3)]
     for number, request in enumerate(requests):
         request.request_id = f"twin{number}"
@@ -87,24 +86,20 @@ def test_equal_arrivals_keep_the_order_of_their_coming() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(
-    policy=st.sampled_from(["fcfs", "priority"]),
     priorities=st.lists(st.integers(-2, 2), max_size=30),
     removed=st.sets(st.integers(0, 29)),
 )
-def test_order_is_that_of_a_sorted_list(
-    policy: Literal["fcfs", "priority"], priorities: list[int], removed: set[int]
-) -> None:
-    queue = WaitingQueue(policy)
+def test_order_is_that_of_a_sorted_list(priorities: list[int], removed: set[int]) -> None:
+    queue = WaitingQueue()
     requests = [make_request(arrival, priority) for arrival, priority in enumerate(priorities)]
     for request in reversed(requests):
         queue.push(request)
     for number in removed & set(range(len(requests))):
         queue.remove(requests[number])
     left = [r for r in requests if r.arrival not in removed]
-    left.sort(key=lambda r: (r.priority if policy == "priority" else 0, r.arrival))
+    left.sort(key=lambda r: (r.priority, r.arrival))
     assert pop_all(queue) == [r.request_id for r in left]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_an_empty_queue_has_no_first(policy: Literal["fcfs", "priority"]) -> None:
-    assert WaitingQueue(policy).peek() is None
+def test_an_empty_queue_has_no_first() -> None:
+    assert WaitingQueue().peek() is None

@@ -100,7 +100,7 @@ class Request:
         self.reports_progress = message.report_progress  # of its prompt
         # the delta that collects all tokens after the first, if deferred; None before the first
         self.pending_delta: RequestDelta | None = None
-        self.num_cached_tokens = 0  # those of the computed ones that came from the prefix cache
+        self.num_cached_tokens = 0  # computed prompt tokens that came from the prefix cache
         self.num_computed_tokens = 0  # their KV is written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # being sampled by steps in flight
         self.num_preemptions = 0

@@ -17,25 +17,29 @@ class InFlightPrefixes:
     """Claims: block hash → the running request that will register it."""
 
     def __init__(self) -> None:
-        self._owner_of: dict[bytes, str] = {}
+        self._owner_of: dict[bytes, Request] = {}
         self._claims: dict[str, list[bytes]] = {}  # request_id → hashes it has claimed
         self._waiters: dict[bytes, list[Request]] = {}
         self._ready: list[Request] = []
 
-    def claim(self, request_id: str, hashes: Iterable[bytes]) -> None:
-        """Claim the hashes that an admitted request will register; earlier claims stand."""
-        fresh = [h for h in hashes if h not in self._owner_of]
-        self._owner_of.update(dict.fromkeys(fresh, request_id))
-        self._claims[request_id] = fresh
+    def claim(self, request: Request, hashes: Iterable[bytes]) -> None:
+        """Claim the hashes that an admitted request will register.
+
+        Earlier claims stand, but for those of lower priority.
+        """
+        fresh = [h for h in hashes if not self._is_claimed(h, request)]
+        self._owner_of.update(dict.fromkeys(fresh, request))
+        self._claims[request.request_id] = fresh
 
     def wait(self, request: Request, hashes: Iterable[bytes]) -> bool:
         """Let a request wait if the first of these hashes is claimed; returns whether it waits.
 
-        It waits for the last of the consecutive claimed hashes.
+        It waits for the last of the consecutive claimed hashes, and for nobody of lower priority,
+        whose turn may come much later than its own.
         """
         last = None
         for block_hash in hashes:
-            if block_hash not in self._owner_of:
+            if not self._is_claimed(block_hash, request):
                 break
             last = block_hash
         if last is None:
@@ -51,7 +55,8 @@ class InFlightPrefixes:
     def release(self, request_id: str) -> None:
         """End all claims of a request that leaves the batch."""
         for block_hash in self._claims.pop(request_id, ()):
-            if self._owner_of.get(block_hash) == request_id:
+            owner = self._owner_of.get(block_hash)
+            if owner is not None and owner.request_id == request_id:
                 self.mark_registered(block_hash)
 
     def release_all(self) -> None:
@@ -63,3 +68,8 @@ class InFlightPrefixes:
         """Requests that need not wait any longer, each once, without those that have ended."""
         ready, self._ready = self._ready, []
         return [request for request in ready if not request.is_finished]
+
+    def _is_claimed(self, wanted: bytes, request: Request) -> bool:
+        """Whether one of the same priority as the request, or a higher one, has a claim on it."""
+        owner = self._owner_of.get(wanted)
+        return owner is not None and owner.priority <= request.priority

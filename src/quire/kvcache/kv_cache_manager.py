@@ -131,7 +131,7 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             missing = self._hashes(request)[len(hits) :]
             self._count_admission(request, len(hits), missing)
-            self._in_flight.claim(request.request_id, missing)
+            self._in_flight.claim(request, missing)
         for block_id in hits:
             self.pool.share(block_id)
         block_ids = hits + self.pool.allocate(count)

@@ -12,8 +12,6 @@ from quire.options import require
 
 _WINDOWED = "sliding_window"  # of the setting: all layers that have one
 _SCALE_BYTES = 2  # at the end of each row in int8
-
-
 _IN_8_BITS = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
 
 

@@ -88,9 +88,7 @@ class Sampler:
             for i, logprobs in zip(asked, found, strict=True):
                 report[i] = None if lost[i] else logprobs
         sound = ~lost
-        terminated = advance_grammars(
-            self._state.grammars, index[sound].tolist(), drawn[sound].tolist(), history.output
-        )
+        terminated = advance_grammars(self._state.grammars, index[sound], drawn[sound])
         return SamplerOutput(
             token_ids=drawn.tolist(),
             logprobs=report,

@@ -6,7 +6,7 @@ by a matcher (quire.grammar).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -44,10 +44,12 @@ class GrammarConstraint:
         self._matcher = matcher
         self._stops = stop_token_ids
         self._banned_ids = banned_ids
+        self._output: list[int] = []  # after which a token is to be drawn
 
     def banned(self, output: Tokens, size: int) -> Flags:
         """Flags [size] of the tokens that may not follow the output tokens [N]."""
-        self._matcher.advance_to(output)  # type: ignore[arg-type]
+        self._output = output.tolist()
+        self._matcher.advance_to(self._output)
         allowed = np.frombuffer(self._matcher.token_bitmask(), np.uint8)
         bits = np.unpackbits(allowed, bitorder="little")[:size]
         banned = np.ones(size, np.bool_)  # ids without a token as well
@@ -57,26 +59,20 @@ class GrammarConstraint:
         banned[self._banned_ids] = True
         return banned
 
-    def accept_token(self, output: Tokens, token_id: int) -> bool:
-        """Accept a token drawn after the output tokens [N]; returns whether none can follow."""
-        self._matcher.advance_to([*output.tolist(), token_id])
+    def accept_token(self, token_id: int) -> bool:
+        """Accept the token that was drawn after `banned`; returns whether none can follow."""
+        self._matcher.advance_to([*self._output, token_id])
         return self._matcher.is_terminated
 
 
 def advance_grammars(
-    grammars: Mapping[int, GrammarConstraint],
-    rows: list[int],
-    token_ids: list[int],
-    output_of: Callable[[int], Tokens],
+    grammars: Mapping[int, GrammarConstraint], rows: Ints, token_ids: Tokens | Ints
 ) -> set[int]:
-    """Accept the tokens drawn for these rows; returns the rows whose grammar lets no token follow.
-
-    output_of: the output tokens of a row before the one drawn.
-    """
+    """Accept the tokens drawn [N] for rows [N]; returns the rows where no token can follow."""
     if not grammars:
         return set()
     return {
         row
-        for row, token_id in zip(rows, token_ids, strict=True)
-        if row in grammars and grammars[row].accept_token(output_of(row), token_id)
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True)
+        if row in grammars and grammars[row].accept_token(token_id)
     }

@@ -41,8 +41,9 @@ class ThinkingBudget:
             self._num_read = len(output)
 
     def _find_begin(self, output: Tokens) -> None:
-        longest = MAX_BLANK_TOKENS + len(self._begin)
-        index = last_index(output[:longest].tolist(), self._begin)
-        if index >= 0:
-            self._start = index + len(self._begin)
-        self._is_over = index < 0 and len(output) >= longest
+        """Look for the first begin mark: tokens read at once say what they say one by one."""
+        size = len(self._begin)
+        head = output[: MAX_BLANK_TOKENS + size].tolist()
+        ends = (end for end in range(size, len(head) + 1) if head[end - size : end] == self._begin)
+        self._start = next(ends, None)
+        self._is_over = self._start is None and len(head) == MAX_BLANK_TOKENS + size

@@ -44,9 +44,8 @@ class ChunkPolicy:
         self._ttft_target = ttft_target
         self._full_step = full_step
         self.costs = StepCosts()
-        self._within: deque[int] = deque(
-            maxlen=TRUST
-        )  # prompt tokens of steps within the target; 0: exceeded
+        # prompt tokens of steps within the target; 0: exceeded
+        self._within: deque[int] = deque(maxlen=TRUST)
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn from the duration of a step."""

@@ -63,7 +63,8 @@ class Scheduler:
         for step in measured:
             self._policy.observe(*step)
         self._kv = kv
-        self._batch = Batch(kv, config.scheduling_policy)
+        self._batch = Batch(kv)
+        self._honours_priority = config.scheduling_policy == "priority"
         chunks = PrefillChunks(config, self._policy, step_sizes)
         self._planner = Planner(config, kv, self._batch, self._policy, chunks)
         self._in_flight: dict[int, list[PlannedRequest]] = {}  # step_id → its requests, in order
@@ -80,10 +81,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Add a request to the waiting queue; it has passed RequestLimits.check.
 
+        Its priority counts only with the scheduling policy of that name.
+
         Raises InvalidRequestError if its id is that of a request that has not ended.
         """
         assert 0 < request.num_tokens < request.max_total_tokens
         assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks
+        if not self._honours_priority:
+            request.priority = 0
         is_new = request.num_output_tokens == 0  # else from another engine: its caller waits
         num_tokens = request.num_tokens if is_new else 0
         planned = self._batch.num_planned_tokens

@@ -7,7 +7,6 @@ planner.py decides whom to admit and when to preempt. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from quire.core.request import Request, RequestStatus
 from quire.errors import invalid_value
@@ -41,9 +40,9 @@ class Burst:
 class Batch:
     """All unfinished requests: waiting, or running with blocks of their own."""
 
-    def __init__(self, kv: KVCacheManager, scheduling_policy: Literal["fcfs", "priority"]) -> None:
+    def __init__(self, kv: KVCacheManager) -> None:
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue(scheduling_policy)
+        self.waiting = WaitingQueue()
         self.running: dict[str, Request] = {}
         self.burst: Burst | None = None  # until a request ends
         self.num_preemptions = 0
@@ -104,7 +103,7 @@ class Batch:
         block_ids = self._kv.admit(request, hits, num_slots)
         assert block_ids is not None, "a request that fits by RequestLimits does not fit"
         if request.status is RequestStatus.WAITING:
-            request.num_cached_tokens = num_cached
+            request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
             self.num_prompt_tokens += request.num_prompt_tokens
         else:  # these may be its own blocks, which do not count as cache hits
             request.num_cached_tokens = min(request.num_cached_tokens, num_cached)

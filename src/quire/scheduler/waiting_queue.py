@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import islice
-from typing import Literal
 
 import msgspec
 
@@ -27,15 +26,14 @@ class _Entry(msgspec.Struct, eq=False):
 
 
 class WaitingQueue:
-    """A heap of waiting requests: by priority (if so configured), then due time, then arrival.
+    """A heap of waiting requests: by priority, then due time, then arrival.
 
     A preempted request keeps its arrival number, so it stays before later ones. All methods are
     O(log n) or less on average; a removed request leaves an empty entry, of which there are never
     many more than requests.
     """
 
-    def __init__(self, policy: Literal["fcfs", "priority"]) -> None:
-        self._by_priority = policy == "priority"
+    def __init__(self) -> None:
         self._heap: list[_Entry] = []
         self._entries: dict[str, _Entry] = {}
         self._num_pushes = 0
@@ -44,8 +42,8 @@ class WaitingQueue:
         return len(self._entries)
 
     def key(self, request: Request) -> QueuePosition:
-        """The request's position in the queue."""
-        return (request.priority if self._by_priority else 0, request.due, request.arrival)
+        """The request's position in the queue: lower numbers of priority come first."""
+        return (request.priority, request.due, request.arrival)
 
     def push(self, request: Request) -> None:
         """Add a request to the queue."""
@@ -62,6 +60,7 @@ class WaitingQueue:
 
     def some(self, most: int) -> Iterator[Request]:
         """At most `most` requests: the first one first, the others in no order."""
+        self.peek()  # drops removed ones in front of the first
         return islice((e.request for e in self._heap if e.request is not None), most)
 
     def pop(self) -> Request:

@@ -330,6 +330,21 @@ def test_a_request_that_never_ran_has_only_been_queued() -> None:
     assert delta.timing.started is None
 
 
+def test_cached_tokens_are_of_the_prompt_also_where_an_answer_goes_on() -> None:
+    core, _ = make_core()
+    add(core, "a", max_tokens=20)
+    run_until_idle(core)
+    message = AddRequest(
+        request_id="b",
+        prompt_token_ids=[1, 2, 3, 4, 5],
+        output_token_ids=list(range(5, 20)),
+        sampling=SamplingParams(max_tokens=20),
+    )
+    core.handle(message)
+    assert core.step().deltas[0].num_cached_tokens == 5
+    assert core.stats.prefix_cache_hits == 16
+
+
 class SlowCompiler:
     """Makes no matcher before it is let."""
 
@@ -366,3 +381,23 @@ def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(started: list
     assert core.stats.num_waiting == 0
     assert not core.has_work
     compiler.may_go_on.set()
+
+
+class Anything:
+    """A compiler of grammars, and a matcher, that allow all."""
+
+    def matcher(self, _: StructuredOutputs) -> Anything:
+        return self
+
+    def advance_to(self, output_token_ids: list[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_matcher_outlives_its_request(fails: bool) -> None:
+    grammars = GrammarMatchers(Anything())
+    core, runner = make_core(grammars=grammars)
+    runner.not_finite = {"a"} if fails else set()
+    add(core, "a", structured_outputs=StructuredOutputs(regex="a"))
+    assert ends(run_until_idle(core)["a"]) == ["error" if fails else "length"]
+    assert not grammars

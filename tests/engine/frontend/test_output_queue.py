@@ -61,3 +61,14 @@ def test_what_came_before_anybody_read_is_joined() -> None:
         return (await queue.take()).outputs[0].text
 
     assert asyncio.run(late()) == "ab"
+
+
+@pytest.mark.parametrize("final_only", [False, True])
+def test_a_failure_after_the_end_takes_nothing_back(final_only: bool) -> None:
+    async def late() -> str:
+        queue = OutputQueue(asyncio.get_running_loop(), final_only=final_only)
+        queue.put(part("a", finished=True))
+        queue.put(EngineError("dead"))
+        return (await queue.take()).outputs[0].text
+
+    assert asyncio.run(late()) == "a"

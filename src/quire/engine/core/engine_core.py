@@ -137,7 +137,8 @@ class EngineCore:
         """
         self._expire_and_admit()
         if self._weights.holds_any:
-            self._deltas += self._weights.take(0.0 if self._can_step else THREAD_WAIT_SECONDS)
+            held = self._weights.take(0.0 if self._can_step else THREAD_WAIT_SECONDS)
+            self._add_deltas(held)
         most = self._executor.max_in_flight
         started = len(self._in_flight) < most and self._start_next()
         if started and self._starts_report():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quire.array_types import Flags, Ints, Logits, Tokens
+from quire.array_types import Flags, Ints, Logits
 from quire.core.messages import TokenLogprobs
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest, SchedulerOutput
@@ -20,7 +20,7 @@ from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.runtimes.host_model import HiddenStates
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
-from quire.sampling.structured_mask import Matcher, advance_grammars
+from quire.sampling.structured_mask import Matcher
 
 # prompt positions whose logits exist at one time, to bound the memory of long prompts
 PROMPT_LOGPROBS_CHUNK = 256
@@ -121,13 +121,6 @@ class RunningRequests:
         if lost:
             rows, tokens = np.delete(rows, lost), np.delete(tokens, lost)
         batch.append_tokens(rows, tokens)
-
-    def advance_grammars(self, rows: Ints, drawn: Tokens) -> set[int]:
-        """Accept the tokens drawn [N] in the rows' grammars; returns terminated rows."""
-        history = self.batch.history
-        return advance_grammars(
-            self.sampling.grammars, rows.tolist(), drawn.tolist(), history.output
-        )
 
     def needs_hidden_states(self, order: StepOrder) -> bool:
         """Whether any request of this step needs hidden states for pooling or scores."""

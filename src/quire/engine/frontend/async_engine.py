@@ -148,10 +148,7 @@ class AsyncEngine(ModelOwner):
         """The complete answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()
         prepared = await self._prepare(prompt, sampling, request_id, stream=False, **options)
-        try:
-            return await self._tracker.send(prepared, arrival, final_only=True).take()
-        finally:
-            self._tracker.forget(prepared.request_id)
+        return await self._whole_output(prepared, arrival)
 
     async def embed(
         self,
@@ -167,6 +164,9 @@ class AsyncEngine(ModelOwner):
         unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
         work = partial(prepare, unique_id, prompt, pooling, **options)
         prepared = await self._in_thread(prompt, work) if _is_long(prompt) else work()
+        return await self._whole_output(prepared, arrival)
+
+    async def _whole_output(self, prepared: PreparedRequest, arrival: float) -> RequestOutput:
         try:
             return await self._tracker.send(prepared, arrival, final_only=True).take()
         finally:

@@ -34,6 +34,8 @@ class LLMEngine(ModelOwner, OfflineEngine):
         super().__init__(config, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         self._requests: dict[str, tuple[PreparedRequest, StreamedItems | None]] = {}
+        # the caller's id by the engine's, which is never used again: its abort may be under way
+        self._names: dict[str, str] = {}
         self._items: list[RequestOutput] = []  # of steps, not returned yet
         self._failures: list[QuireError] = []
 
@@ -62,7 +64,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
         engine, (one, how) = self._awake(), read_one_call(prompt, encoding)
         with DeferredInterrupt() as interrupt:
             prepared = self._inputs.prepare(
-                request_id, one, params, priority=priority, encoding=how, cut_to_context=True
+                self._next_id(), one, params, priority=priority, encoding=how, cut_to_context=True
             )
             if params.structured_outputs is not None:
                 self._inputs.grammar_checker.check(params.structured_outputs)
@@ -71,6 +73,7 @@ class LLMEngine(ModelOwner, OfflineEngine):
             kind = params.output_kind
             kind = RequestOutputKind.CUMULATIVE if kind is None else kind
             self._requests[request_id] = prepared, streamed_items(kind)
+            self._names[prepared.request_id] = request_id
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -105,8 +108,10 @@ class LLMEngine(ModelOwner, OfflineEngine):
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         with DeferredInterrupt():
             for request_id in ids:
-                if self._requests.pop(request_id, None) is not None:
-                    self._awake().abort(request_id, self._outputs)
+                if request_id in self._requests:
+                    prepared, _ = self._requests.pop(request_id)
+                    del self._names[prepared.request_id]
+                    self._awake().abort(prepared.request_id, self._outputs)
 
     def get_tokenizer(self) -> TransformersTokenizer:
         """The tokenizer with the methods that `transformers` gives its own."""
@@ -122,19 +127,19 @@ class LLMEngine(ModelOwner, OfflineEngine):
     def _drop_all(self) -> None:
         requests = [prepared for prepared, _ in self._requests.values()]
         self._requests.clear()
+        self._names.clear()
         self._awake().drop(requests, self._outputs)
         self._outputs = OutputProcessor(self.tokenizer, RequestMetrics())
 
     def _take(self, step: Processed) -> None:
-        for request_id, failure in step.failures.items():
-            self._requests.pop(request_id, None)
+        for engine_id, failure in step.failures.items():
+            self._requests.pop(self._names.pop(engine_id))
             self._failures.append(failure)
-        for request_id, part in step.outputs.items():
-            if request_id not in self._requests:
-                continue
-            items = self._requests[request_id][1]
+        for engine_id, part in step.outputs.items():
+            part.request_id = self._names[engine_id]
+            _, items = self._requests[part.request_id]
             item = part if items is None else items.add(part)
             if item is not None:
                 self._items.append(item)
             if part.finished:
-                del self._requests[request_id]
+                del self._requests[self._names.pop(engine_id)]

@@ -23,9 +23,10 @@ class OutputQueue:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput | QuireError) -> None:
-        """Add an output, or the error that ends the request; never blocks."""
+        """Add an output, or the error that ends the request, if it has not ended; never blocks."""
         if isinstance(output, QuireError):
-            self._failure = output
+            if self._unread is None or not self._unread.finished:
+                self._failure = output
         elif self._unread is None:
             self._unread = output
         else:
@@ -46,6 +47,6 @@ class OutputQueue:
 
     @property
     def _is_ready(self) -> bool:
-        if self._unread is None:
-            return self._failure is not None
-        return not self._final_only or self._unread.finished or self._failure is not None
+        if self._failure is not None:
+            return True
+        return self._unread is not None and (self._unread.finished or not self._final_only)

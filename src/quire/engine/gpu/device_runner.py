@@ -35,6 +35,7 @@ from quire.kernels.batch_layout import have_few_keys
 from quire.kernels.dispatch import Kernels
 from quire.models.runtimes.torch_model import CausalLM, KVCaches, TorchStates
 from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED
+from quire.sampling.structured_mask import GrammarConstraint, advance_grammars
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class PendingStep:
     due: Ints  # [D] indices into the order: requests that get a token
     rows: Ints  # [D] their rows
     tenancies: Ints  # [D] whose rows these were: they may belong to other requests by now
+    grammars: dict[int, GrammarConstraint]  # by row, likewise
     num_samples: int  # S
     scores: list[WantedScores]
     outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference_step.finish_step
@@ -135,6 +137,7 @@ class DeviceRunner:
         step = PendingStep(
             plan, order, due, rows,
             tenancies=self._running.batch.tenancies[rows],
+            grammars=self._running.sampling.grammars.copy(),
             num_samples=size.num_samples,
             scores=self._logits.score(tensors, rows),
             outcome=self._receive(tensors.outcome[: 2 * size.num_samples + num_tokens]),
@@ -220,8 +223,9 @@ class DeviceRunner:
     def _take_drawn(self, step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleResult]:
         """Keep the tokens [D] in rows not given away; what each request of the order gets."""
         batch, rows = self._running.batch, step.rows
-        valid = (failed == DRAWN) & (batch.tenancies[rows] == step.tenancies)
-        whole = self._running.advance_grammars(rows[valid], drawn[valid])
+        is_drawn = failed == DRAWN
+        whole = advance_grammars(step.grammars, rows[is_drawn], drawn[is_drawn])
+        valid = is_drawn & (batch.tenancies[rows] == step.tenancies)
         batch.append_tokens(rows[valid], drawn[valid])
         results = _results(step, drawn, failed)
         if whole:

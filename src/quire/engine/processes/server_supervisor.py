@@ -160,7 +160,6 @@ class ServerSupervisor:
         )
         self._num_engines += 1
         engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
-
         self._pages[engine] = pages
 
         def end(error: BaseException) -> None:
