@@ -11,6 +11,7 @@ tests/server/http/test_uvicorn_internals.py fails when they change.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import uuid
 from asyncio import TimerHandle, Transport
@@ -167,6 +168,8 @@ class BoundedProtocol(FramedProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
+            if "record" in scope["state"]:  # it was refused before this task began
+                return asyncio.sleep(0)
             scope["extensions"] = {SINGLE_MESSAGE: {}}
             return app(scope, receive, partial(send_on, cycle))  # type: ignore[no-any-return]
 
@@ -238,6 +241,8 @@ class BoundedProtocol(FramedProtocol):
         is_new = record is None
         if record is None:
             record = RequestRecord(*self._line(), uuid.uuid4().hex)
+            if self._phase is Phase.BODY:
+                self.scope["state"]["record"] = record
         reply = describe(refusal, record.request_id)
         self.transport.write(refusal_bytes(refusal.status, record, reply.body(record.path)))
         record.status, record.error_code = refusal.status, reply.error.code
