@@ -126,7 +126,7 @@ async def events(
 
 def _counted_chunks(
     formatter: ReplyFormatter, index: int, output: RequestOutput, usage: UsageCounter
-) -> Iterator[msgspec.Struct]:
+) -> Iterable[msgspec.Struct]:
     """The chunks with the token counts so far, which grow answer by answer."""
     for position, answer_part in enumerate(output.outputs):
         progress = () if position else output.progress
