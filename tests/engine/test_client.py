@@ -124,6 +124,26 @@ def test_what_one_turn_submits_is_sent_together() -> None:
     asyncio.run(main())
 
 
+def test_the_failure_of_an_engine_keeps_nothing_of_its_requests() -> None:
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        link = EagerLink()
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
+        running = [asyncio.ensure_future(engine.complete([5], SamplingParams())) for _ in range(2)]
+        await asyncio.sleep(0)
+        link.listener.on_failure("the engine has stopped")
+        running.append(asyncio.ensure_future(engine.complete("a" * 9999, SamplingParams())))
+        for task in running:
+            with pytest.raises(EngineError, match="the engine has stopped"):
+                await task
+        failure = engine._tracker.failure
+        assert failure is not None
+        assert failure.__traceback__ is None
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_requests_are_checked_again_where_a_smaller_engine_replaces_theirs() -> None:
     """What was running fails alone if it is too long now; what was just being prepared, too."""
 

@@ -400,6 +400,7 @@ def test_half_a_request_is_not_waited_for(loop_server: Running, sent: bytes) -> 
         (b"GET / HTTP/1.1\r\na: " + b"b" * 9000 + b"\r\n\r\n", "/", 431, "headers_too_large"),
         (HEAD, "/v1/completions", 408, "request_timeout"),
         (HEAD + b"content-length: 9\r\n\r\n{", "/v1/completions", 408, "request_timeout"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nz", "/v1/completions", 400, "bad_request"),
     ],
 )
 def test_what_is_refused_before_the_application_is_counted(

@@ -122,6 +122,21 @@ def test_operations_list_their_failures(described: dict[str, Any]) -> None:
     assert content["schema"]["$ref"].endswith("/AnthropicError")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        ("get", "/v1/models", {"400"}),  # a page's limit, under Anthropic's version
+        ("get", "/v1/responses/{response_id}", {"429", "504"}),  # they wait as token counts do
+        ("delete", "/v1/responses/{response_id}", {"429", "504"}),
+        ("post", "/v1/responses/{response_id}/cancel", {"429", "504"}),
+    ],
+)
+def test_failures_of_requests_without_a_body_are_listed(
+    described: dict[str, Any], method: str, path: str, statuses: set[str]
+) -> None:
+    assert statuses <= set(described["paths"][path][method]["responses"])
+
+
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a", "temperature": 0.5, "logprobs": 3}),
     ("/v1/completions", {"prompt": [1, 2], "n": 2}),

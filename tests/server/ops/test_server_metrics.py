@@ -271,6 +271,7 @@ def test_http_requests_and_rejections_are_counted(app: Starlette) -> None:
     call(app, "/v1/completions", {"prompt": "a"})
     call(app, "/v1/completions", {"prompt": "a", "n": "b"})
     call(app, "/v1/nowhere", {})
+    call(app, "/models")
     for name in ("fake", "org/ghost"):
         call(app, f"/v1/models/{name}", method="GET")
     text = call(app, "/metrics").body.decode()
@@ -280,6 +281,7 @@ def test_http_requests_and_rejections_are_counted(app: Starlette) -> None:
     path = "/v1/completions"
     assert value(text, "quire:http_requests_total", path=path, status="200") == 1
     assert value(text, "quire:http_requests_total", path=path, status="400") == 1
+    assert value(text, "quire:http_requests_total", path="/models", status="200") == 1
     assert value(text, "quire:http_requests_total", path="other", status="404") == 1
     assert value(text, "quire:rejections_total", reason="invalid_value") == 1
 

@@ -84,20 +84,36 @@ def test_a_clock_that_is_set_back_changes_no_duration(
     assert 0 <= span.end_time - span.start_time < 60 * 10**9
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "operation"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+        ("/chat/completions", CHAT, "chat"),
+        ("/v1/responses", {"input": "hi"}, "chat"),
+        ("/v1/messages", CHAT | {"max_tokens": 9}, "chat"),
+        ("/api/chat", CHAT, "chat"),
+        ("/completion", {"prompt": "hi"}, "text_completion"),
+        ("/invocations", {"prompt": "hi"}, "text_completion"),
+        ("/api/generate", {"prompt": "hi", "raw": True}, "text_completion"),
+        ("/v1/embeddings", {"input": "hi"}, "embeddings"),
+        ("/pooling", {"input": "hi"}, "embeddings"),
+        ("/api/embed", {"input": "hi"}, "embeddings"),
+        ("/v1/score", {"queries": "hi", "documents": "ho"}, "embeddings"),
+        ("/rerank", {"query": "hi", "documents": ["ho"]}, "embeddings"),
     ],
 )
-def test_every_conversation_is_a_chat(
-    traced: Starlette, exporter: InMemorySpanExporter, path: str, body: dict[str, Any]
+def test_an_operation_is_named_by_its_kind_and_not_by_its_path(
+    traced: Starlette,
+    exporter: InMemorySpanExporter,
+    path: str,
+    body: dict[str, Any],
+    operation: str,
 ) -> None:
     call(traced, path, body)
     (span,) = exporter.get_finished_spans()
-    assert span.name == "chat fake"
+    assert span.name == f"{operation} fake"
 
 
 def test_a_client_that_leaves_has_seen_no_status(exporter: InMemorySpanExporter) -> None:

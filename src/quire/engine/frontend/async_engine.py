@@ -210,8 +210,7 @@ class AsyncEngine(ModelOwner):
 
     async def _in_thread(self, prompt: Prompt, work: Callable[[], T], caller: str = "") -> T:
         """The result of the work for a long text, done in a thread, in a fair order."""
-        if self._tracker.failure is not None:
-            raise self._tracker.failure
+        self._tracker.check_failure()
         return await self._threads.run(caller, work, expected=SECONDS_PER_CHAR * len(prompt))
 
     def _unique_id(self, label: str | None) -> str:

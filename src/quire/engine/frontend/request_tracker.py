@@ -73,8 +73,7 @@ class RequestTracker:
         a request that is too large to send, go into the queue. The caller calls `forget` in the
         end, also after an error.
         """
-        if self.failure is not None:
-            raise self.failure
+        self.check_failure()
         if self.is_down:
             seconds = max(1.0, sum(self.info.seconds.values()))
             text = "the engine is being restarted; send the request again in a moment"
@@ -85,6 +84,11 @@ class RequestTracker:
         self._schedule()
         self._unsent.append((prepared, arrival))
         return queue
+
+    def check_failure(self) -> None:
+        """Raise EngineError if the engine has ended."""
+        if self.failure is not None:  # a new error: one keeps the frames, and texts, that it passes
+            raise EngineError(str(self.failure))
 
     def post(self, message: EngineMessage) -> None:
         """Send a message other than a request at the end of this turn of the event loop."""
@@ -217,7 +221,7 @@ class RequestTracker:
         """The engine has ended and is not being restarted: end every stream with an error."""
         self.failure = EngineError(message)
         for queue in self._queues.values():
-            queue.put(self.failure)
+            queue.put(EngineError(message))
 
     def _put(self, request_id: str, output: RequestOutput | QuireError) -> None:
         queue = self._queues.get(request_id)

@@ -26,14 +26,16 @@ _LONGEST_TARGET = (1 << 16) - 1  # bytes that httptools can parse
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection, in seconds and bytes.
 
-    A body may take body_seconds, and one second more for each body_bytes_per_second received.
-    stall_seconds: how long a client may leave its response unread. linger: what may still come
-    of a request that is refused before its end.
+    num_pipelined: requests that may wait for the answers to earlier ones. A body may take
+    body_seconds, and one second more for each body_bytes_per_second received. stall_seconds: how
+    long a client may leave its response unread. linger: what may still come of a request that is
+    refused before its end.
     """
 
     header_seconds: float = 10.0
     header_bytes: int = 64 << 10
     num_headers: int = 128
+    num_pipelined: int = 1024  # a piece of 256 KiB may hold ten thousand, some 3 KB each
     body_seconds: float = 30.0
     body_bytes_per_second: int = 16 << 10
     stall_seconds: float = 30.0
@@ -146,6 +148,7 @@ class FramedProtocol(HttpToolsProtocol):
         if self._ignores_upgrade:
             return
         self._check_hosts()
+        self._check_pipelined()
         self._use_host_of_target()
         super().on_headers_complete()
         self._begin(Phase.BODY)
@@ -159,6 +162,11 @@ class FramedProtocol(HttpToolsProtocol):
             return
         self._refusal = _wrong_hosts()
         raise self._refusal
+
+    def _check_pipelined(self) -> None:
+        if len(self.pipeline) >= self._limits.num_pipelined:
+            self._refusal = _too_many_pipelined()
+            raise self._refusal
 
     def _use_host_of_target(self) -> None:
         """The host of an absolute target counts, and not that of the header (RFC 9112, 3.2.2)."""
@@ -178,7 +186,7 @@ class FramedProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._begin(Phase.NONE)
-        if not self.flow.read_paused:  # else the application has to ask for more
+        if self.pipeline or not self.flow.read_paused:  # else the application has to ask for more
             self.scope["state"][BODY] = bytes(self.cycle.body)
 
 
@@ -199,6 +207,11 @@ def _target_too_long() -> HttpError:
 
 def _wrong_hosts() -> HttpError:
     text = "the header Host is missing or given twice; send it once"
+    return HttpError(400, text, code="bad_request")
+
+
+def _too_many_pipelined() -> HttpError:
+    text = "too many requests wait for the answers to earlier ones; read those before you send more"
     return HttpError(400, text, code="bad_request")
 
 

@@ -11,6 +11,7 @@ tests/server/http/test_uvicorn_internals.py fails when they change.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import uuid
 from asyncio import TimerHandle, Transport
@@ -47,7 +48,7 @@ class BoundedProtocol(FramedProtocol):
     ) -> None:
         super().__init__(limits, **options)
         self._on_refusal = on_refusal
-        self._watches: deque[DisconnectWatch] = deque()  # of the unanswered requests
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._late_refusal: HttpError | None = None  # to be sent after earlier requests' responses
         self._receive_timer: TimerHandle | None = None
         self._timed_phase = (Phase.NONE, 0)  # and its number
@@ -81,7 +82,7 @@ class BoundedProtocol(FramedProtocol):
         TCP shows which only once something is written. Returns whether to keep the connection.
         """
         is_complete = self._phase is Phase.NONE or self._late_refusal is not None
-        has_request = is_complete and len(self._watches) == 1
+        has_request = is_complete and len(self._unanswered) == 1
         if not has_request or self.pipeline or self.cycle.scope["http_version"] != "1.1":
             return False
         self.cycle.keep_alive = False
@@ -107,19 +108,19 @@ class BoundedProtocol(FramedProtocol):
 
     def on_response_complete(self) -> None:
         """The response is written. If the connection closes now, its reader is still watched."""
-        self._watches.popleft()  # responses come in the order of the requests
+        self._unanswered.popleft()  # responses come in the order of the requests
         if self.transport.is_closing():
             self.pause_writing()
         elif self._late_refusal is not None and not self._has_earlier():
             self._refuse(self._late_refusal)
         elif self.pipeline:
-            self.flow.resume_reading()
             self._start_asgi_task(*self.pipeline.pop())
         elif self.cycle.keep_alive:
-            self.flow.resume_reading()
             self._await_request()
         else:
             self._close()
+        if not self.pipeline:  # more requests are read once all that were read are under way
+            self.flow.resume_reading()
 
     def _await_request(self) -> None:
         """Start the idle time. One timer serves many requests."""
@@ -153,7 +154,7 @@ class BoundedProtocol(FramedProtocol):
             self._refuse(violation)
             return
         self._watch_receiving(self._phase)
-        if self._phase is not Phase.NONE or self._watches:
+        if self._phase is not Phase.NONE or self._unanswered:
             self._idle_since = math.inf
         elif self._idle_since == math.inf:  # else only blank lines have come
             self._await_request()
@@ -162,11 +163,13 @@ class BoundedProtocol(FramedProtocol):
         """All headers have come: the request can be served."""
         super().on_headers_complete()
         if not self._ignores_upgrade:
-            watch = self.scope["state"][DISCONNECT] = DisconnectWatch()
-            self._watches.append(watch)
+            self.scope["state"][DISCONNECT] = DisconnectWatch()
+            self._unanswered.append(self.cycle)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
+            if "record" in scope["state"]:  # it was refused before this task began
+                return asyncio.sleep(0)
             scope["extensions"] = {SINGLE_MESSAGE: {}}
             return app(scope, receive, partial(send_on, cycle))  # type: ignore[no-any-return]
 
@@ -209,20 +212,15 @@ class BoundedProtocol(FramedProtocol):
         if self._has_earlier():
             self._late_refusal, self._idle_since = refusal, math.inf
             return
-        cycle = self.cycle
-        is_served = cycle is not None and not cycle.response_complete
-        may_answer = self._phase is not Phase.BODY or not cycle.response_started
+        may_answer = self._phase is not Phase.BODY or not self.cycle.response_started
         if may_answer and not self.transport.is_closing():
             self._write_refusal(refusal)
-        if is_served:  # notifies the application that its client is gone
-            cycle.disconnected = True
-            cycle.message_event.set()
-            self._notify_disconnect()
+        self._notify_disconnect()
         self._close()
 
     def _has_earlier(self) -> bool:
         """Whether requests before the one that is being received are not answered yet."""
-        return len(self._watches) > (self._phase is Phase.BODY)
+        return len(self._unanswered) > (self._phase is Phase.BODY)
 
     def _close(self) -> None:
         """Close the connection after its last response, which the client may read for a while."""
@@ -231,8 +229,11 @@ class BoundedProtocol(FramedProtocol):
         self.pause_writing()
 
     def _notify_disconnect(self) -> None:
-        for watch in self._watches:
-            watch.disconnect()
+        """Tell the applications of all unanswered requests that their client has gone."""
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            cycle.scope["state"][DISCONNECT].disconnect()
 
     def _write_refusal(self, refusal: HttpError) -> None:
         """Write the response and count it: by the application if the request has reached it."""
@@ -240,6 +241,8 @@ class BoundedProtocol(FramedProtocol):
         is_new = record is None
         if record is None:
             record = RequestRecord(*self._line(), uuid.uuid4().hex)
+            if self._phase is Phase.BODY:
+                self.scope["state"]["record"] = record
         reply = describe(refusal, record.request_id)
         self.transport.write(refusal_bytes(refusal.status, record, reply.body(record.path)))
         record.status, record.error_code = refusal.status, reply.error.code

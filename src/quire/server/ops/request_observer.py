@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.routing import BaseRoute, Route
 
+from quire.server.http.application import UNVERSIONED
 from quire.server.http.request_record import RequestRecord
 from quire.server.ops.access_log import log_access
 from quire.server.ops.server_metrics import Metrics
@@ -33,7 +34,7 @@ class RequestObserver:
     def set_routes(self, routes: Iterable[BaseRoute]) -> None:
         """Set which paths have metric series of their own; paths with a variable share one."""
         known = [route for route in routes if isinstance(route, Route)]
-        self.metrics.endpoints = frozenset(r.path for r in known if "{" not in r.path)
+        self.metrics.endpoints = UNVERSIONED.union(r.path for r in known if "{" not in r.path)
         self.metrics.templates = [(r.path_regex, r.path_format) for r in known if "{" in r.path]
 
     def note_end(self, record: RequestRecord) -> None:

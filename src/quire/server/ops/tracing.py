@@ -29,8 +29,10 @@ MISSING = (
     "`pip install '.[trace]'` in the source tree, or leave the setting out"
 )
 
-# gen_ai.operation.name of each path; all others are "chat"
-_OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+# gen_ai.operation.name by what a reply's id begins with, whatever the path; all others are "chat"
+_OPERATIONS = dict.fromkeys(("cmpl", "gen"), "text_completion") | dict.fromkeys(
+    ("embd", "pool", "score", "rerank"), "embeddings"
+)
 
 
 class CountingExporter:
@@ -118,7 +120,7 @@ def _attributes(record: RequestRecord, generation: GenerationRecord) -> dict[str
     """The span's attributes by OpenTelemetry's conventions for generative AI; no prompts."""
     job, usage = generation.job, generation.usage
     sampling = job.sampling
-    operation = _OPERATIONS.get(record.path, "chat")
+    operation = _OPERATIONS.get(job.reply_id.partition("-")[0], "chat")
     attributes: dict[str, Any] = {
         "http.request.method": record.method,
         "url.path": record.path,

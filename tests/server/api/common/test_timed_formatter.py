@@ -50,6 +50,12 @@ def test_progress_has_events_of_its_own_before_the_answer(app: Starlette, path: 
     assert events[-1]["timings"]["predicted_n"] == 6
 
 
+def test_a_response_is_in_progress_once_for_each_report(app: Starlette) -> None:
+    events = events_of(app, "/v1/responses", **BOTH)
+    shown = [event for event in events if event["type"] == "response.in_progress"]
+    assert all("prompt_progress" in event for event in shown)
+
+
 @pytest.mark.parametrize("path", APIS)
 def test_nothing_of_it_without_being_asked(app: Starlette, path: str) -> None:
     plain = events_of(app, path, stream=True)

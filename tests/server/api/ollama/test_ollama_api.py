@@ -253,7 +253,9 @@ def test_answers_by_a_schema(app: Starlette, engine: FakeEngine) -> None:
     assert engine.calls[-1]["sampling"].structured_outputs.json == '{"type":"integer"}'
 
 
-def test_log_probabilities(app: Starlette) -> None:
+@pytest.mark.parametrize("hold", [False, True])  # the text, so that most tokens make no line
+def test_log_probabilities(app: Starlette, engine: FakeEngine, hold: bool) -> None:
+    engine.hold = hold
     *parts, _ = lines(ask(app, logprobs=True, top_logprobs=1))
     assert [one["token"] for part in parts for one in part["logprobs"]] == list("Hello!")
     assert parts[0]["logprobs"][0]["top_logprobs"]

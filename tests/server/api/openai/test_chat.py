@@ -136,12 +136,13 @@ def test_tokens_of_logprobs_as_ids(chat: Post) -> None:
     assert first["top_logprobs"][0]["token"].startswith("token_id:")
 
 
-def test_each_chunk_has_the_token_counts(chat: Post) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_each_chunk_has_the_token_counts(chat: Post, n: int) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *chunks, _ = chat(stream=True, stream_options=options).events
+    *chunks, _ = chat(stream=True, n=n, stream_options=options).events
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
-    assert (*counts[:2], counts[-1]) == (0, 1, 6)
+    assert (*counts[:2], counts[-1]) == (0, 1, 6 * n)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

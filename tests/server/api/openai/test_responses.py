@@ -111,6 +111,17 @@ def test_thoughts_and_calls_are_items_streamed_as_whole(speaking: FakeEngine) ->
     }
 
 
+def test_text_after_thoughts_has_its_logprobs_however_it_comes(speaking: FakeEngine) -> None:
+    speaking.script = "<think>hm</think>Yes, \u00e9 \U0001f600."
+    app = build_app(speaking, ServerSettings())
+    asked = {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
+    whole = ask(app, **asked).json()["output"][-1]["content"][0]
+    streamed = events(ask(app, **asked, stream=True))[-1]["response"]["output"][-1]["content"][0]
+    assert whole == streamed
+    spelled = "".join(one["token"] for one in whole["logprobs"])
+    assert spelled == f"</think>{whole['text']}"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_tool_is_called_exactly_once(speaking: FakeEngine, stream: bool) -> None:
     app = build_app(speaking, ServerSettings())

@@ -112,15 +112,18 @@ def test_only_background_responses_could_be_cancelled(app: Starlette) -> None:
     assert read(app, ask(app)["id"], query="stream=true").status == 400
 
 
-def test_responses_belong_to_their_key(engine: FakeEngine) -> None:
-    app = build_app(engine, ServerSettings(api_key="one,two"))
+@pytest.mark.parametrize("shares", [False, True])
+def test_responses_belong_to_their_key(engine: FakeEngine, shares: bool) -> None:
+    app = build_app(engine, ServerSettings(api_key="one,two", share_prefix_cache=shares))
     keys = [JSON | {"authorization": f"Bearer {key}"} for key in ("one", "two")]
     response_id = call(app, PATH, {"input": "hi"}, headers=keys[0]).json()["id"]
     assert read(app, response_id, headers=keys[1]).status == 404
     assert read(app, response_id, method="DELETE", headers=keys[1]).status == 404
     body = {"input": "a", "previous_response_id": response_id}
     assert call(app, PATH, body, headers=keys[1]).status == 400
+    assert call(app, f"{PATH}/input_tokens", body, headers=keys[1]).status == 400
     assert call(app, PATH, body, headers=keys[0]).status == 200
+    assert call(app, f"{PATH}/input_tokens", body, headers=keys[0]).status == 200
     assert read(app, response_id, headers=keys[0]).status == 200
 
 

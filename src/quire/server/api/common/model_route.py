@@ -155,15 +155,13 @@ class _LightApp:
         self, route: LightRoute, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
     ) -> None:
         self._reply_to, self._needs_tenant = route.reply, route.needs_tenant
-        self._is_shared = settings.share_prefix_cache  # all callers are one tenant
         self._loader = loader
         self._gate = gate
         self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        caller = caller_of(scope)
-        tenant: str = "" if self._is_shared else scope["state"]["tenant"]
+        caller, tenant = caller_of(scope), scope["state"]["tenant"]
         with self._gate.admit_light(scope) as (deadline, ticket, space):
             try:
                 body = await read_body(scope, receive, self._max_bytes, space.hold)

@@ -58,7 +58,8 @@ class RequestContext:
         self.hold_bytes = body_space.hold
         self.deadline = Deadline(settings.request_timeout)
         self.usage: UsageCounter
-        self.tenant: str = "" if settings.share_prefix_cache else state["tenant"]
+        self.tenant: str = state["tenant"]
+        self._shares_cache = settings.share_prefix_cache
         self.caller = caller_of(scope)
         self._scope = scope
         self._loader = loader
@@ -90,7 +91,7 @@ class RequestContext:
             num_tokens = min(num_tokens, max_tokens)
         self.ticket.charge(num_answers, num_tokens, at=model.admission)
         self.deadline.shorten(job.timeout, "timeout")
-        salt = cache_salt_of(self.tenant, job.cache_salt)
+        salt = cache_salt_of("" if self._shares_cache else self.tenant, job.cache_salt)
         return AdmittedJob(job, model.engine, salt, self._queue_timeout, self.caller)
 
     def load_headers(self, admitted: AdmittedJob) -> dict[str, str]:

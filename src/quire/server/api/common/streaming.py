@@ -110,10 +110,11 @@ async def events(
     with admitted.job.names:
         async with aclosing(run(admitted)) as outputs:
             async for index, output in outputs:
-                usage.add(index, output)
-                chunks = formatter.chunks(index, output)
                 if formatter.job.continuous_usage:
-                    chunks = _with_usage(chunks, usage.total(), output)
+                    chunks = _counted_chunks(formatter, index, output, usage)
+                else:
+                    usage.add(index, output)
+                    chunks = formatter.chunks(index, output)
                 if data := b"".join([encode(chunk) for chunk in chunks]):
                     yield data
 
@@ -121,6 +122,17 @@ async def events(
         return b"".join(map(encode, formatter.ending(usage.total()))) + formatter.end_marker
 
     yield await asyncio.to_thread(ending) if formatter.job.is_stored else ending()
+
+
+def _counted_chunks(
+    formatter: ReplyFormatter, index: int, output: RequestOutput, usage: UsageCounter
+) -> Iterable[msgspec.Struct]:
+    """The chunks with the token counts so far, which grow answer by answer."""
+    for position, answer_part in enumerate(output.outputs):
+        progress = () if position else output.progress
+        part = msgspec.structs.replace(output, outputs=[answer_part], progress=progress)
+        usage.add(index, part)
+        yield from _with_usage(formatter.chunks(index, part), usage.total(), part)
 
 
 def _with_usage(

@@ -44,6 +44,7 @@ class TimedFormatter:
             part = msgspec.structs.replace(output, outputs=[CompletionOutput(0)], finished=False)
             timings, total = Timings.of_prompt(report), len(output.prompt_token_ids)
             yield from self._timed(self._formatter.chunks(index, part), timings, report, total)
+        output.progress = ()  # which has its chunks by now
         if any(part.token_ids or part.finish_reason is not None for part in output.outputs):
             timings = self._timings(index, output)
             yield from self._timed(self._formatter.chunks(index, output), timings)

@@ -80,6 +80,7 @@ class OllamaFormatter:
         self._num_logprobs = num_shown(self.job.sampling)
         self._has_message = has_message
         self._num_tokens = 0
+        self._logprobs: list[ChatLogprob] = []  # of the tokens since the last line
         self._calls: list[tuple[str, str]] = []  # of the answer: id and name
         self._arguments: list[str] = []
 
@@ -91,22 +92,14 @@ class OllamaFormatter:
         whole = OllamaAnswer(content="".join([part.content for part in parts]))
         whole.thinking = "".join([part.thinking or "" for part in parts]) or UNSET
         whole.tool_calls = [call for part in parts for call in part.tool_calls or ()] or UNSET
-        part = self._part(whole)
-        part.logprobs = self._logprobs(output)
-        return self._ended(part, item, output)
+        return self._ended(self._part(whole), item, output)
 
     def chunks(self, _index: int, item: RequestOutput) -> Iterator[OllamaPart]:
         """A stream's next lines; the last one has no text."""
         for output in item.outputs:
-            logprobs = self._logprobs(output)
-            for answer_part in self._answers(output):
-                part = self._part(answer_part)
-                part.logprobs, logprobs = logprobs, UNSET
-                yield part
+            yield from map(self._part, self._answers(output))
             if output.finish_reason is not None:
-                end = self._part(OllamaAnswer())
-                end.logprobs = logprobs
-                yield self._ended(end, item, output)
+                yield self._ended(self._part(OllamaAnswer()), item, output)
 
     def ending(self, _usage: Usage) -> Iterator[OllamaPart]:
         """Nothing: the answer has its own last line."""
@@ -118,6 +111,7 @@ class OllamaFormatter:
 
     def _answers(self, output: CompletionOutput) -> list[OllamaAnswer]:
         self._num_tokens += len(output.token_ids)
+        self._add_logprobs(output)
         found: list[OllamaAnswer] = []
         for event in self._conversation.read(output):
             found += self._answer(event)
@@ -149,8 +143,12 @@ class OllamaFormatter:
         function = OllamaFunction(name=name, arguments=arguments)
         return [OllamaAnswer(tool_calls=[OllamaCall(id=call_id, function=function)])]
 
-    def _part(self, part: OllamaAnswer) -> OllamaPart:
-        return make_part(self.job.model, part, has_message=self._has_message)
+    def _part(self, answer: OllamaAnswer) -> OllamaPart:
+        """A line, with the log-probabilities of the tokens since the last one."""
+        part = make_part(self.job.model, answer, has_message=self._has_message)
+        if self._logprobs:
+            part.logprobs, self._logprobs = self._logprobs, []
+        return part
 
     def _ended(self, part: OllamaPart, item: RequestOutput, output: CompletionOutput) -> OllamaPart:
         times = item.times
@@ -166,11 +164,11 @@ class OllamaFormatter:
         part.eval_duration = _nanoseconds(last - first)
         return part
 
-    def _logprobs(self, output: CompletionOutput) -> list[ChatLogprob] | UnsetType:
-        if self._num_logprobs is None:
-            return UNSET
-        given = output.logprobs or []
-        return chat_logprobs(given, output.token_ids, self._num_logprobs, self._tokenizer).content
+    def _add_logprobs(self, output: CompletionOutput) -> None:
+        if self._num_logprobs is not None:
+            given = output.logprobs or []
+            shown = chat_logprobs(given, output.token_ids, self._num_logprobs, self._tokenizer)
+            self._logprobs += shown.content
 
 
 def make_part(model: str, part: OllamaAnswer, *, has_message: bool) -> OllamaPart:

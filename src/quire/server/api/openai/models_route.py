@@ -102,6 +102,7 @@ class ModelsRoutes:
                     summary="The models of this server.",
                     rules=versioned,
                     reply=ModelList,
+                    errors=(400,),
                 ),
             ),
             ApiRoute(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from quire.core.request_output import CompletionOutput
+from quire.core.sampling_params import SamplingParams
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai.response_items import new_id
@@ -15,8 +17,41 @@ from quire.server.parsing.output_events import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from quire.tokenizer.detokenizer import Detokenizer
+from quire.tokenizer.tokenizer import Tokenizer
 
 Status = Literal["completed", "incomplete"]
+
+
+class TokenParts:
+    """Splits an answer's outputs by token, so that log-probabilities stay with their text.
+
+    However many tokens came together, the items of the answer have the same ones.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> None:
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt,
+            skip_special_tokens=sampling.skip_special_tokens,
+            kept_token_ids=sampling.kept_token_ids or (),
+        )
+        self._num_held = 0  # characters of earlier tokens whose text has not come
+
+    def of(self, output: CompletionOutput) -> list[CompletionOutput]:
+        """One part for each token, with the text that it adds; the last one has all the rest."""
+        text, parts = output.text, list[CompletionOutput]()
+        for token_id, position in zip(output.token_ids, output.logprobs or (), strict=True):
+            size = self._num_held + len(self._detokenizer.push([token_id]))
+            parts.append(CompletionOutput(output.index, text[:size], [token_id], [position]))
+            self._num_held, text = max(0, size - len(text)), text[size:]
+        if not parts:
+            return [output]
+        parts[-1].text += text
+        parts[-1].finish_reason, parts[-1].stop_reason = output.finish_reason, output.stop_reason
+        return parts
 
 
 class OutputItems:

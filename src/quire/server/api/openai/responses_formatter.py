@@ -10,11 +10,12 @@ from msgspec import UNSET, UnsetType
 from quire.core.request_output import CompletionOutput, RequestOutput
 from quire.errors import OverloadedError
 from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.generation_job import Job
 from quire.server.api.common.logprob_formats import chat_logprobs, num_shown
 from quire.server.api.common.usage import Usage
 from quire.server.api.openai import responses_reply as replies
 from quire.server.api.openai import responses_request
-from quire.server.api.openai.response_output import OutputItems, Status
+from quire.server.api.openai.response_output import OutputItems, Status, TokenParts
 from quire.server.api.openai.responses_request import ResponsesRequest
 from quire.server.http.http_errors import ErrorReply
 from quire.tokenizer.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class ResponsesFormatter:
         self._conversation = conversation
         self._request = request
         self._output = OutputItems()
+        self._tokens = _token_parts(conversation.job, tokenizer)
         self._number = 0  # of the next event
         self._reason: str | None = None
         self._prompt: list[int] = []
@@ -131,16 +133,20 @@ class ResponsesFormatter:
 
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
         self._answer += output.token_ids
+        for part in [output] if self._tokens is None else self._tokens.of(output):
+            self._add_logprobs(part)
+            for event in self._conversation.read(part):
+                yield from self._output.add(event)
+        if output.finish_reason is not None:
+            self._reason = output.finish_reason
+
+    def _add_logprobs(self, part: CompletionOutput) -> None:
         if (count := num_shown(self.job.sampling)) is not None:
             shown = chat_logprobs(
-                *(output.logprobs or [], output.token_ids, count, self._tokenizer),
+                *(part.logprobs or [], part.token_ids, count, self._tokenizer),
                 as_ids=self.job.spells_token_ids,
             )
             self._output.logprobs += shown.content
-        for event in self._conversation.read(output):
-            yield from self._output.add(event)
-        if output.finish_reason is not None:
-            self._reason = output.finish_reason
 
     def _numbered(self, event: replies.StreamEvent) -> replies.StreamEvent:
         event.sequence_number = self._number
@@ -175,3 +181,12 @@ class ResponsesFormatter:
             input_messages=self._messages(self._prompt) if usage is not None else UNSET,
             output_messages=self._messages(self._answer) if usage is not None else UNSET,
         )
+
+
+def _token_parts(job: Job, tokenizer: Tokenizer) -> TokenParts | None:
+    """Splits the answer of a request for log-probabilities; None for any other."""
+    if num_shown(job.sampling) is None:
+        return None
+    (prompt,) = job.prompts
+    assert not isinstance(prompt, str), "a conversation's prompt is token ids"
+    return TokenParts(tokenizer, job.sampling, prompt)

@@ -19,7 +19,7 @@ from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 
 _PATH = "/v1/responses/{response_id}"
-_ERRORS = (400, 404, 408, 503)
+_ERRORS = (400, 404, 408, 429, 503, 504)
 
 
 class DeletedResponse(msgspec.Struct):
