@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression in Lark
+_SLASH = re.compile(r"(\\[^\n])|/|\\?\n")  # what ends a regular expression in Lark
 _ESCAPES = {"/": r"\/", "\n": r"\n"}
 
 ANY_TEXT = r"TEXT: /(?s:.*)/"  # the definition of a terminal
@@ -22,13 +22,17 @@ def quoted(text: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
-    """JSON that matches a schema. style: llguidance's options for white space."""
-    return f"%json {json.dumps({**schema, 'x-guidance': style}, ensure_ascii=False)}"
+    """JSON that matches a schema. style: llguidance's options for white space.
+
+    Percent signs in it are escaped, so that no text looks like the begin of another %json.
+    """
+    text = json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+    return "%json " + text.replace("%", r"\u0025")
 
 
 def regex_rule(pattern: str) -> str:
     """Text that matches a regular expression."""
-    return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], pattern)}/"
+    return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0][-1]], pattern)}/"
 
 
 def with_thought(grammar: str) -> str:

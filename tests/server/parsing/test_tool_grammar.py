@@ -252,6 +252,15 @@ def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
         grammar(how, {})
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_texts_in_a_schema_are_no_grammar(format_name: str) -> None:
+    text = 'as %json {x} or %json{"multipleOf": 1000003}'
+    days = {"type": "integer", "description": text}
+    schema = {"type": "object", "properties": {"days": days}, "additionalProperties": False}
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"plan": schema})
+    assert allows(how, written(format_name, ("plan", {"days": 3})))
+
+
 TAGS = {
     "format": {
         "type": "triggered_tags",
