@@ -28,14 +28,12 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"days": {"type": "integer"}},
 }
-TYPED = CITY | {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 FORMATS = sorted(TOOL_PARSERS)
 
 
 def reading(format_name: str, reasoning: str | None = None, **options: Any) -> ParserConfig:
-    schema = TYPED if TOOL_PARSERS[format_name].frame.tags else CITY
-    tools = {"weather": schema, "now": NOTHING}
+    tools = {"weather": CITY, "now": NOTHING}
     thoughts = REASONING_PARSERS[reasoning] if reasoning else None
     return ParserConfig(thoughts, tool_parser=TOOL_PARSERS[format_name], tools=tools, **options)
 
@@ -124,6 +122,18 @@ def test_what_does_not_fit_is_not_allowed(format_name: str) -> None:
     assert not allows(how, written(format_name, ("weather", {"city": "a", "days": "b"})))
     assert not allows(how, "text " + written(format_name, NOW))
     assert not allows(how, "")
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(
+    "unit", [{"enum": ["C", "F"]}, {"$ref": "#/$defs/unit"}, {"anyOf": [{"const": "C"}]}]
+)
+def test_a_text_is_one_of_those_listed(format_name: str, unit: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"unit": unit}, "additionalProperties": False}
+    schema["$defs"] = {"unit": {"type": "string", "enum": ["C"]}}
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"heat": schema})
+    assert allows(how, written(format_name, ("heat", {"unit": "C"})))
+    assert not allows(how, written(format_name, ("heat", {"unit": "K"})))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -243,12 +253,20 @@ def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: li
         assert parser.called_tools, text
 
 
-@pytest.mark.parametrize("wrong", [{"properties": [1]}, {"properties": None}, {"required": True}])
-def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"properties": [1]}, "properties must be an object"),
+        ({"properties": None}, "properties must be an object"),
+        ({"required": True}, "properties must be an object"),
+        ({"required": ["day"]}, "'day' is required, but not among the properties"),
+    ],
+)
+def test_schemas_that_are_none_are_refused(wrong: dict[str, Any], problem: str) -> None:
     how = ParserConfig(
         tool_parser=TOOL_PARSERS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
     )
-    with pytest.raises(NoGrammarError, match="properties must be an object"):
+    with pytest.raises(NoGrammarError, match=problem):
         grammar(how, {})
 
 
@@ -256,9 +274,10 @@ def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
 def test_texts_in_a_schema_are_no_grammar(format_name: str) -> None:
     text = 'as %json {x} or %json{"multipleOf": 1000003}'
     days = {"type": "integer", "description": text}
-    schema = {"type": "object", "properties": {"days": days}, "additionalProperties": False}
+    properties = {"days": days, "any": True}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
     how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"plan": schema})
-    assert allows(how, written(format_name, ("plan", {"days": 3})))
+    assert allows(how, written(format_name, ("plan", {"days": 3, "any": "x"})))
 
 
 TAGS = {

@@ -19,7 +19,7 @@ from quire.grammar.schema_bounds import OverBoundsError
 from quire.grammar.structural_tag import structural_tag_lark
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import ReasoningParser
-from quire.server.parsing.tag_arguments import is_readable_key, types_of
+from quire.server.parsing.tag_arguments import is_readable_key, texts_of, types_of
 from quire.server.parsing.tool_parser import (
     KEY_FIELD,
     NAME_FIELD,
@@ -143,6 +143,9 @@ class _Writer:
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
             raise NoGrammarError("properties must be an object and required a list")
+        if missing := [key for key in required if key not in properties]:
+            problem = f"{str(missing[0])[:64]!r} is required, but not among the properties; add it"
+            raise NoGrammarError(problem)
         tags = []
         for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
@@ -156,12 +159,15 @@ class _Writer:
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
         """The grammar of an argument's value and the mark that ends it."""
-        types = types_of(schema)
+        end, texts = self._literal(frame.space + frame.end), texts_of(schema, root)
+        if texts and not any(frame.end in text for text in texts):
+            return f"({' | '.join(map(quoted, texts))}) {end}"
+        types = types_of(schema, root)
         if types is None or "string" in types:
             return self._text_up_to(frame.end, f"{rule}_end")
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         value = json_rule({**shared, **schema}, _CALL_STYLE)
-        return f"{value} {self._literal(frame.space + frame.end)}"
+        return f"{value} {end}"
 
     def _text_up_to(self, mark: str, rule: str) -> str:
         """Add a rule for text that ends with the first `mark`; returns its name."""
