@@ -124,6 +124,23 @@ def test_what_does_not_fit_is_not_allowed(format_name: str) -> None:
     assert not allows(how, "")
 
 
+@pytest.mark.parametrize("format_name", [n for n in FORMATS if not TOOL_PARSERS[n].frame.tags])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"n": {"type": "integer"}}},
+        {"anyOf": [{"properties": {"n": {"type": "integer"}}}, {"type": "null"}]},
+        {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"type": "integer"}}}}},
+    ],
+)
+def test_arguments_are_an_object(format_name: str, schema: dict[str, Any]) -> None:
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"f": schema})
+    call = written(format_name, ("f", {"n": 3}))
+    assert allows(how, call)
+    for other in ("3", "null", "[]", '{"n": null}'):
+        assert not allows(how, call.replace('{"n": 3}', other)), other
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize(
     "unit", [{"enum": ["C", "F"]}, {"$ref": "#/$defs/unit"}, {"anyOf": [{"const": "C"}]}]

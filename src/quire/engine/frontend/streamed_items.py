@@ -29,4 +29,3 @@ def streamed_items(kind: RequestOutputKind | None) -> StreamedItems | None:
     if kind in (None, RequestOutputKind.DELTA):
         return None
     return StreamedItems(final_only=kind == RequestOutputKind.FINAL_ONLY)
-

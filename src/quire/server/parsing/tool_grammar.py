@@ -128,7 +128,7 @@ class _Writer:
         """Add a rule for each tool; returns the name of the rule for any of them."""
         names = []
         for index, (name, schema) in enumerate((self._config.tools or {}).items()):
-            in_json = json_rule(schema, _CALL_STYLE)
+            in_json = json_rule({"type": "object", **schema}, _CALL_STYLE)
             arguments = self._tags(frame.tags, schema, index) if frame.tags else in_json
             self._rules.append(f"arguments_{index}: {arguments}")
             begin, end = before.replace(NAME_FIELD, name), frame.after
