@@ -38,6 +38,7 @@ MATCHES = [
         newer({"type": "or", "elements": [{"type": "regex", "pattern": "[a/]+"}, WORD]}),
         ["a/a", "ok "],
     ),
+    (newer({"type": "const_string", "value": "%json {\x7f"}), ["%json {\x7f"]),
     (newer({"type": "regex", "pattern": "a\\\nb\n\\\\"}), ["a\nb\n\\"]),
     (newer({"type": "json_schema", "json_schema": A}), ['{"x": 1}']),
 ]
