@@ -143,7 +143,8 @@ def test_arguments_are_an_object(format_name: str, schema: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize(
-    "unit", [{"enum": ["C", "F"]}, {"$ref": "#/$defs/unit"}, {"anyOf": [{"const": "C"}]}]
+    "unit",
+    [{"enum": ["C", "F"]}, {"$ref": "#/$defs/unit"}, {"anyOf": [{"const": "C"}, {"type": "null"}]}],
 )
 def test_a_text_is_one_of_those_listed(format_name: str, unit: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"unit": unit}, "additionalProperties": False}
@@ -268,6 +269,51 @@ def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: li
     assert len(answer.calls) <= 1
     if made.is_accepting:
         assert parser.called_tools, text
+
+
+DAYS = {"Day": {"type": "string", "enum": ["mon", "5"]}, "n": {"type": "integer"}}
+VALUES = st.recursive(
+    st.sampled_from(
+        [
+            *({}, True, {"type": "integer"}, {"type": ["string", "null"]}, {"const": 7}),
+            *({"enum": ["a", "b\n"]}, {"$ref": "#/$defs/Day"}, {"$ref": "#/$defs/n"}),
+            {"type": "boolean", "description": "%json {"},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda several: {"anyOf": several}),
+        inner.map(lambda items: {"type": "array", "items": items, "maxItems": 2}),
+    ),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(FORMATS),
+    st.dictionaries(st.sampled_from(["a", "KEY", "n b", "é"]), VALUES, max_size=3),
+    st.lists(st.integers(0, 2**20), min_size=20, max_size=20),
+)
+def test_whatever_is_allowed_fits_the_schema(
+    format_name: str, properties: dict[str, Any], numbers: list[int]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = {"properties": properties, "required": sorted(properties)[:2], "$defs": DAYS}
+    schema["additionalProperties"] = False
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"f": schema}, most_calls=1)
+    made, text = matcher(how), bytearray()
+    for number in numbers * 20:
+        if made.is_accepting or made.is_terminated:
+            break
+        everything = [i for i in allowed(made) if 32 <= i < 127] or allowed(made)
+        closing = [i for i in everything if chr(i) in '"}]\n</p'] if len(text) > 60 else []
+        text.append((closing or everything)[number % len(closing or everything)])
+        made.advance_to(text)
+    parser = OutputParser(how)
+    answer = join(parser.push(text.decode(errors="replace")) + parser.finish())
+    if made.is_accepting:
+        assert parser.called_tools
+        jsonschema.validate(json.loads(answer.calls[0].arguments), schema)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def _value_types(schema: Schema, key: str) -> frozenset[str] | None:
 def types_of(schema: Any, root: Schema) -> frozenset[str] | None:
     """The JSON types that a value's schema allows; None if it does not say. root: for `$ref`."""
     found = set[str]()
-    for option in _options(schema, root):
+    for option in options_of(schema, root):
         named = _named_types(option)
         if named is None:
             return None
@@ -145,14 +145,7 @@ def types_of(schema: Any, root: Schema) -> frozenset[str] | None:
     return frozenset(found) or None
 
 
-def texts_of(schema: Any, root: Schema) -> list[str]:
-    """The texts of which a value is one; none where it may be something else."""
-    listed = [_listed(option) or [None] for option in _options(schema, root)]
-    texts = [value for values in listed for value in values]
-    return texts if all(isinstance(text, str) for text in texts) else []
-
-
-def _options(schema: Any, root: Schema) -> Iterator[Any]:
+def options_of(schema: Any, root: Schema) -> Iterator[Any]:
     """The schemas of which a value matches one: what `anyOf`, `oneOf` and `$ref` lead to."""
     rest, seen = [schema], set[str]()
     while rest:
@@ -167,6 +160,12 @@ def _options(schema: Any, root: Schema) -> Iterator[Any]:
                     rest.append(_definition(name, root))
             case option:
                 yield option
+
+
+def texts_of(option: Any) -> list[str]:
+    """The texts of which a value is one; none where it may be something else."""
+    listed = _listed(option)
+    return listed if all(isinstance(value, str) for value in listed) else []
 
 
 def _definition(name: str, root: Schema) -> Any:

@@ -19,7 +19,7 @@ from quire.grammar.schema_bounds import OverBoundsError
 from quire.grammar.structural_tag import structural_tag_lark
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import ReasoningParser
-from quire.server.parsing.tag_arguments import is_readable_key, texts_of, types_of
+from quire.server.parsing.tag_arguments import is_readable_key, options_of, texts_of, types_of
 from quire.server.parsing.tool_parser import (
     KEY_FIELD,
     NAME_FIELD,
@@ -159,15 +159,16 @@ class _Writer:
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
         """The grammar of an argument's value and the mark that ends it."""
-        end, texts = self._literal(frame.space + frame.end), texts_of(schema, root)
-        if texts and not any(frame.end in text for text in texts):
-            return f"({' | '.join(map(quoted, texts))}) {end}"
-        types = types_of(schema, root)
-        if types is None or "string" in types:
+        options = list(options_of(schema, root))
+        texts = [text for option in options for text in texts_of(option)]
+        others = [option for option in options if not texts_of(option)]
+        if any(frame.end in text for text in texts) or any(_may_be_text(o, root) for o in others):
             return self._text_up_to(frame.end, f"{rule}_end")
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        value = json_rule({**shared, **schema}, _CALL_STYLE)
-        return f"{value} {end}"
+        in_json = others if texts else [schema]
+        values = [json_rule({**shared, **each}, _CALL_STYLE) for each in in_json]
+        end = self._literal(frame.space + frame.end)
+        return f"({' | '.join([*map(quoted, texts), *values])}) {end}"
 
     def _text_up_to(self, mark: str, rule: str) -> str:
         """Add a rule for text that ends with the first `mark`; returns its name."""
@@ -182,6 +183,11 @@ class _Writer:
         marks = "|".join(map(re.escape, self._ids)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else quoted(p) for p in parts)
+
+
+def _may_be_text(option: Any, root: Mapping[str, Any]) -> bool:
+    types = types_of(option, root)
+    return types is None or "string" in types
 
 
 def _text_rule(outputs: StructuredOutputs) -> str:
