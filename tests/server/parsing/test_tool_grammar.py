@@ -323,6 +323,7 @@ def test_whatever_is_allowed_fits_the_schema(
         ({"properties": None}, "properties must be an object"),
         ({"required": True}, "properties must be an object"),
         ({"required": ["day"]}, "'day' is required, but not among the properties"),
+        ({"required": [["day"]]}, "is required, but not among the properties"),
     ],
 )
 def test_schemas_that_are_none_are_refused(wrong: dict[str, Any], problem: str) -> None:

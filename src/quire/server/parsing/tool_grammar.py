@@ -143,9 +143,11 @@ class _Writer:
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
             raise NoGrammarError("properties must be an object and required a list")
-        if missing := [key for key in required if key not in properties]:
-            problem = f"{str(missing[0])[:64]!r} is required, but not among the properties; add it"
-            raise NoGrammarError(problem)
+        for key in required:
+            if not isinstance(key, str) or key not in properties:
+                problem = f"{str(key)[:64]!r} is required, but not among the properties; add it"
+                raise NoGrammarError(problem)
+        needed = set(required)
         tags = []
         for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
@@ -154,7 +156,7 @@ class _Writer:
             self._rules.append(f"{rule}: {self._value(rule, frame, inner, schema)}")
             before = self._literal(frame.before.replace(KEY_FIELD, key))
             tag = f"{before} {rule} {self._literal(frame.after)}"
-            tags.append(tag if key in required else f"({tag})?")
+            tags.append(tag if key in needed else f"({tag})?")
         return " ".join(tags) or '""'
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
