@@ -214,6 +214,7 @@ DEFS = {"t": TEXT_OR_NULL, "loop": {"oneOf": [{"$ref": "#/$defs/loop"}, {"const"
         ({"$ref": "#/$defs/none"}, "5", 5),
         ({"anyOf": [{"type": "string"}, {}]}, "5", 5),
         (True, "5", 5),
+        ({"anyOf": [{"type": "string"}] * 200}, "5", 5),  # too many to look at
     ],
     ids=str,
 )

@@ -271,6 +271,17 @@ def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: li
         assert parser.called_tools, text
 
 
+def test_definitions_are_repeated_only_for_values_that_refer_to_them() -> None:
+    names = {"type": "string", "enum": [f"name {n}" for n in range(500)]}
+    properties: dict[str, Any] = {f"n{n}": {"type": "integer"} for n in range(50)}
+    schema = {"properties": properties, "$defs": {"name": names}}
+    how = ParserConfig(tool_parser=TOOL_PARSERS["glm45"], tools={"f": schema})
+    assert allows(how, written("glm45", ("f", {"n3": 3})))
+    properties |= {f"m{n}": {"$ref": "#/$defs/name"} for n in range(50)}
+    with pytest.raises(NoGrammarError, match="their grammar has more than 65536 bytes"):
+        grammar(how, {})
+
+
 DAYS = {"Day": {"type": "string", "enum": ["mon", "5"]}, "n": {"type": "integer"}}
 VALUES = st.recursive(
     st.sampled_from(

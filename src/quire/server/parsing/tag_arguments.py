@@ -15,6 +15,7 @@ from quire.server.parsing.text_source import MalformedCall, Marks, TextSource, W
 from quire.server.parsing.tool_call_reader import Schema, ToolCallReader
 
 MAX_VALUE_CHARS = 64 << 10  # of a value that is not a string
+MAX_OPTIONS = 128  # schemas that are looked at for one value: with more, it may be anything
 
 _KEY = re.compile(r"[^<>\n]*")
 _MAX_KEY_CHARS = 256
@@ -148,7 +149,9 @@ def types_of(schema: Any, root: Schema) -> frozenset[str] | None:
 def options_of(schema: Any, root: Schema) -> Iterator[Any]:
     """The schemas of which a value matches one: what `anyOf`, `oneOf` and `$ref` lead to."""
     rest, seen = [schema], set[str]()
-    while rest:
+    for _ in range(MAX_OPTIONS):
+        if not rest:
+            return
         match rest.pop(0):
             case {"type": _} | {"enum": _} | {"const": _} as option:
                 yield option
@@ -160,6 +163,8 @@ def options_of(schema: Any, root: Schema) -> Iterator[Any]:
                     rest.append(_definition(name, root))
             case option:
                 yield option
+    if rest:
+        yield None
 
 
 def texts_of(option: Any) -> list[str]:

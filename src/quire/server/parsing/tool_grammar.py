@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.core.sampling_params import StructuredOutputs
+from quire.core.structured_outputs import MAX_GRAMMAR_BYTES
 from quire.grammar.gbnf import embedded
 from quire.grammar.json_style import json_style
 from quire.grammar.lark_text import ANY_TEXT, THOUGHT, json_rule, quoted, regex_rule
@@ -76,6 +77,7 @@ class _Writer:
         ids = {mark: control_token_id(mark) for mark in config.marks}
         self._ids = {mark: token_id for mark, token_id in ids.items() if token_id is not None}
         self._rules = list(_COMMON_RULES)
+        self._num_chars = 0
 
     def write(self, text_format: StructuredOutputs | None) -> str:
         """The complete grammar; the rule `start` comes first."""
@@ -90,7 +92,7 @@ class _Writer:
                 f"({self._calls(tools)} | form)" if text_format else self._text_and_calls(tools)
             )
         if text_format is not None and not must_call:
-            self._rules.append(f"form: {_text_rule(text_format)}")
+            self._add("form", _text_rule(text_format))
         start = f"{reasoning} {answer}".lstrip()
         return "\n".join([f"start: {start}", *self._rules, ""])
 
@@ -100,7 +102,7 @@ class _Writer:
         end = self._text_up_to(reasoning.end, "thought_end")
         if self._config.in_reasoning:
             return f"{end} SPACE"
-        self._rules.append(f"{THOUGHT}: {self._literal(reasoning.begin)} {end} SPACE")
+        self._add(THOUGHT, f"{self._literal(reasoning.begin)} {end} SPACE")
         return f"{THOUGHT}?" if reasoning.begin in self._ids else ""
 
     def _calls(self, tools: ToolParser) -> str:
@@ -130,12 +132,12 @@ class _Writer:
         for index, (name, schema) in enumerate((self._config.tools or {}).items()):
             in_json = json_rule({"type": "object", **schema}, _CALL_STYLE)
             arguments = self._tags(frame.tags, schema, index) if frame.tags else in_json
-            self._rules.append(f"arguments_{index}: {arguments}")
+            self._add(f"arguments_{index}", arguments)
             begin, end = before.replace(NAME_FIELD, name), frame.after
             parts = [self._literal(begin), f"arguments_{index}", self._literal(end)]
-            self._rules.append(f"call_{index}: {' '.join(parts)}")
+            self._add(f"call_{index}", " ".join(parts))
             names.append(f"call_{index}")
-        self._rules.append(f"call: {' | '.join(names)}")
+        self._add("call", " | ".join(names))
         return "call"
 
     def _tags(self, frame: TagTemplate, schema: Mapping[str, Any], index: int) -> str:
@@ -153,7 +155,7 @@ class _Writer:
             if not is_readable_key(key):
                 raise NoGrammarError(f"{key[:64]!r} cannot be written by this model; rename it")
             rule = f"value_{index}_{number}"
-            self._rules.append(f"{rule}: {self._value(rule, frame, inner, schema)}")
+            self._add(rule, self._value(rule, frame, inner, schema))
             before = self._literal(frame.before.replace(KEY_FIELD, key))
             tag = f"{before} {rule} {self._literal(frame.after)}"
             tags.append(tag if key in needed else f"({tag})?")
@@ -161,21 +163,28 @@ class _Writer:
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
         """The grammar of an argument's value and the mark that ends it."""
-        options = list(options_of(schema, root))
-        texts = [text for option in options for text in texts_of(option)]
-        others = [option for option in options if not texts_of(option)]
-        if any(frame.end in text for text in texts) or any(_may_be_text(o, root) for o in others):
+        listed = [(texts_of(option), option) for option in options_of(schema, root)]
+        others = [option for texts, option in listed if not texts]
+        texts = [text for each, _ in listed for text in each]
+        if any(_may_be_text(o, root) for o in others) or any(frame.end in text for text in texts):
             return self._text_up_to(frame.end, f"{rule}_end")
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        in_json = others if texts else [schema]
-        values = [json_rule({**shared, **each}, _CALL_STYLE) for each in in_json]
+        in_json = [_with_definitions(each, root) for each in (others if texts else [schema])]
+        values = [json_rule(each, _CALL_STYLE) for each in in_json]
         end = self._literal(frame.space + frame.end)
         return f"({' | '.join([*map(quoted, texts), *values])}) {end}"
+
+    def _add(self, rule: str, body: str) -> None:
+        """Add a rule. Raises NoGrammarError as soon as the grammar is too long."""
+        self._rules.append(f"{rule}: {body}")
+        self._num_chars += len(body)
+        if self._num_chars > MAX_GRAMMAR_BYTES:
+            problem = f"their grammar has more than {MAX_GRAMMAR_BYTES} bytes; shorten the schemas"
+            raise NoGrammarError(problem)
 
     def _text_up_to(self, mark: str, rule: str) -> str:
         """Add a rule for text that ends with the first `mark`; returns its name."""
         kind = "" if mark in self._ids else "[lazy]"
-        self._rules.append(f"{rule}{kind}: TEXT {self._literal(mark)}")
+        self._add(f"{rule}{kind}", f"TEXT {self._literal(mark)}")
         return rule
 
     def _literal(self, text: str) -> str:
@@ -190,6 +199,12 @@ class _Writer:
 def _may_be_text(option: Any, root: Mapping[str, Any]) -> bool:
     types = types_of(option, root)
     return types is None or "string" in types
+
+
+def _with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema inside another one, with the definitions that it may refer to."""
+    keys = ("$defs", "definitions") if "$ref" in str(schema) else ()
+    return {**{key: root[key] for key in keys if key in root}, **schema}
 
 
 def _text_rule(outputs: StructuredOutputs) -> str:
