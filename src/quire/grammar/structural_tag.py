@@ -92,7 +92,7 @@ class _Writer:
         """An expression. Raises OverBoundsError if all are too long together."""
         self._num_chars += len(expression)
         if self._num_chars > MAX_CHARS:
-            raise OverBoundsError("its grammar is too long; give it fewer formats, or fewer ends")
+            raise OverBoundsError("its grammar is too long; use fewer formats, or fewer ends")
         return expression
 
     def _const_string(self, given: Object, where: str, ends: Ends) -> str:

@@ -333,6 +333,8 @@ def test_whatever_is_allowed_fits_the_schema(
         ({"properties": [1]}, "properties must be an object"),
         ({"properties": None}, "properties must be an object"),
         ({"required": True}, "properties must be an object"),
+        ({"minProperties": 1}, "minProperties beside properties cannot be enforced"),
+        ({"$ref": "#/$defs/now"}, r"\$ref beside properties"),
         ({"required": ["day"]}, "'day' is required, but not among the properties"),
         ({"required": [["day"]]}, "is required, but not among the properties"),
     ],

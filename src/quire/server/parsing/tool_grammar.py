@@ -29,6 +29,9 @@ from quire.server.parsing.tool_parser import (
     ToolParser,
 )
 
+# of a tool's schema, and not enforced where each argument has a tag of its own
+_OF_ALL_ARGUMENTS = ("$ref", "allOf", "anyOf", "const", "dependentRequired", "dependentSchemas")
+_OF_ALL_ARGUMENTS += ("enum", "if", "maxProperties", "minProperties", "not", "oneOf")
 _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [ANY_TEXT, r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
 # as models write calls
@@ -145,6 +148,9 @@ class _Writer:
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
             raise NoGrammarError("properties must be an object and required a list")
+        if found := [name for name in _OF_ALL_ARGUMENTS if name in schema]:
+            problem = f"{found[0]} beside properties cannot be enforced in this model's format"
+            raise NoGrammarError(f"{problem}; leave it out")
         for key in required:
             if not isinstance(key, str) or key not in properties:
                 problem = f"{str(key)[:64]!r} is required, but not among the properties; add it"
