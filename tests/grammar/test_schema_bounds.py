@@ -33,6 +33,8 @@ TAKEN = [
     {"multipleOf": 2.5e-3},
     {"multipleOf": True},
     {"multipleOf": "x"},
+    {"enum": [2**53, -(2**53), 1e15]},
+    {"properties": {"const": {"maximum": 2**63 - 1}}, "default": 2**63},
 ]
 REFUSED = [
     (nested(MAX_DEPTH + 1), "deep"),
@@ -44,6 +46,9 @@ REFUSED = [
     ({"multipleOf": 1e300}, "multipleOf"),
     ({"multipleOf": 1e-300}, "multipleOf"),
     ({"allOf": [{"multipleOf": MAX_MULTIPLES}, {"multipleOf": 1}]}, "multipleOf"),
+    ({"const": 2**53 + 1}, "const: a number above"),
+    ({"enum": [1e300]}, "enum: a number above"),
+    ({"type": "integer", "enum": [0, -(2**63)]}, "enum: a number above"),
     ([], "must be a JSON schema: an object"),
     (True, "must be a JSON schema: an object"),
     (None, "must be a JSON schema: an object"),

@@ -38,6 +38,8 @@ MATCHES = [
         newer({"type": "or", "elements": [{"type": "regex", "pattern": "[a/]+"}, WORD]}),
         ["a/a", "ok "],
     ),
+    (newer({"type": "const_string", "value": "%json {\x7f"}), ["%json {\x7f"]),
+    (newer({"type": "regex", "pattern": "a\\\nb\n\\\\"}), ["a\nb\n\\"]),
     (newer({"type": "json_schema", "json_schema": A}), ['{"x": 1}']),
 ]
 OTHERS = [
@@ -83,6 +85,8 @@ def test_texts_that_it_does_not_allow(
         assert not derives(tag, text, byte_compiler, byte_tokenizer), text
 
 
+TEXTS = {"type": "or", "elements": [{"type": "any_text"}] * 1000}
+MANY_ENDS = {"type": "tag", "begin": "<", "content": TEXTS, "end": ["a"] * 1000}
 DEEP = WORD
 for _ in range(20):
     DEEP = {"type": "sequence", "elements": [DEEP]}
@@ -106,6 +110,7 @@ for _ in range(20):
             r"format\.elements\[0\]: text must have an end",
         ),
         (newer(DEEP), "nested more than 16 deep"),
+        (newer(MANY_ENDS), "its grammar is too long"),
         (newer({"type": "regex", "pattern": "(a{1000}){1000}"}), "lower the counts"),
         (newer({"type": "json_schema", "json_schema": {"not": {}}}), "that cannot be enforced: "),
     ],

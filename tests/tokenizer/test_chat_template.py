@@ -100,6 +100,15 @@ def test_renders_as_transformers(
     assert text == expected
 
 
+@pytest.mark.parametrize("text", ["Well", " Well, ", "1.\n\n", "\ta "])
+def test_continues_as_transformers(
+    pair: tuple[Tokenizer, PreTrainedTokenizerFast], text: str
+) -> None:
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    ours, expected = both(pair, [USER, ANSWER | {"content": text}], **options)
+    assert ours == expected
+
+
 def test_calls_that_a_template_would_drop_are_refused() -> None:
     says_all = "{% for m in messages %}{{ m.content }}{% endfor %}"
     silent = ChatTemplate(says_all, origin="here", special_tokens={})
@@ -311,7 +320,7 @@ def test_tools_may_have_firefunctions_name_and_a_time_beside_them() -> None:
 
 def test_a_message_that_is_continued_is_left_open() -> None:
     template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+        "{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}</>{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     chat = ChatTemplate(template, origin="test", special_tokens={})
@@ -326,7 +335,8 @@ def test_a_message_that_is_continued_is_left_open() -> None:
         )
 
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " Well, "}]
-    assert render(messages) == "<user>hi</><assistant>Well, "
+    assert render(messages) == "<user>\nhi</><assistant>\nWell,"
+    assert render([{"role": "assistant", "content": " "}]) == "<assistant>\n"
     with pytest.raises(InvalidRequestError, match="add_generation_prompt"):
         render(messages, starts=True)
     with pytest.raises(InvalidRequestError, match="no text to go on from"):

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression in Lark
-_ESCAPES = {"/": r"\/", "\n": r"\n"}
+_SLASH = re.compile(r"(\\[^\n])|/|\\?\n")  # what ends a regular expression in Lark
+_REGEX_ESCAPES = {"/": r"\/", "\n": r"\n"}
+_JSON_ESCAPES = str.maketrans({"%": r"\u0025", "\x7f": r"\u007f"})
 
 ANY_TEXT = r"TEXT: /(?s:.*)/"  # the definition of a terminal
 THOUGHT = "thought"  # the name of a thought's rule in an answer's grammar
@@ -18,17 +19,22 @@ _SPACE = r"[ \t\r\n]{0,64}"  # what the parser of answers passes over before the
 
 def quoted(text: str) -> str:
     """Exactly this text."""
-    return json.dumps(text, ensure_ascii=False)
+    return _as_json(text)
 
 
 def json_rule(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
     """JSON that matches a schema. style: llguidance's options for white space."""
-    return f"%json {json.dumps({**schema, 'x-guidance': style}, ensure_ascii=False)}"
+    return f"%json {_as_json({**schema, 'x-guidance': style})}"
+
+
+def _as_json(value: Any) -> str:
+    """JSON as Lark takes it, in which no text looks like the begin of another %json."""
+    return json.dumps(value, ensure_ascii=False).translate(_JSON_ESCAPES)
 
 
 def regex_rule(pattern: str) -> str:
     """Text that matches a regular expression."""
-    return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], pattern)}/"
+    return f"/{_SLASH.sub(lambda found: found[1] or _REGEX_ESCAPES[found[0][-1]], pattern)}/"
 
 
 def with_thought(grammar: str) -> str:

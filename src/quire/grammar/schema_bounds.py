@@ -20,6 +20,7 @@ MAX_NODES = 10_000  # values, those of enums included
 MAX_PATTERN_CHARS = 4096  # of one pattern
 _TOO_LONG = f"its counts add more than {MAX_REPEATED} characters to it; lower them"
 MAX_MULTIPLES = 20_000  # of all multipleOf together, each without its decimal point
+MAX_LISTED = 1 << 53  # of numbers in enum and const: llguidance rounds larger ones, or crashes
 
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
@@ -78,6 +79,9 @@ def _check(schema: Any) -> None:
         num_added += sum(map(num_repeated, _patterns_of(name, value)))
         if num_added > MAX_REPEATED:
             raise OverBoundsError(f"pattern: {_TOO_LONG}")
+        if any(abs(number) > MAX_LISTED for number in _listed_numbers(name, value)):
+            problem = f"{name}: a number above 2**53, which would be rounded; write it as a string"
+            raise OverBoundsError(problem)
         if name == "multipleOf":
             multiples += _without_point(value)
             if multiples > MAX_MULTIPLES:
@@ -109,6 +113,13 @@ def _patterns_of(name: str, value: Any) -> Iterator[str]:
         yield value
     elif name == "patternProperties" and isinstance(value, _Pairs):
         yield from (pattern for pattern, _ in value)
+
+
+def _listed_numbers(name: str, value: Any) -> list[int | float]:
+    """The numbers of which a value is one, by a member `enum` or `const` of its schema."""
+    values = value if name == "enum" and isinstance(value, list) else [value]
+    listed = values if name in ("enum", "const") else []
+    return [number for number in listed if isinstance(number, int | float)]
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:

@@ -8,7 +8,7 @@ complete grammar.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from quire.grammar.json_style import USUAL_STYLE
@@ -16,9 +16,10 @@ from quire.grammar.lark_text import ANY_TEXT, json_rule, quoted, regex_rule
 from quire.grammar.schema_bounds import OverBoundsError
 
 MAX_DEPTH = 16  # formats in one another
+MAX_CHARS = 1 << 20  # of all expressions: an end is written behind each of the formats before it
 _KINDS = {str: "a string", dict: "an object", list: "a list", bool: "true or false"}
 
-Ends = Sequence[str] | None  # what follows a format at once: (): the answer's end; None: more of it
+Ends = str | None  # what follows a format at once, as Lark: "": the answer's end; None: more of it
 Object = dict[str, Any]
 
 
@@ -39,6 +40,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._rules = [ANY_TEXT]
+        self._num_chars = 0
         self._writers: dict[str, Callable[[Object, str, Ends], str]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
@@ -59,7 +61,7 @@ class _Writer:
             start = self._older_fields(given)
         else:
             (inner,) = _members(given, "", {"format": dict})
-            start = self._expression(inner, "format", ())
+            start = self._expression(inner, "format", "")
         return "\n".join([f"start: {start}", *self._rules, ""])
 
     def _older_fields(self, given: Any) -> str:
@@ -73,7 +75,7 @@ class _Writer:
             )
             content = {"type": "json_schema", "json_schema": schema or {}}
             tags.append({"begin": begin, "content": content, "end": end})
-        return self._triggered_tags({"triggers": triggers, "tags": tags}, "", ())
+        return self._triggered_tags({"triggers": triggers, "tags": tags}, "", "")
 
     def _expression(self, given: Any, where: str, ends: Ends) -> str:
         """A format, and what follows it. where: its name in messages."""
@@ -84,19 +86,26 @@ class _Writer:
             known = ", ".join(self._writers)
             problem = f"must be one of {known}, not {str(kind)[:40]!r}"
             raise OverBoundsError(f"{where}.type: {problem}; write it with one of these")
-        return self._writers[kind](given, where, ends)
+        return self._counted(self._writers[kind](given, where, ends))
+
+    def _counted(self, expression: str) -> str:
+        """An expression. Raises OverBoundsError if all are too long together."""
+        self._num_chars += len(expression)
+        if self._num_chars > MAX_CHARS:
+            raise OverBoundsError("its grammar is too long; use fewer formats, or fewer ends")
+        return expression
 
     def _const_string(self, given: Object, where: str, ends: Ends) -> str:
         (value,) = _members(given, where, {"value": str})
-        return f"{quoted(value)} {_one_of(ends)}"
+        return f"{quoted(value)} {ends or ''}"
 
     def _json_schema(self, given: Object, where: str, ends: Ends) -> str:
         (schema,) = _members(given, where, {"json_schema": dict})
-        return f"{self._rule(json_rule(schema, USUAL_STYLE))} {_one_of(ends)}"
+        return f"{self._rule(json_rule(schema, USUAL_STYLE))} {ends or ''}"
 
     def _regex(self, given: Object, where: str, ends: Ends) -> str:
         (pattern,) = _members(given, where, {"pattern": str})
-        return f"{self._rule(regex_rule(pattern))} {_one_of(ends)}"
+        return f"{self._rule(regex_rule(pattern))} {ends or ''}"
 
     def _any_text(self, given: Object, where: str, ends: Ends) -> str:
         _members(given, where, {})
@@ -120,10 +129,12 @@ class _Writer:
         """A tag's begin, and the expression of its content, its end and what follows."""
         asked = {"begin": str, "content": dict, "end": (str, list)}
         begin, content, end = _members(given, where, asked)
-        own = [end] if isinstance(end, str) else _listed(given, where, "end", str)
-        if not all(own):
+        several = [end] if isinstance(end, str) else _listed(given, where, "end", str)
+        if not all(several):
             return begin, self._expression(content, f"{where}.content", ends)
-        return begin, f"{self._expression(content, f'{where}.content', own)} {_one_of(ends)}"
+        own = _group(map(quoted, several))
+        rest = f"{self._expression(content, f'{where}.content', own)} {ends or ''}"
+        return begin, self._counted(rest)
 
     def _triggered_tags(self, given: Object, where: str, ends: Ends) -> str:
         """Text in which a trigger starts one of its tags."""
@@ -155,7 +166,7 @@ class _Writer:
             after = begin.removeprefix(found[0])
             options.setdefault(found[0], []).append(f"{quoted(after)} {rest}" if after else rest)
         return _group(
-            f"{self._text_up_to([trigger], where)} {_group(each)}"
+            f"{self._text_up_to(quoted(trigger), where)} {_group(each)}"
             for trigger, each in options.items()
         )
 
@@ -169,28 +180,24 @@ class _Writer:
         ]
         more = "" if is_last else f"({quoted(separator) if separator else ''} {_group(tags)})*"
         several = f"{_group(tags)} {more}"
-        return f"{several if at_least_one else f'({several})?'} {_one_of(ends)}"
+        return f"{several if at_least_one else f'({several})?'} {ends or ''}"
 
     def _text_up_to(self, ends: Ends, where: str) -> str:
         """Any text, and the first end in it."""
         if ends is None:
             problem = "text must have an end: put it last, or into a tag with an end"
             raise OverBoundsError(f"{where}: {problem}")
-        return self._rule(f"TEXT {_one_of(ends)}", "[lazy]") if ends else "TEXT"
+        return self._rule(f"TEXT {ends}", "[lazy]") if ends else "TEXT"
 
     def _rule(self, body: str, kind: str = "") -> str:
         """Add a rule; returns its name."""
         name = f"part_{len(self._rules)}"
-        self._rules.append(f"{name}{kind}: {body}")
+        self._rules.append(f"{name}{kind}: {self._counted(body)}")
         return name
 
 
 def _group(parts: Any) -> str:
     return f"({' | '.join(parts)})"
-
-
-def _one_of(ends: Ends) -> str:
-    return _group(map(quoted, ends)) if ends else ""
 
 
 def _listed(given: Object, where: str, name: str, kind: type = dict) -> list[Any]:

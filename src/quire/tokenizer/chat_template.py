@@ -94,8 +94,7 @@ class ChatTemplate:
         prepared = prepare_messages(messages, map_text, self._names)
         if "tool_calls" not in self._names:
             _refuse_calls(prepared)
-        if continue_final_message:
-            _mark_end(prepared, add_generation_prompt)
+        content = _marked_end(prepared, add_generation_prompt) if continue_final_message else None
         prepared_tools = prepare_tools(tools, map_text)
         if prepared_tools and self._has_tools_in_message:
             prepared = _with_tools(prepared, prepared_tools)
@@ -107,7 +106,7 @@ class ChatTemplate:
         variables["messages"], variables["tools"] = prepared, prepared_tools
         variables["add_generation_prompt"] = add_generation_prompt
         rendered = self._run(variables)
-        return _before_mark(rendered) if continue_final_message else rendered
+        return rendered if content is None else _before_mark(rendered, content)
 
     def _read_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that the template reads; others are a NoEffectWarning."""
@@ -149,9 +148,11 @@ class ChatTemplate:
 
 # At the end of a message that is to be continued; a noncharacter, which no text holds.
 _END_MARK = "\ufdd1"
+_SPACE = " "  # behind the mark: it is gone where the template strips messages
 
 
-def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
+def _marked_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """Put the mark behind the last message's content; returns what that was."""
     if add_generation_prompt:
         problem = "it does not go with add_generation_prompt; set that to false"
         raise invalid_value("continue_final_message", problem)
@@ -159,15 +160,18 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> No
     if not isinstance(content, str):
         problem = "the last message has no text to go on from; set its content"
         raise invalid_value("continue_final_message", problem)
-    messages[-1]["content"] = content + _END_MARK
+    messages[-1]["content"] = content + _END_MARK + _SPACE
+    return content
 
 
-def _before_mark(rendered: str) -> str:
-    text, mark, _ = rendered.rpartition(_END_MARK)
+def _before_mark(rendered: str, content: str) -> str:
+    """The text up to the mark; without space at its end, if the template strips such messages."""
+    text, mark, behind = rendered.rpartition(_END_MARK)
     if not mark:
         problem = "this model's chat template does not show the last message; leave it out"
         raise invalid_value("continue_final_message", problem)
-    return text
+    is_stripped = not behind.startswith(_SPACE)
+    return text.rstrip() if is_stripped and content.strip() else text
 
 
 def _refuse_calls(messages: list[dict[str, Any]]) -> None:

@@ -196,6 +196,36 @@ def test_bare_values_get_the_type_of_their_schema(
     assert json.loads(answer.calls[0].arguments) == expected
 
 
+TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+DEFS = {"t": TEXT_OR_NULL, "loop": {"oneOf": [{"$ref": "#/$defs/loop"}, {"const": 7}]}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (TEXT_OR_NULL, "5", "5"),
+        (TEXT_OR_NULL, "null", None),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["1", 2]}, "2", 2),
+        ({"const": "true"}, "true", "true"),
+        ({"$ref": "#/$defs/t"}, "5", "5"),
+        ({"$ref": "#/$defs/loop"}, "7", 7),
+        ({"$ref": "#/$defs/loop"}, "[7]", "[7]"),
+        ({"$ref": "#/$defs/none"}, "5", 5),
+        ({"anyOf": [{"type": "string"}, {}]}, "5", 5),
+        (True, "5", 5),
+        ({"anyOf": [{"type": "string"}] * 200}, "5", 5),  # too many to look at
+    ],
+    ids=str,
+)
+def test_types_may_be_those_of_alternatives(schema: Any, text: str, value: Any) -> None:
+    tools = {"f": {"properties": {"v": schema}, "$defs": DEFS}}
+    call = f"<tool_call>f<arg_key>v</arg_key><arg_value>{text}</arg_value></tool_call>"
+    answer, called = parse(ParserConfig(tool_parser=TOOL_PARSERS["glm45"], tools=tools), call)
+    assert called
+    assert json.loads(answer.calls[0].arguments) == {"v": value}
+
+
 # What is no call
 
 NO_CALLS = [

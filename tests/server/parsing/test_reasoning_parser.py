@@ -42,6 +42,7 @@ def count(*pieces: str, in_reasoning: bool = False) -> int:
         (["<think>", "a"], False, 2),
         (["<", "b", "<think>", "a", "</think>"], False, 0),
         (["a", "<think>", "b", "</think>"], False, 0),
+        (["\x0b", "<think>", "a"], False, 0),  # no white space to the parser
         (["</think>"], True, 1),
         ([], True, 0),
     ],

@@ -28,14 +28,12 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"days": {"type": "integer"}},
 }
-TYPED = CITY | {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 FORMATS = sorted(TOOL_PARSERS)
 
 
 def reading(format_name: str, reasoning: str | None = None, **options: Any) -> ParserConfig:
-    schema = TYPED if TOOL_PARSERS[format_name].frame.tags else CITY
-    tools = {"weather": schema, "now": NOTHING}
+    tools = {"weather": CITY, "now": NOTHING}
     thoughts = REASONING_PARSERS[reasoning] if reasoning else None
     return ParserConfig(thoughts, tool_parser=TOOL_PARSERS[format_name], tools=tools, **options)
 
@@ -124,6 +122,36 @@ def test_what_does_not_fit_is_not_allowed(format_name: str) -> None:
     assert not allows(how, written(format_name, ("weather", {"city": "a", "days": "b"})))
     assert not allows(how, "text " + written(format_name, NOW))
     assert not allows(how, "")
+
+
+@pytest.mark.parametrize("format_name", [n for n in FORMATS if not TOOL_PARSERS[n].frame.tags])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"n": {"type": "integer"}}},
+        {"anyOf": [{"properties": {"n": {"type": "integer"}}}, {"type": "null"}]},
+        {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"type": "integer"}}}}},
+    ],
+)
+def test_arguments_are_an_object(format_name: str, schema: dict[str, Any]) -> None:
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"f": schema})
+    call = written(format_name, ("f", {"n": 3}))
+    assert allows(how, call)
+    for other in ("3", "null", "[]", '{"n": null}'):
+        assert not allows(how, call.replace('{"n": 3}', other)), other
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(
+    "unit",
+    [{"enum": ["C", "F"]}, {"$ref": "#/$defs/unit"}, {"anyOf": [{"const": "C"}, {"type": "null"}]}],
+)
+def test_a_text_is_one_of_those_listed(format_name: str, unit: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"unit": unit}, "additionalProperties": False}
+    schema["$defs"] = {"unit": {"type": "string", "enum": ["C"]}}
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"heat": schema})
+    assert allows(how, written(format_name, ("heat", {"unit": "C"})))
+    assert not allows(how, written(format_name, ("heat", {"unit": "K"})))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -243,13 +271,90 @@ def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: li
         assert parser.called_tools, text
 
 
-@pytest.mark.parametrize("wrong", [{"properties": [1]}, {"properties": None}, {"required": True}])
-def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+def test_definitions_are_repeated_only_for_values_that_refer_to_them() -> None:
+    names = {"type": "string", "enum": [f"name {n}" for n in range(500)]}
+    properties: dict[str, Any] = {f"n{n}": {"type": "integer"} for n in range(50)}
+    schema = {"properties": properties, "$defs": {"name": names}}
+    how = ParserConfig(tool_parser=TOOL_PARSERS["glm45"], tools={"f": schema})
+    assert allows(how, written("glm45", ("f", {"n3": 3})))
+    properties |= {f"m{n}": {"$ref": "#/$defs/name"} for n in range(50)}
+    with pytest.raises(NoGrammarError, match="their grammar has more than 65536 bytes"):
+        grammar(how, {})
+
+
+DAYS = {"Day": {"type": "string", "enum": ["mon", "5"]}, "n": {"type": "integer"}}
+VALUES = st.recursive(
+    st.sampled_from(
+        [
+            *({}, True, {"type": "integer"}, {"type": ["string", "null"]}, {"const": 7}),
+            *({"enum": ["a", "b\n"]}, {"$ref": "#/$defs/Day"}, {"$ref": "#/$defs/n"}),
+            {"type": "boolean", "description": "%json {"},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda several: {"anyOf": several}),
+        inner.map(lambda items: {"type": "array", "items": items, "maxItems": 2}),
+    ),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(FORMATS),
+    st.dictionaries(st.sampled_from(["a", "KEY", "n b", "é"]), VALUES, max_size=3),
+    st.lists(st.integers(0, 2**20), min_size=20, max_size=20),
+)
+def test_whatever_is_allowed_fits_the_schema(
+    format_name: str, properties: dict[str, Any], numbers: list[int]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = {"properties": properties, "required": sorted(properties)[:2], "$defs": DAYS}
+    schema["additionalProperties"] = False
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"f": schema}, most_calls=1)
+    made, text = matcher(how), bytearray()
+    for number in numbers * 20:
+        if made.is_accepting or made.is_terminated:
+            break
+        everything = [i for i in allowed(made) if 32 <= i < 127] or allowed(made)
+        closing = [i for i in everything if chr(i) in '"}]\n</p'] if len(text) > 60 else []
+        text.append((closing or everything)[number % len(closing or everything)])
+        made.advance_to(text)
+    parser = OutputParser(how)
+    answer = join(parser.push(text.decode(errors="replace")) + parser.finish())
+    if made.is_accepting:
+        assert parser.called_tools
+        jsonschema.validate(json.loads(answer.calls[0].arguments), schema)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"properties": [1]}, "properties must be an object"),
+        ({"properties": None}, "properties must be an object"),
+        ({"required": True}, "properties must be an object"),
+        ({"minProperties": 1}, "minProperties beside properties cannot be enforced"),
+        ({"$ref": "#/$defs/now"}, r"\$ref beside properties"),
+        ({"required": ["day"]}, "'day' is required, but not among the properties"),
+        ({"required": [["day"]]}, "is required, but not among the properties"),
+    ],
+)
+def test_schemas_that_are_none_are_refused(wrong: dict[str, Any], problem: str) -> None:
     how = ParserConfig(
         tool_parser=TOOL_PARSERS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
     )
-    with pytest.raises(NoGrammarError, match="properties must be an object"):
+    with pytest.raises(NoGrammarError, match=problem):
         grammar(how, {})
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_texts_in_a_schema_are_no_grammar(format_name: str) -> None:
+    text = 'as %json {x} or %json{"multipleOf": 1000003}'
+    days = {"type": "integer", "description": text}
+    properties = {"days": days, "any": True}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    how = ParserConfig(tool_parser=TOOL_PARSERS[format_name], tools={"plan": schema})
+    assert allows(how, written(format_name, ("plan", {"days": 3, "any": "x"})))
 
 
 TAGS = {

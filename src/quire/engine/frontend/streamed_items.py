@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
-from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind
 
 
@@ -23,8 +21,7 @@ class StreamedItems:
             self._whole.append(part)
         if self._final_only and not part.finished:
             return None
-        outputs = [_copy(output) for output in self._whole.outputs]
-        return replace(self._whole, outputs=outputs)
+        return self._whole.copied()
 
 
 def streamed_items(kind: RequestOutputKind | None) -> StreamedItems | None:
@@ -32,8 +29,3 @@ def streamed_items(kind: RequestOutputKind | None) -> StreamedItems | None:
     if kind in (None, RequestOutputKind.DELTA):
         return None
     return StreamedItems(final_only=kind == RequestOutputKind.FINAL_ONLY)
-
-
-def _copy(output: CompletionOutput) -> CompletionOutput:
-    """A copy that does not change when the answer goes on."""
-    return replace(output, token_ids=list(output.token_ids))

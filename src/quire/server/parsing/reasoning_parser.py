@@ -14,6 +14,7 @@ import msgspec
 from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
+from quire.server.parsing.text_source import SPACE_CHARS
 
 
 class ReasoningParser(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class ReasoningTokenCounter:
     def _find_begin(self) -> None:
         """Reasoning stands only at the start of the answer, after optional white space."""
         self._num_before += 1
-        text = self._tail.lstrip()
+        text = self._tail.lstrip(SPACE_CHARS.encode())
         if text.startswith(self._begin):
             self._is_open, self._tail = True, text[len(self._begin) :]
             self.num_tokens = self._num_before - 1

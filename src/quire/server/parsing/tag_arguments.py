@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quire.server.parsing.text_source import MalformedCall, Marks, TextSource, Wait
-from quire.server.parsing.tool_call_reader import ToolCallReader
+from quire.server.parsing.tool_call_reader import Schema, ToolCallReader
 
 MAX_VALUE_CHARS = 64 << 10  # of a value that is not a string
+MAX_OPTIONS = 128  # schemas that are looked at for one value: with more, it may be anything
 
 _KEY = re.compile(r"[^<>\n]*")
 _MAX_KEY_CHARS = 256
@@ -127,18 +128,74 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _value_types(schema: Mapping[str, Any], key: str) -> frozenset[str] | None:
+def _value_types(schema: Schema, key: str) -> frozenset[str] | None:
     """The types of a parameter; string if the schema does not have it."""
     properties = schema.get("properties")
     described = properties.get(key) if isinstance(properties, Mapping) else None
-    return frozenset({"string"}) if described is None else types_of(described)
+    return frozenset({"string"}) if described is None else types_of(described, schema)
 
 
-def types_of(schema: Any) -> frozenset[str] | None:
-    """The JSON types that a value's schema names; None if it names none."""
-    named = schema.get("type") if isinstance(schema, Mapping) else None
-    if isinstance(named, str):
-        return frozenset({named})
-    if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
+def types_of(schema: Any, root: Schema) -> frozenset[str] | None:
+    """The JSON types that a value's schema allows; None if it does not say. root: for `$ref`."""
+    found = set[str]()
+    for option in options_of(schema, root):
+        named = _named_types(option)
+        if named is None:
+            return None
+        found |= named
+    return frozenset(found) or None
+
+
+def options_of(schema: Any, root: Schema) -> Iterator[Any]:
+    """The schemas of which a value matches one: what `anyOf`, `oneOf` and `$ref` lead to."""
+    rest, seen = [schema], set[str]()
+    for _ in range(MAX_OPTIONS):
+        if not rest:
+            return
+        match rest.pop(0):
+            case {"type": _} | {"enum": _} | {"const": _} as option:
+                yield option
+            case {"anyOf": [*several]} | {"oneOf": [*several]}:
+                rest += several
+            case {"$ref": str() as name}:
+                if name not in seen:
+                    seen.add(name)
+                    rest.append(_definition(name, root))
+            case option:
+                yield option
+    if rest:
+        yield None
+
+
+def texts_of(option: Any) -> list[str]:
+    """The texts of which a value is one; none where it may be something else."""
+    listed = _listed(option)
+    return listed if all(isinstance(value, str) for value in listed) else []
+
+
+def _definition(name: str, root: Schema) -> Any:
+    """One of the schema's definitions, by a `$ref` to it; None for any other."""
+    match name.split("/"):
+        case ["#", ("$defs" | "definitions") as key, definition]:
+            definitions = root.get(key)
+            return definitions.get(definition) if isinstance(definitions, Mapping) else None
     return None
+
+
+def _listed(schema: Any) -> list[Any]:
+    """The values that a schema lists; none if it lists none."""
+    match schema:
+        case {"const": value}:
+            return [value]
+        case {"enum": [*values]}:
+            return values
+    return []
+
+
+def _named_types(schema: Any) -> set[str] | None:
+    match schema:
+        case {"type": str() as name}:
+            return {name}
+        case {"type": [*names]}:
+            return {name for name in names if isinstance(name, str)}
+    return {_KINDS[type(value)][0] for value in _listed(schema)} or None

@@ -19,8 +19,8 @@ Wait = Generator[None, None, T]
 MAX_ATTEMPT_CHARS = 16 << 10
 MAX_SPACE_CHARS = 64
 
-_SPACE_CHARS = " \t\r\n"
-SPACE = re.compile(f"[{_SPACE_CHARS}]*")
+SPACE_CHARS = " \t\r\n"
+SPACE = re.compile(f"[{SPACE_CHARS}]*")
 NAME = re.compile(r"[A-Za-z0-9_.:-]*")
 # Patterns here are one repeated class of characters, so matching never backtracks.
 
@@ -208,6 +208,6 @@ class TextSource:
     def _without_space(self, end: int) -> int:
         """The start of the white space before `end`, as far as it may be held back."""
         earliest = max(self.at, end - MAX_SPACE_CHARS)
-        while end > earliest and self.text[end - 1] in _SPACE_CHARS:
+        while end > earliest and self.text[end - 1] in SPACE_CHARS:
             end -= 1
         return end

@@ -20,7 +20,10 @@ class AllCallsRead(Exception):  # noqa: N818 - it ends the reading, and never le
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _IGNORED_KEYS = ("id", "type")  # strings that some models add
 
-Schemas = Mapping[str, Mapping[str, Any]]
+Schema = Mapping[str, Any]
+"""A JSON schema."""
+
+Schemas = Mapping[str, Schema]
 """The request's tools: name → JSON schema of the arguments."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.core.sampling_params import StructuredOutputs
+from quire.core.structured_outputs import MAX_GRAMMAR_BYTES
 from quire.grammar.gbnf import embedded
 from quire.grammar.json_style import json_style
 from quire.grammar.lark_text import ANY_TEXT, THOUGHT, json_rule, quoted, regex_rule
@@ -19,7 +20,7 @@ from quire.grammar.schema_bounds import OverBoundsError
 from quire.grammar.structural_tag import structural_tag_lark
 from quire.server.parsing.output_parser import ParserConfig
 from quire.server.parsing.reasoning_parser import ReasoningParser
-from quire.server.parsing.tag_arguments import is_readable_key, types_of
+from quire.server.parsing.tag_arguments import is_readable_key, options_of, texts_of, types_of
 from quire.server.parsing.tool_parser import (
     KEY_FIELD,
     NAME_FIELD,
@@ -28,6 +29,11 @@ from quire.server.parsing.tool_parser import (
     ToolParser,
 )
 
+# of a tool's schema, and not enforced where each argument has a tag of its own
+_OF_ALL_ARGUMENTS = (
+    *("$ref", "allOf", "anyOf", "const", "dependentRequired", "dependentSchemas"),
+    *("enum", "if", "maxProperties", "minProperties", "not", "oneOf"),
+)
 _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [ANY_TEXT, r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
 # as models write calls
@@ -76,6 +82,7 @@ class _Writer:
         ids = {mark: control_token_id(mark) for mark in config.marks}
         self._ids = {mark: token_id for mark, token_id in ids.items() if token_id is not None}
         self._rules = list(_COMMON_RULES)
+        self._num_chars = 0
 
     def write(self, text_format: StructuredOutputs | None) -> str:
         """The complete grammar; the rule `start` comes first."""
@@ -90,7 +97,7 @@ class _Writer:
                 f"({self._calls(tools)} | form)" if text_format else self._text_and_calls(tools)
             )
         if text_format is not None and not must_call:
-            self._rules.append(f"form: {_text_rule(text_format)}")
+            self._add("form", _text_rule(text_format))
         start = f"{reasoning} {answer}".lstrip()
         return "\n".join([f"start: {start}", *self._rules, ""])
 
@@ -100,7 +107,7 @@ class _Writer:
         end = self._text_up_to(reasoning.end, "thought_end")
         if self._config.in_reasoning:
             return f"{end} SPACE"
-        self._rules.append(f"{THOUGHT}: {self._literal(reasoning.begin)} {end} SPACE")
+        self._add(THOUGHT, f"{self._literal(reasoning.begin)} {end} SPACE")
         return f"{THOUGHT}?" if reasoning.begin in self._ids else ""
 
     def _calls(self, tools: ToolParser) -> str:
@@ -128,14 +135,14 @@ class _Writer:
         """Add a rule for each tool; returns the name of the rule for any of them."""
         names = []
         for index, (name, schema) in enumerate((self._config.tools or {}).items()):
-            in_json = json_rule(schema, _CALL_STYLE)
+            in_json = json_rule({"type": "object", **schema}, _CALL_STYLE)
             arguments = self._tags(frame.tags, schema, index) if frame.tags else in_json
-            self._rules.append(f"arguments_{index}: {arguments}")
+            self._add(f"arguments_{index}", arguments)
             begin, end = before.replace(NAME_FIELD, name), frame.after
             parts = [self._literal(begin), f"arguments_{index}", self._literal(end)]
-            self._rules.append(f"call_{index}: {' '.join(parts)}")
+            self._add(f"call_{index}", " ".join(parts))
             names.append(f"call_{index}")
-        self._rules.append(f"call: {' | '.join(names)}")
+        self._add("call", " | ".join(names))
         return "call"
 
     def _tags(self, frame: TagTemplate, schema: Mapping[str, Any], index: int) -> str:
@@ -143,30 +150,49 @@ class _Writer:
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
             raise NoGrammarError("properties must be an object and required a list")
+        if found := [name for name in _OF_ALL_ARGUMENTS if name in schema]:
+            problem = f"{found[0]} beside properties cannot be enforced in this model's format"
+            raise NoGrammarError(f"{problem}; leave it out")
+        for key in required:
+            if not isinstance(key, str) or key not in properties:
+                problem = f"{str(key)[:64]!r} is required, but not among the properties; add it"
+                raise NoGrammarError(problem)
+        needed = set(required)
         tags = []
         for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
                 raise NoGrammarError(f"{key[:64]!r} cannot be written by this model; rename it")
             rule = f"value_{index}_{number}"
-            self._rules.append(f"{rule}: {self._value(rule, frame, inner, schema)}")
+            self._add(rule, self._value(rule, frame, inner, schema))
             before = self._literal(frame.before.replace(KEY_FIELD, key))
             tag = f"{before} {rule} {self._literal(frame.after)}"
-            tags.append(tag if key in required else f"({tag})?")
+            tags.append(tag if key in needed else f"({tag})?")
         return " ".join(tags) or '""'
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
         """The grammar of an argument's value and the mark that ends it."""
-        types = types_of(schema)
-        if types is None or "string" in types:
+        listed = [(texts_of(option), option) for option in options_of(schema, root)]
+        others = [option for texts, option in listed if not texts]
+        texts = [text for each, _ in listed for text in each]
+        if any(_may_be_text(o, root) for o in others) or any(frame.end in text for text in texts):
             return self._text_up_to(frame.end, f"{rule}_end")
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        value = json_rule({**shared, **schema}, _CALL_STYLE)
-        return f"{value} {self._literal(frame.space + frame.end)}"
+        in_json = [_with_definitions(each, root) for each in (others if texts else [schema])]
+        values = [json_rule(each, _CALL_STYLE) for each in in_json]
+        end = self._literal(frame.space + frame.end)
+        return f"({' | '.join([*map(quoted, texts), *values])}) {end}"
+
+    def _add(self, rule: str, body: str) -> None:
+        """Add a rule. Raises NoGrammarError as soon as the grammar is too long."""
+        self._rules.append(f"{rule}: {body}")
+        self._num_chars += len(body)
+        if self._num_chars > MAX_GRAMMAR_BYTES:
+            problem = f"their grammar has more than {MAX_GRAMMAR_BYTES} bytes; shorten the schemas"
+            raise NoGrammarError(problem)
 
     def _text_up_to(self, mark: str, rule: str) -> str:
         """Add a rule for text that ends with the first `mark`; returns its name."""
         kind = "" if mark in self._ids else "[lazy]"
-        self._rules.append(f"{rule}{kind}: TEXT {self._literal(mark)}")
+        self._add(f"{rule}{kind}", f"TEXT {self._literal(mark)}")
         return rule
 
     def _literal(self, text: str) -> str:
@@ -176,6 +202,17 @@ class _Writer:
         marks = "|".join(map(re.escape, self._ids)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else quoted(p) for p in parts)
+
+
+def _may_be_text(option: Any, root: Mapping[str, Any]) -> bool:
+    types = types_of(option, root)
+    return types is None or "string" in types
+
+
+def _with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema inside another one, with the definitions that it may refer to."""
+    keys = ("$defs", "definitions") if "$ref" in str(schema) else ()
+    return {**{key: root[key] for key in keys if key in root}, **schema}
 
 
 def _text_rule(outputs: StructuredOutputs) -> str:
