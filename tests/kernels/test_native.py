@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -121,6 +123,19 @@ def test_every_thread_may_call_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_fewer_threads_work_where_the_system_has_no_more() -> None:
+    code = (
+        "import resource, numpy as np; from quire.kernels.cpu import native, row_ops\n"
+        "native.set_num_threads(64), native.compiled()\n"
+        "x, pages = np.ones((512, 4096), np.float32), open('/proc/self/statm').read().split()[0]\n"
+        "most = int(pages) * resource.getpagesize() + (64 << 20)  # stacks of a few threads\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "assert row_ops.finite_rows(x).all()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
