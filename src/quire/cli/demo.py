@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
@@ -37,13 +38,20 @@ def make_parser() -> CommandParser:
     return parser
 
 
+def _is_address(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme == "http" and bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
+
+
 def run(argv: Sequence[str]) -> int:
     """Run it; the exit status is 1 if a request failed or too few answers are right."""
     args = make_parser().parse(argv)
     url = vars(args).get("url")
     if args.concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {args.concurrency}")
-    if url is not None and not url.startswith("http://"):
+    if url is not None and not _is_address(url):
         raise ConfigError(f"url must be an address such as http://127.0.0.1:8000, not {url!r}")
     url = url and url.rstrip("/").removesuffix("/v1")
     from rich.console import Console
