@@ -149,6 +149,10 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         native.library()
     monkeypatch.delenv(native.VARIABLE)
     assert native.library() is not None
+    monkeypatch.setenv(native.VARIABLE, "")  # as if it were not set, also without the library
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        assert native.library() is None
     monkeypatch.setattr(native, "INTERFACE", -1)
     with pytest.raises(ConfigError, match="built for other code; install again"):
         native.library()
