@@ -23,7 +23,9 @@ def make_parser() -> CommandParser:
     parser = CommandParser("demo", text, EXAMPLES, words="")
     parser.add_argument("--url", help="use a running server; default: start one on a free port")
     parser.add_argument(
-        "--api-key", metavar="KEY", help="key of the server at --url; default: $QUIRE_API_KEY"
+        "--api-key",
+        metavar="KEY",
+        help="key of the server at --url; default: the first of $QUIRE_API_KEY",
     )
     parser.add_argument(
         "--concurrency",
@@ -36,6 +38,12 @@ def make_parser() -> CommandParser:
         "--json", action="store_true", default=False, help="print one JSON object instead"
     )
     return parser
+
+
+def _server_key() -> str | None:
+    """A key of a server that was started in this environment."""
+    keys = os.environ.get("QUIRE_API_KEY")
+    return keys and keys.partition(",")[0].strip()
 
 
 def _is_address(url: str) -> bool:
@@ -69,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
             url=url,
             concurrency=args.concurrency,
             console=progress,
-            api_key=vars(args).get("api_key", os.environ.get("QUIRE_API_KEY")),
+            api_key=vars(args).get("api_key", _server_key()),
         )
     )
     if args.json:
