@@ -162,6 +162,10 @@ class ModelSettings:
             bool(self.model), "model must not be empty; name a folder, a GGUF file or a hub name"
         )
         require(
+            bool(self.prepared_weights.strip()),
+            "prepared_weights must not be empty; name a folder, or none",
+        )
+        require(
             all(self._names),
             "served_model_name must not be empty; set a name, or leave it out",
         )

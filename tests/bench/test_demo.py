@@ -59,7 +59,12 @@ def test_demo() -> None:
 
 @pytest.mark.parametrize(
     ("words", "variable", "sent"),
-    [([], None, None), ([], "one", "one"), (["--api-key", "two"], "one", "two")],
+    [
+        ([], None, None),
+        ([], "one", "one"),
+        ([], "one, two", "one"),
+        (["--api-key", "two"], "one", "two"),
+    ],
 )
 def test_the_key_of_a_server_that_asks_for_one(
     words: list[str],

@@ -141,13 +141,16 @@ def test_a_dash_is_standard_input_and_output(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_refused_request_is_no_failure_of_the_run(tmp_path: Path) -> None:
+def test_a_refused_request_is_no_failure_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     documents = {"query": "a", "documents": ["b", "c"]}
     lines = [line("a", CHAT | {"temperature": -1}), line("b", url="/ghost")]
     lines += [line(url, documents, url=url) for url in ("/rerank", "/v1/rerank", "/v2/rerank")]
     source.write_bytes(b"\n".join(lines))
     assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 0
+    assert "5 of 5 requests answered, 2 of them with an error; see" in capsys.readouterr().err
     results = {r["custom_id"]: r for r in map(json.loads, target.read_text().splitlines())}
     assert results["a"]["response"]["status_code"] == 400
     assert results["b"]["error"]["code"] == "invalid_line"

@@ -227,6 +227,13 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "-p", "a", "--samplers", "temperature;top_k"], "'temperature;top_k' is not"),
         (["run-batch", "-i", __file__, "-o", "/nowhere/x"], "; correct it, or write elsewhere"),
         (["demo", "--url", "localhost"], "such as http://127.0.0.1:8000"),
+        (["demo", "--url", "http://["], "such as http://127.0.0.1:8000"),
+        (["demo", "--url", "http:///v1"], "such as http://127.0.0.1:8000"),
+        (
+            ["quantize", "quire-tiny", "--method", "rtn", "--out", ""],
+            "error: --out is missing; see",
+        ),
+        (["generate", "-p", "a", "--prepared-weights", ""], "name a folder, or none"),
     ],
 )
 def test_mistakes_are_one_line(

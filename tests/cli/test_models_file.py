@@ -303,6 +303,13 @@ def test_every_option_may_stand_in_the_file(
     ]  # fmt: skip
 
 
+def test_a_name_and_a_load_of_null_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("models:\n  - model: quire-tiny\n    name: null\n    load: ~\n")
+    (plan,) = plans("--config", str(file))
+    assert (plan.name, plan.at_start) == ("quire-tiny", True)
+
+
 def test_a_list_of_models_excludes_another_model(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("num_blocks: 7\nmodels:\n  - model: quire-tiny\n    served-model-name: a\n")

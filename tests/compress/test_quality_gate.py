@@ -160,6 +160,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
         check(folders, LOOSE)
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_an_unknown_gate_is_refused_before_the_model_is_looked_for(load_format: str) -> None:
+    config = EngineConfig.from_options(
+        model="/nowhere/at-all", quality_gate="strict", load_format=load_format
+    )
+    with pytest.raises(ConfigError, match="quality_gate must be report, require, off, or limits"):
+        resolve(config, "cpu")
+
+
 def test_a_limit_that_is_named_needs_its_figure() -> None:
     limits = QualityLimits.parse("perplexity=0.01", "quality_gate")
     assert limits.failures({}) == ["the report has no perplexity"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -123,6 +125,19 @@ def test_every_thread_may_call_at_once() -> None:
     assert not wrong
 
 
+def test_fewer_threads_work_where_the_system_has_no_more() -> None:
+    code = (
+        "import resource, numpy as np; from quire.kernels.cpu import native, row_ops\n"
+        "native.set_num_threads(64), native.compiled()\n"
+        "x, pages = np.ones((512, 4096), np.float32), open('/proc/self/statm').read().split()[0]\n"
+        "most = int(pages) * resource.getpagesize() + (64 << 20)  # stacks of a few threads\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "assert row_ops.finite_rows(x).all()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", native.library.__wrapped__)
     monkeypatch.setenv(native.VARIABLE, "torch")
@@ -134,6 +149,10 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         native.library()
     monkeypatch.delenv(native.VARIABLE)
     assert native.library() is not None
+    monkeypatch.setenv(native.VARIABLE, "")  # as if it were not set, also without the library
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        assert native.library() is None
     monkeypatch.setattr(native, "INTERFACE", -1)
     with pytest.raises(ConfigError, match="built for other code; install again"):
         native.library()

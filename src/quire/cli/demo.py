@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
@@ -22,7 +23,9 @@ def make_parser() -> CommandParser:
     parser = CommandParser("demo", text, EXAMPLES, words="")
     parser.add_argument("--url", help="use a running server; default: start one on a free port")
     parser.add_argument(
-        "--api-key", metavar="KEY", help="key of the server at --url; default: $QUIRE_API_KEY"
+        "--api-key",
+        metavar="KEY",
+        help="key of the server at --url; default: the first of $QUIRE_API_KEY",
     )
     parser.add_argument(
         "--concurrency",
@@ -37,13 +40,26 @@ def make_parser() -> CommandParser:
     return parser
 
 
+def _server_key() -> str | None:
+    """A key of a server that was started in this environment."""
+    keys = os.environ.get("QUIRE_API_KEY")
+    return keys and keys.partition(",")[0].strip()
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme == "http" and bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
+
+
 def run(argv: Sequence[str]) -> int:
     """Run it; the exit status is 1 if a request failed or too few answers are right."""
     args = make_parser().parse(argv)
     url = vars(args).get("url")
     if args.concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {args.concurrency}")
-    if url is not None and not url.startswith("http://"):
+    if url is not None and not _is_address(url):
         raise ConfigError(f"url must be an address such as http://127.0.0.1:8000, not {url!r}")
     url = url and url.rstrip("/").removesuffix("/v1")
     from rich.console import Console
@@ -61,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
             url=url,
             concurrency=args.concurrency,
             console=progress,
-            api_key=vars(args).get("api_key", os.environ.get("QUIRE_API_KEY")),
+            api_key=vars(args).get("api_key", _server_key()),
         )
     )
     if args.json:

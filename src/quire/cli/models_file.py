@@ -112,7 +112,7 @@ class ConfigFile:
 
         if node is not None and not isinstance(node, yaml.ScalarNode):
             raise self._file.wrong(node.start_mark, f"{where}: name and load must be one value")
-        return None if node is None else str(node.value)
+        return None if node is None or node.tag.endswith(":null") else str(node.value)
 
     def _explainer(
         self,

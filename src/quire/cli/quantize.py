@@ -18,6 +18,7 @@ from quire.cli.verification import (
     print_result,
     progress,
     show_report,
+    tasks_of,
     tokenizer_of,
 )
 from quire.compress.recipe import FORMATS, METHODS, Recipe
@@ -102,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
     """Quantize, then verify. Returns 1 if the result does not pass the quality gate."""
     args = make_parser().parse(argv)
     for name in ("model", "method", "out"):
-        if name not in args:
+        if not vars(args).get(name, "").strip():  # an empty one would be the current folder
             option = name if name == "model" else f"--{name}"
             raise ConfigError(f"{option} is missing; see quire quantize --help")
     settings = chosen(args, _SETTINGS)
@@ -110,6 +111,7 @@ def run(argv: Sequence[str]) -> int:
     recipe.check_uses(settings)
     limits, base, out = limits_of(args), folder_of(args.model), Path(os.path.expanduser(args.out))
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
+    tasks = tasks_of(args, tokenizer, base)
     from quire.compress.quantize_model import Quantization
 
     wanted = vars(args).get("verify", True)
@@ -124,7 +126,7 @@ def run(argv: Sequence[str]) -> int:
         with progress() as notify:
             quantization.run(notify)
         print(f"{out}: {recipe.method}{_text(recipe, samples)}", file=sys.stderr)
-    return show_report(args, base, out, tokenizer, samples, limits, device) if wanted else 0
+    return show_report(args, base, out, tasks, samples, limits, device) if wanted else 0
 
 
 def _measured(out: Path, samples: TextSamples, limits: QualityLimits) -> Mapping[str, Any] | None:

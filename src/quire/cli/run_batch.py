@@ -75,9 +75,7 @@ def run(argv: Sequence[str]) -> int:
             asyncio.run(_run(config, source, target, total, found))
         finally:
             if target.num_lines or not total:
-                text = (
-                    f"{found['good']} of {total} requests answered; see {_shown(args.output_file)}"
-                )
+                text = _summary(found, total, args.output_file)
                 print(text, file=sys.stderr)
     return 0 if found["read"] == total else 1
 
@@ -123,8 +121,12 @@ async def _run(
         await engine.close()
 
 
-def _shown(path: str) -> str:
-    return "standard output" if path == "-" else path
+def _summary(found: Counter[str], total: int, path: str) -> str:
+    """The last line; "answered" means what the exit status means by it."""
+    failed = found["read"] - found["good"]
+    errors = f", {failed} of them with an error" if failed else ""
+    where = "standard output" if path == "-" else path
+    return f"{found['read']} of {total} requests answered{errors}; see {where}"
 
 
 def _open_source(path: str) -> IO[bytes]:

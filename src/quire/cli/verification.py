@@ -19,6 +19,7 @@ from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
 if TYPE_CHECKING:
     import torch
 
+    from quire.compress.task_answers import Task
     from quire.compress.text_samples import TextSamples
     from quire.compress.verify_model import Notify
     from quire.tokenizer.tokenizer import Tokenizer
@@ -104,21 +105,27 @@ def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
     return tokenizer, read_samples(tokenizer, path, count, seq_len, only_chats=only_chats)
 
 
+def tasks_of(args: Namespace, tokenizer: Tokenizer, base: Path) -> list[Task]:
+    """The questions whose right answers are counted. Raises ConfigError for their file."""
+    from quire.compress.quality_check import tasks_for
+
+    file = None if "tasks" not in args else Path(os.path.expanduser(args.tasks))
+    return tasks_for(tokenizer, base, file)
+
+
 def show_report(
     args: Namespace,
     base: Path,
     quantized: Path,
-    tokenizer: Tokenizer,
+    tasks: list[Task],
     samples: TextSamples,
     limits: QualityLimits,
     device: torch.device,
 ) -> int:
     """Measure, store and print the report. Returns 1 if the gate refuses the weights."""
-    from quire.compress.quality_check import check_different_weights, check_quality, tasks_for
+    from quire.compress.quality_check import check_different_weights, check_quality
 
     check_different_weights(base, quantized)  # before speed is measured, too
-    tasks_file = None if "tasks" not in args else Path(os.path.expanduser(args.tasks))
-    tasks = tasks_for(tokenizer, base, tasks_file)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:
         report = check_quality(base, quantized, samples, tasks, limits, device, notify, speed)

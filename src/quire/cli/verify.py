@@ -13,6 +13,7 @@ from quire.cli.verification import (
     folder_of,
     limits_of,
     show_report,
+    tasks_of,
     tokenizer_of,
 )
 from quire.errors import ConfigError
@@ -44,7 +45,8 @@ def run(argv: Sequence[str]) -> int:
     limits, (base, quantized) = limits_of(args), map(folder_of, (args.base, args.quantized))
     note_quantized(base)
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
-    return show_report(args, base, quantized, tokenizer, samples, limits, device)
+    tasks = tasks_of(args, tokenizer, base)
+    return show_report(args, base, quantized, tasks, samples, limits, device)
 
 
 def note_quantized(base: Path) -> None:

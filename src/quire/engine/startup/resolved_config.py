@@ -22,7 +22,7 @@ from quire.kvcache.kv_sizes import layers_with_types
 from quire.model_folder import GGUF_LINK
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
-from quire.models.config.quality_gate import Quality, pass_gate
+from quire.models.config.quality_gate import Quality, gate_limits, pass_gate
 from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.quantization.scheme import scheme_of
 
@@ -83,8 +83,9 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     Raises ConfigError or CheckpointError, which say what to change.
     """
     model = requested.model
-    # wrong schemes and overrides are refused before a model is downloaded
+    # what is wrong whatever the model is gets refused before one is downloaded
     scheme_of(model.scheme, device, model.quantization_overrides)
+    gate_limits(model.quality_gate)
     config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)

@@ -41,7 +41,7 @@ def instruction_set() -> str:
     """The instruction set that the kernels use; empty where there are none."""
     if (loaded := library()) is None:
         return ""
-    wanted = os.environ.get(VARIABLE)
+    wanted = _wanted()
     name: bytes = loaded.quire_cpu_choose(wanted.encode() if wanted else None)
     return name.decode()
 
@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL | None:
 
     Raises ConfigError if the environment names an instruction set that is not to be had.
     """
-    wanted = os.environ.get(VARIABLE)
+    wanted = _wanted()
     spec = importlib.util.find_spec("quire.kernels.cpu._native")
     if wanted == "torch" or (spec is None and wanted is None):
         return None
@@ -81,6 +81,11 @@ def library() -> ctypes.CDLL | None:
     loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]  # a packed structure, in bytes
     loaded.quire_cpu_quantize.argtypes = [ctypes.c_char_p]
     return loaded
+
+
+def _wanted() -> str | None:
+    """The instruction set that the environment names; None where it is empty, too."""
+    return os.environ.get(VARIABLE) or None
 
 
 def _fits(loaded: ctypes.CDLL) -> bool:

@@ -1,7 +1,7 @@
 """Attention, and RoPE with the write of keys and values, by the native library.
 
-Owns when it can serve: queries in float32 or bfloat16, heads of up to 256 numbers, a multiple of
-16. PyTorch's operations serve the rest. See native/attention.h for how it works.
+Owns when it can serve: queries in float32 or bfloat16, heads that `serves_heads` allows. PyTorch's
+operations serve the rest. See native/attention.h for how it works.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.dtypes import NATIVE_DTYPES
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import native, torch_attention
-from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs
+from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs, serves_heads
 from quire.kernels.cpu.tensor_ops import TENSOR_DTYPES
 from quire.kernels.operands import AttentionParams, HeadNorms
 from quire.kernels.torch_dtypes import torch_dtype
@@ -104,11 +104,5 @@ def _args(
 
 def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
     """Whether the library has kernels for these shapes and dtypes."""
-    block_size = k_cache.shape[1]
-    return (
-        query.dtype in TENSOR_DTYPES
-        and k_cache.dtype in KV_DTYPES
-        and dim % 16 == 0
-        and dim <= 256
-        and block_size & (block_size - 1) == 0
-    )
+    is_typed = query.dtype in TENSOR_DTYPES and k_cache.dtype in KV_DTYPES
+    return is_typed and serves_heads(dim, k_cache.shape[1])

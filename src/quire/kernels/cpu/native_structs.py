@@ -19,6 +19,15 @@ LINEAR_ARGS = struct.Struct("6P3qf5i")  # packed: a structure of ctypes costs 5 
 QUANTIZE_ARGS = struct.Struct("2P3q4i")
 
 
+_MAX_HEAD_DIM, _HEAD_DIM_MULTIPLE = 256, 16  # as paged.h has them
+
+
+def serves_heads(dim: int, block_size: int) -> bool:
+    """Whether there are attention kernels for heads of `dim` numbers in blocks of this size."""
+    is_power = block_size & (block_size - 1) == 0
+    return is_power and dim % _HEAD_DIM_MULTIPLE == 0 and dim <= _MAX_HEAD_DIM
+
+
 class Epilogue(IntEnum):
     """Operations that a linear kernel applies to its sums before it stores them."""
 

@@ -1,9 +1,9 @@
 """Paged attention on the CPU, on top of PyTorch's flash attention.
 
-It serves what the native library does not: float16 checkpoints, soft caps, odd head dimensions, and
-all where the library was not built. There it is 2 to 12 times as fast as the twin (a decode over
-1,000 keys 12 ms in place of 77 in float32, 16 decodes over 500 keys 56 in place of 516 in
-bfloat16, on two cores with AVX2).
+It serves what the native library does not: float16 checkpoints, odd head dimensions, and all where
+the library was not built. There it is 2 to 12 times as fast as the twin (a decode over 1,000 keys
+12 ms in place of 77 in float32, 16 decodes over 500 keys 56 in place of 516 in bfloat16, on two
+cores with AVX2).
 
 Owns the gathering of blocks into few, large calls. Heads that share a key head are not copied: for
 a decode they become query rows of one head (reading 7 GB/s of keys where one row per head reads

@@ -28,7 +28,7 @@ def pass_gate(
     which then decide. Raises CheckpointError for weights that it refuses, ConfigError for another
     gate.
     """
-    limits = None if gate in _WORDS else QualityLimits.parse(gate, "quality_gate", _WORDS)
+    limits = gate_limits(gate)
     report = _report(folder, gate) if setting in _AS_STORED else None
     if report is None:
         if gate not in (REPORT, OFF) and (is_quantized or setting not in _AS_STORED):
@@ -41,6 +41,11 @@ def pass_gate(
             "more bits, smaller groups or another method, or use quality_gate='off'"
         )
     return _summary(report)
+
+
+def gate_limits(gate: str) -> QualityLimits | None:
+    """The limits that a gate names; None for one of its words. Raises ConfigError for another."""
+    return None if gate in _WORDS else QualityLimits.parse(gate, "quality_gate", _WORDS)
 
 
 def _report(folder: Path, gate: str) -> Mapping[str, Any] | None:

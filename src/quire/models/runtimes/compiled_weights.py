@@ -22,7 +22,7 @@ from quire.core.layer_spec import (
     layer_module,
 )
 from quire.kernels.cpu.array_ops import ARRAY_DTYPES, address
-from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs
+from quire.kernels.cpu.native_structs import Epilogue, LayerArgs, LinearWeightArgs, serves_heads
 from quire.kernels.formats.native_format import BLOCK
 from quire.kernels.formats.table import FORMATS
 from quire.kernels.operands import PackedWeight, QuantizedWeight
@@ -49,8 +49,6 @@ COMPUTED = frozenset(
     }
 )
 _EPILOGUES = {"silu": Epilogue.SILU, "gelu_tanh": Epilogue.GELU}
-_MAX_HEAD_DIM = 256
-_HEAD_DIM_MULTIPLE = 16
 
 
 class CompiledWeights(msgspec.Struct, frozen=True):
@@ -113,8 +111,7 @@ def _check_sizes(spec: ModelSpec, block_size: int) -> None:
     if len({norm.eps for norm in (*norms, spec.final_norm)}) != 1:
         raise UnsupportedModelError("norms with different eps")
     key_dim = spec.layers[0].attention.key_dim
-    is_served = key_dim % _HEAD_DIM_MULTIPLE == 0 and key_dim <= _MAX_HEAD_DIM
-    if not is_served or block_size & (block_size - 1):
+    if not serves_heads(key_dim, block_size):
         raise UnsupportedModelError(f"heads of {key_dim} in blocks of {block_size}")
 
 

@@ -1,6 +1,7 @@
 // What Python calls, by ctypes. Chooses the instruction set when it is asked for.
 
 #include <cstring>
+#include <iterator>
 
 #include "quire_cpu.h"
 
@@ -64,17 +65,17 @@ static const Set all[] = {  // best first
 };
 
 static const Kernels* take(const char* name) {
-    static Kernels taken;
+    static Kernels complete[std::size(all)];  // other threads may run what was chosen before
     __builtin_cpu_init();
     for (const Set& set : all) {
         if (!set.runs() || (name ? std::strcmp(name, set.name) != 0 : set.is_slow && set.is_slow()))
             continue;
-        taken = *set.kernels;
+        Kernels taken = *set.kernels;
         taken.name = set.name;
         if (set.linear_int) taken.linear_int = set.linear_int;
         taken.prompts = set.prompts;
         taken.linear_bf16 = set.linear_bf16 ? set.linear_bf16 : taken.linear;
-        return &taken;
+        return &(complete[&set - all] = taken);
     }
     return nullptr;
 }

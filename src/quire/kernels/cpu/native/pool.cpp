@@ -3,6 +3,7 @@
 #include "pool.h"
 
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -49,11 +50,17 @@ class Pool {
     std::atomic<int> helpers_{0};
     std::atomic<Piece> run_{nullptr};
     std::atomic<void*> context_{nullptr};
-    int started_ = 0;
+    int started_ = 0, asked_ = 0;
 
+    // Where the system has no more threads, fewer share the work; it is asked once for each number.
     void grow(int helpers) {
-        for (; started_ < helpers; ++started_)
-            std::thread([this, number = started_] { help(number); }).detach();
+        if (helpers <= asked_) return;
+        asked_ = helpers;
+        try {
+            for (; started_ < helpers; ++started_)
+                std::thread([this, number = started_] { help(number); }).detach();
+        } catch (const std::exception&) {
+        }
     }
 
     void help(int number) {
