@@ -275,6 +275,22 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     tensors[name] = tensors[name].clamp(max=2)
 
 
+def give_biases(value: float) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    """A bias for each quantized layer, as AutoGPTQ writes them."""
+
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".scales")]:
+            size = tensors[name].shape[1]
+            tensors[name.replace(".scales", ".bias")] = torch.full((size,), value).half()
+
+    return change
+
+
+def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) -> None:
+    write_quantized("gptq", tmp_path, give_biases(0.0))
+    load_folder(tmp_path, prepared_weights="none")
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -371,6 +387,12 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             spoil("weight.absmax"),
             r"up_proj: its weight.absmax has a number that is not finite",
         ),
+        (
+            "fp8_block_exponents",
+            spoil("weight_scale_inv"),
+            r"up_proj: its weight_scale_inv has a number that is not finite",
+        ),
+        ("gptq", give_biases(0.5), r"left over: model.layers.0.mlp.down_proj.bias"),
         ("llm_int8", spoil("SCB"), r"up_proj: its SCB has a number that is not finite; download"),
         ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
     ],
