@@ -21,6 +21,7 @@ from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.kv_scales import folding_factors, read_kv_scales
 from quire.models.loading.quantized_source import check_orders, quantized_sources
+from quire.models.loading.tied_head import check_tied_head
 from quire.quantization.canonical_rows import scale_rows
 from quire.quantization.scheme import FormatChoice
 
@@ -82,6 +83,7 @@ class CheckpointSource:
             else:
                 _check(entries[name], *targets[name])
         check_orders(self._checkpoint, quantized.values())
+        check_tied_head(self._checkpoint, self._model_config.spec, self._prefix)
         self._names = names
 
     def weights(
