@@ -179,6 +179,8 @@ def test_packing_and_unpacking_are_inverses(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (24, 64), dtype=torch.uint8)
     assert torch.equal(unpacked(packed(codes, bits), bits), codes)
     assert torch.equal(words_as_rows(words(codes, bits)), packed(codes, bits))
+    few = codes[:, : 32 // bits]  # of one word, which a transposed view has strides of its own for
+    assert torch.equal(words_as_rows(words(few, bits).t().contiguous().t()), packed(few, bits))
     fours = codes & 15
     assert torch.equal(unpacked(rows_of(words(fours, 4, ORDER)), 4), fours.t())
 
