@@ -179,8 +179,9 @@ def test_packing_and_unpacking_are_inverses(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (24, 64), dtype=torch.uint8)
     assert torch.equal(unpacked(packed(codes, bits), bits), codes)
     assert torch.equal(words_as_rows(words(codes, bits)), packed(codes, bits))
-    few = codes[:, : 32 // bits]  # of one word, which a transposed view has strides of its own for
-    assert torch.equal(words_as_rows(words(few, bits).t().contiguous().t()), packed(few, bits))
+    few = codes[:, : 32 // bits]  # in one word each: a transposed column has strides of its own
+    column = torch.empty(1, 24, dtype=torch.int32).copy_(words(few, bits).t()).t()
+    assert torch.equal(words_as_rows(column), packed(few, bits))
     fours = codes & 15
     assert torch.equal(unpacked(rows_of(words(fours, 4, ORDER)), 4), fours.t())
 
