@@ -253,4 +253,9 @@ def _rounded_fp8(x: Tensor) -> Tensor:
     return codes.float() * scale
 
 
-_ROUNDINGS: dict[str, Rounding] = {"int8": _rounded_int8, "fp8": _rounded_fp8}
+# FP8's scales are powers of two: it does not matter how much of a row shares one
+_ROUNDINGS: dict[str, Rounding] = {
+    "int8": _rounded_int8,
+    "fp8": _rounded_fp8,
+    "fp8_block": _rounded_fp8,
+}

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quire import LLM
+from quire.compress.model_parts import ModelParts
 from quire.config import EngineConfig, ModelSettings
 from quire.engine.startup import footprint
 from quire.engine.startup.footprint import weights_by_format
@@ -506,6 +507,18 @@ def test_codes_in_fp8_that_are_no_number_are_refused(block: tuple[int, int] | No
     codes = torch.full((128, 128), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="not a number"):
         linear.rows({"weight": codes, "scale": torch.ones(1, 1)})
+
+
+@pytest.mark.parametrize("name", ["float_tokens", "fp8_block"])
+def test_a_quality_report_rounds_activations_as_fp8_checkpoints_expect(
+    name: str, tmp_path: Path
+) -> None:
+    write_quantized(name, tmp_path)
+    parts = ModelParts(tmp_path, torch.device("cpu"))
+    module, linear = "model.layers.0.mlp.down_proj", parts.spec.layers[0].mlp.down
+    rounding = parts.activation_rounding(module, linear)
+    assert rounding is not None
+    assert rounding(torch.full((1, linear.k), 1.01))[0, 0] == 1.0
 
 
 @pytest.mark.parametrize("size", [0, -32, -1, 32, 7])
