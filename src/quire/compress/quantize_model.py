@@ -60,8 +60,8 @@ class Quantization:
             has_groups = recipe.steps_of_method.has_groups
             fix = "group_size -1" if has_groups else "method int8, which is for any size"
             raise ConfigError(
-                f"groups of {self.layout.group} and ignore leave no linear layer to quantize; ignore "
-                f"less, or take {fix}"
+                f"groups of {self.layout.group} and ignore leave no linear layer to quantize; "
+                f"ignore less, or take {fix}"
             )
 
     @property
