@@ -276,7 +276,16 @@ def test_files_have_the_mode_that_the_umask_gives(base: Path, tmp_path: Path) ->
     assert len(set(modes.values())) == 1, modes
 
 
-def test_a_group_size_that_fits_no_layer_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="group_size 40 and ignore leave no linear layer"):
-        quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=40))
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Recipe(method="rtn", group_size=40), "groups of 40 and .* layer .* take group_size -1"),
+        (Recipe(method="nf4", ignore=("*",)), "groups of 64 and .* layer .* take method int8"),
+    ],
+)
+def test_settings_that_leave_no_layer_are_refused(
+    base: Path, tmp_path: Path, recipe: Recipe, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quantize(base, tmp_path / "out", recipe)
     assert not (tmp_path / "out").exists()

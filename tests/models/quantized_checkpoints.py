@@ -116,7 +116,12 @@ def int8(weight: Tensor) -> Stored:
     return {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}, numbers
 
 
-def fp8(blocks: tuple[int, int] | None, scale_name: str = "weight_scale") -> Pack:
+def fp8(
+    blocks: tuple[int, int] | None,
+    scale_name: str = "weight_scale",
+    activation_scale: str | None = None,
+    scale_dtype: torch.dtype = torch.float32,
+) -> Pack:
     """Scales for blocks of this many rows and columns; (1, 0): per output; None: a single one."""
 
     def pack(weight: Tensor) -> Stored:
@@ -127,10 +132,15 @@ def fp8(blocks: tuple[int, int] | None, scale_name: str = "weight_scale") -> Pac
             for j in range(scale.shape[1]):
                 block = weight[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
                 scale[i, j] = block.abs().max() / 448.0
+        if scale_dtype == torch.float8_e8m0fnu:
+            scale = scale.log2().ceil().exp2()
         whole = scale.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
         codes = (weight / whole).to(torch.float8_e4m3fn)
         stored = scale.reshape(()) if blocks is None else scale
-        return {"weight": codes, scale_name: stored}, codes.float() * whole
+        tensors = {"weight": codes, scale_name: stored.to(scale_dtype)}
+        if activation_scale is not None:
+            tensors[activation_scale] = torch.tensor(0.5)
+        return tensors, codes.float() * whole
 
     return pack
 
@@ -275,6 +285,14 @@ METHODS = {
     ),
     "mxfp4": Method(group_config("mxfp4-pack-quantized", **MX), mxfp4, "MXFP4", (DOWN,)),
     "fp8": Method({"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8(None)),
+    "fp8_tensor_inv": Method(
+        {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
+        fp8(None, "weight_scale_inv", "activation_scale"),
+    ),
+    "fp8_block_exponents": Method(
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+        fp8((128, 128), "weight_scale_inv", scale_dtype=torch.float8_e8m0fnu),
+    ),
     "fp8_block": Method(
         {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
         fp8((128, 128), "weight_scale_inv"),

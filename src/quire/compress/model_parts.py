@@ -40,6 +40,7 @@ from quire.models.families.llama import COMPUTED, LlamaDecoderLayer
 from quire.models.loading.checkpoint_source import read_tensors
 from quire.models.loading.expected_tensors import ExpectedTensor, expected_tensors
 from quire.models.loading.quantized_source import QuantizedSource, quantized_sources
+from quire.models.loading.tied_head import check_tied_head
 
 # x [T, K], weight, bias → [T, N]
 Operation = Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
@@ -71,6 +72,7 @@ class ModelParts:
         self.checkpoint = checkpoint or Checkpoint.open(folder)
         names = self.checkpoint.entries
         self.prefix = "" if any(name.startswith(PREFIX) for name in names) else PREFIX
+        check_tied_head(self.checkpoint, self.spec, self.prefix)
         kernels = replace(kernels_for("meta"), attention=whole_attention)
         self.options = LayerOptions(torch.float32, device, kernels)
         sources = quantized_sources(self.config, None, self.prefix)
@@ -251,4 +253,9 @@ def _rounded_fp8(x: Tensor) -> Tensor:
     return codes.float() * scale
 
 
-_ROUNDINGS: dict[str, Rounding] = {"int8": _rounded_int8, "fp8": _rounded_fp8}
+# FP8's scales are powers of two: it does not matter how much of a row shares one
+_ROUNDINGS: dict[str, Rounding] = {
+    "int8": _rounded_int8,
+    "fp8": _rounded_fp8,
+    "fp8_block": _rounded_fp8,
+}

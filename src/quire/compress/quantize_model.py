@@ -57,9 +57,11 @@ class Quantization:
         self.files = ShardFiles(out, len(config.spec.layers))
         self.ignored = self._ignored()
         if not any(self._chosen(index) for index in range(len(config.spec.layers))):
+            has_groups = recipe.steps_of_method.has_groups
+            fix = "group_size -1" if has_groups else "method int8, which is for any size"
             raise ConfigError(
-                f"group_size {self.layout.group} and ignore leave no linear layer to quantize; "
-                "choose a group_size that divides their inputs, such as 64"
+                f"groups of {self.layout.group} and ignore leave no linear layer to quantize; "
+                f"ignore less, or take {fix}"
             )
 
     @property

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quire import LLM
+from quire.compress.model_parts import ModelParts
 from quire.config import EngineConfig, ModelSettings
 from quire.engine.startup import footprint
 from quire.engine.startup.footprint import weights_by_format
@@ -179,6 +180,9 @@ def test_packing_and_unpacking_are_inverses(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (24, 64), dtype=torch.uint8)
     assert torch.equal(unpacked(packed(codes, bits), bits), codes)
     assert torch.equal(words_as_rows(words(codes, bits)), packed(codes, bits))
+    few = codes[:, : 32 // bits]  # in one word each: a transposed column has strides of its own
+    column = torch.empty(1, 24, dtype=torch.int32).copy_(words(few, bits).t()).t()
+    assert torch.equal(words_as_rows(column), packed(few, bits))
     fours = codes & 15
     assert torch.equal(unpacked(rows_of(words(fours, 4, ORDER)), 4), fours.t())
 
@@ -273,6 +277,22 @@ def reorder_one(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
 def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     name = "model.layers.0.self_attn.k_proj.g_idx"
     tensors[name] = tensors[name].clamp(max=2)
+
+
+def give_biases(value: float) -> Callable[[dict[str, Tensor], dict[str, Any]], None]:
+    """A bias for each quantized layer, as AutoGPTQ writes them."""
+
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".scales")]:
+            size = tensors[name].shape[1]
+            tensors[name.replace(".scales", ".bias")] = torch.full((size,), value).half()
+
+    return change
+
+
+def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) -> None:
+    write_quantized("gptq", tmp_path, give_biases(0.0))
+    load_folder(tmp_path, prepared_weights="none")
 
 
 @pytest.mark.parametrize(
@@ -371,6 +391,12 @@ def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
             spoil("weight.absmax"),
             r"up_proj: its weight.absmax has a number that is not finite",
         ),
+        (
+            "fp8_block_exponents",
+            spoil("weight_scale_inv"),
+            r"up_proj: its weight_scale_inv has a number that is not finite",
+        ),
+        ("gptq", give_biases(0.5), r"left over: model.layers.0.mlp.down_proj.bias"),
         ("llm_int8", spoil("SCB"), r"up_proj: its SCB has a number that is not finite; download"),
         ("fp8", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
     ],
@@ -481,6 +507,18 @@ def test_codes_in_fp8_that_are_no_number_are_refused(block: tuple[int, int] | No
     codes = torch.full((128, 128), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="not a number"):
         linear.rows({"weight": codes, "scale": torch.ones(1, 1)})
+
+
+@pytest.mark.parametrize("name", ["float_tokens", "fp8_block"])
+def test_a_quality_report_rounds_activations_as_fp8_checkpoints_expect(
+    name: str, tmp_path: Path
+) -> None:
+    write_quantized(name, tmp_path)
+    parts = ModelParts(tmp_path, torch.device("cpu"))
+    module, linear = "model.layers.0.mlp.down_proj", parts.spec.layers[0].mlp.down
+    rounding = parts.activation_rounding(module, linear)
+    assert rounding is not None
+    assert rounding(torch.full((1, linear.k), 1.01))[0, 0] == 1.0
 
 
 @pytest.mark.parametrize("size", [0, -32, -1, 32, 7])

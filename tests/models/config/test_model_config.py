@@ -102,6 +102,7 @@ def test_reads_the_spelling_of_transformers_5(tmp_path: Path) -> None:
     new = read(tmp_path, rope_scaling=..., rope_theta=..., torch_dtype=..., rope_parameters=rope,
                dtype="bfloat16")  # fmt: skip
     assert new == read(tmp_path)
+    assert new == read(tmp_path, rope_parameters=rope)  # both, for readers of either
 
 
 def test_generation_config_adds_its_end_tokens_first(tmp_path: Path) -> None:
@@ -194,6 +195,10 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
         ({"rope_theta": "big"}, "rope_theta must be a number, not 'big'"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type is 'mrope'; supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+            "rope_scaling.factor is 32.0, but that of rope_parameters is None; put all settings",
+        ),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object, not 'yarn'"),
         ({"rope_scaling": LLAMA_1B["rope_scaling"] | {"low_freq_factor": 4.0}}, "must differ"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, not 1"),

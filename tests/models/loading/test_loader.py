@@ -12,6 +12,8 @@ from harness import PagedModel, load_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from quire.compress.model_parts import ModelParts
+from quire.errors import CheckpointError
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.expected_tensors import expected_tensors
 
@@ -49,6 +51,23 @@ def test_weights_are_converted_while_they_are_loaded(checkpoint: Callable, tmp_p
     ours = PagedModel(*load_folder(tmp_path)).prefill(PROMPT)
     exact = PagedModel(*load_folder(folder)).prefill(PROMPT)
     assert (ours - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_a_stored_head_must_be_the_embedding_that_it_is_tied_to(
+    checkpoint: Callable, tmp_path: Path
+) -> None:
+    folder, _ = checkpoint("llama_tied_mha")
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    for head in (table.clone(), table.half()):
+        save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+        load_folder(tmp_path, prepared_weights="none")
+    save_file(tensors | {"lm_head.weight": table + 0.01}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head.weight differs from model.embed_tokens"):
+        load_folder(tmp_path, prepared_weights="none")
+    with pytest.raises(CheckpointError, match=r"set its tie_word_embeddings to false"):
+        ModelParts(tmp_path, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3_longrope"])

@@ -13,15 +13,15 @@ def read_fp8(config: ConfigFile) -> ModuleRules:
     if fmt not in ("e4m3", "float8_e4m3fn"):
         raise config.wrong("fmt", f"is {fmt!r}; take a checkpoint in e4m3")
     rules, ignored = read_ignored(config, "modules_to_not_convert", "ignored_layers")
-    where, block = config.where.rstrip("."), config.get("weight_block_size")
-    if block is None:
-        linear = Fp8Linear(where, "weight_scale")
-    else:
-        linear = Fp8Linear(where, "weight_scale_inv", read_block(config))
+    key, where = "weight_block_size", config.where.rstrip(".")
+    block = None if config.get(key) is None else read_block(config, key)
+    # whoever writes the key, be it a null, gives scales DeepSeek's name
+    scale = "weight_scale_inv" if key in config.values else "weight_scale"
+    linear = Fp8Linear(where, scale, block)
     return ModuleRules(name="fp8", linear=linear, rules=rules, ignored=ignored)
 
 
-def read_block(config: ConfigFile, key: str = "weight_block_size") -> tuple[int, int]:
+def read_block(config: ConfigFile, key: str) -> tuple[int, int]:
     """Rows and columns that share a scale. Raises CheckpointError."""
     block = config.get(key)
     whole = isinstance(block, list) and all(type(size) is int and size > 0 for size in block)

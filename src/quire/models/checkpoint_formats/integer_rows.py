@@ -88,4 +88,5 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 def words_as_rows(words: Tensor) -> Tensor:
     """int32 words [N, K · bits / 32], lower bits first, as uint8 [N, K · bits / 8]."""
-    return words.contiguous().view(torch.uint8)
+    flat = words.contiguous().flatten()  # of one column, strides may be any
+    return flat.view(torch.uint8).view(len(words), -1)

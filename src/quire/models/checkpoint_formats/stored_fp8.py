@@ -51,10 +51,11 @@ class Fp8Linear(StoredLinear):
         if self.block is not None:
             rows, columns = self.block
             shapes = ((-(-n // rows), -(-k // columns)),)
+        of_activations = StoredTensor(((), (1,)), SCALE_DTYPES, needed=False)
         return {
             "weight": StoredTensor(((n, k),), ("F8_E4M3",)),
-            self.scale: StoredTensor(shapes, SCALE_DTYPES),
-            "input_scale": StoredTensor(((), (1,)), SCALE_DTYPES, needed=False),
+            self.scale: StoredTensor(shapes, (*SCALE_DTYPES, "F8_E8M0")),
+            **dict.fromkeys(("input_scale", "activation_scale"), of_activations),
         }
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:

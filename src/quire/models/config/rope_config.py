@@ -13,7 +13,7 @@ def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
 
     Raises CheckpointError for a kind that is not known, and for what that kind lacks.
     """
-    rope = config.section("rope_parameters") or config.section("rope_scaling") or config
+    rope = _section(config)
     kind = _kind(config, rope)
     top = rope if rope.get("rope_theta") is not None else config
     share = (rope if rope.get("partial_rotary_factor") is not None else config).number(
@@ -33,6 +33,20 @@ def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
         "max_position": max_position,
     }
     return RopeSettings(**common, **_specific(config, rope, kind, rotary_dim, max_position))
+
+
+def _section(config: ConfigFile) -> ConfigFile:
+    """The object with the settings. Raises CheckpointError for two that disagree."""
+    new, old = config.section("rope_parameters"), config.section("rope_scaling")
+    if new is None or old is None:
+        return new or old or config
+    for key, value in old.values.items():
+        if new.get(key) != value and (key, new.get("rope_type")) != ("type", value):
+            raise old.wrong(
+                key, f"is {value!r}, but that of rope_parameters is {new.get(key)!r}; put all "
+                "settings into rope_parameters, and remove rope_scaling"
+            )  # fmt: skip
+    return new
 
 
 def _kind(config: ConfigFile, rope: ConfigFile) -> str:

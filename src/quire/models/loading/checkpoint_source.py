@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.kv_scales import folding_factors, read_kv_scales
 from quire.models.loading.quantized_source import check_orders, quantized_sources
+from quire.models.loading.tied_head import check_tied_head
 from quire.quantization.canonical_rows import scale_rows
 from quire.quantization.scheme import FormatChoice
 
@@ -73,6 +74,7 @@ class CheckpointSource:
         names = (targets.keys() - quantized.keys()) | self._owners.keys()
         missing = sorted(names - entries.keys())
         left_over = [name for name in entries if name not in names and not self._is_harmless(name)]
+        left_over = self._without_zero_biases(left_over, targets.keys())
         if missing or left_over:
             raise self._different(missing, left_over)
         for name in sorted(names):  # so that the same one is told each time
@@ -81,6 +83,7 @@ class CheckpointSource:
             else:
                 _check(entries[name], *targets[name])
         check_orders(self._checkpoint, quantized.values())
+        check_tied_head(self._checkpoint, self._model_config.spec, self._prefix)
         self._names = names
 
     def weights(
@@ -148,6 +151,14 @@ class CheckpointSource:
             f"{stored.origin}: its tensors are not those of {config.architecture}{method}"
             f"{_listed('missing', missing)}{_listed('left over', left_over)}; {fix}"
         )
+
+    def _without_zero_biases(self, names: list[str], weights: Collection[str]) -> list[str]:
+        """These names without biases of zeros, which packers of GPTQ give each layer."""
+        biases = {name for name in names if name.endswith(".bias")}
+        biases = {name for name in biases if f"{name.removesuffix('.bias')}.weight" in weights}
+        tensors = self._checkpoint.tensors(biases)
+        zeros = {entry.name for entry, tensor in tensors if not bool(tensor.any())}
+        return [name for name in names if name not in zeros]
 
     def _is_harmless(self, name: str) -> bool:
         """Tensors that old checkpoints carry and nothing needs."""

@@ -84,8 +84,9 @@ class QuantizedSource:
         """Raise ValueError for scales that are not finite, by which all logits would be NaN."""
         layout = self._layout()
         for name, tensor in tensors.items():
-            is_scale = layout[name].needed and tensor.is_floating_point() and tensor.itemsize > 1
-            if is_scale and not bool(tensor.isfinite().all()):
+            is_number = layout[name].needed and tensor.is_floating_point()
+            is_scale = is_number and tensor.dtype != torch.float8_e4m3fn  # which codes are
+            if is_scale and not bool(tensor.float().isfinite().all()):
                 raise ValueError(
                     f"its {name} has a number that is not finite; download the file again"
                 )
