@@ -55,14 +55,16 @@ def test_tokens_of_answers_are_requests_of_their_own(
     prompts = [data.draw(st.integers(1, length)) for length in lens]
     arrays = (np.array(queries), np.array(lens), table, size)
     found = RaggedBatch.of(*arrays, np.array(prompts)).as_decoded()
-    expected = []  # tokens of each, where it ends, its blocks
+    expected = []  # tokens of each, where it ends, its blocks, whether it is a prompt's only one
     for row, (n, length, prompt) in enumerate(zip(queries, lens, prompts, strict=True)):
         ends = [end for end in range(length - n + 1, length + 1) if end > prompt]
         num_prompt = n - len(ends)
-        expected += [(num_prompt, length - len(ends), table[row].tolist())] if num_prompt else []
-        expected += [(1, end, table[row].tolist()) for end in ends]
+        if num_prompt:
+            expected += [(num_prompt, length - len(ends), table[row].tolist(), num_prompt == 1)]
+        expected += [(1, end, table[row].tolist(), False) for end in ends]
     tokens, tables = np.diff(found.query_start).tolist(), found.block_table.tolist()
-    assert list(zip(tokens, found.seq_lens.tolist(), tables, strict=True)) == expected
+    alone = [False] * len(tokens) if found.prompts is None else found.prompts.tolist()
+    assert list(zip(tokens, found.seq_lens.tolist(), tables, alone, strict=True)) == expected
     plain = RaggedBatch.of(*arrays).as_decoded()
     assert plain.seq_lens.tolist() == lens
 

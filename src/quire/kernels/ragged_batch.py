@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.array_types import Int32s, Ints
+from quire.array_types import Flags, Int32s, Ints
 
 
 class FlatTokens(msgspec.Struct, frozen=True):
@@ -44,13 +44,14 @@ class RaggedRequests(msgspec.Struct, frozen=True):
     query_start: Ints  # [B + 1], first token of each request, then T
     seq_lens: Ints  # [B]
     block_table: Int32s  # int32 [B, W]
+    prompts: Flags | None = None  # [B], whether its only token is a prompt's; None: none is
 
 
 class RaggedBatch(msgspec.Struct, frozen=True):
     """B requests, T tokens of one step on the host, those with a single token (decodes) first.
 
     slot = block_id * block_size + offset. prompt_lens: tokens of each request that are its prompt;
-    None where no request computes tokens of its answer again.
+    None where each computes one token of its answer.
     """
 
     flat: FlatTokens
@@ -81,7 +82,8 @@ class RaggedBatch(msgspec.Struct, frozen=True):
     def as_decoded(self) -> RaggedRequests:
         """The requests, with each token of an answer that is computed again as one of its own.
 
-        A token then attends by the same arithmetic as when it was decoded, after a preemption too.
+        A token then attends by the same arithmetic as when it was decoded, after a preemption too,
+        and the last token of a prompt as where it is not alone.
         """
         if self.prompt_lens is None:
             return RaggedRequests(self.flat.query_start, self.seq_lens, self.block_table)
@@ -96,4 +98,6 @@ class RaggedBatch(msgspec.Struct, frozen=True):
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lens, out=starts[1:])
         seq_lens = starts[1:] - self.flat.query_start[rows] + before[rows]
-        return RaggedRequests(starts, seq_lens, self.block_table[rows])
+        is_alone = (lens == 1) & (seq_lens <= self.prompt_lens[rows])
+        prompts = is_alone if is_alone.any() else None
+        return RaggedRequests(starts, seq_lens, self.block_table[rows], prompts)

@@ -106,8 +106,12 @@ class InputBatch:
         ends = [entry.start + entry.num_tokens for entry in scheduled]
         table = self.block_table[rows, : -(-max(ends) // self.block_size)]
         query_lens, seq_lens = np.array(counts, np.int64), np.array(ends, np.int64)
-        prompt_lens = self.num_prompt_tokens[rows].astype(np.int64) if has_prompts else None
-        ragged = RaggedBatch.of(query_lens, seq_lens, table, self.block_size, prompt_lens)
+        prompt_lens = self.num_prompt_tokens[rows].astype(np.int64)
+        decodes_only = not has_prompts and bool((seq_lens > prompt_lens).all())
+        ragged = RaggedBatch.of(
+            *(query_lens, seq_lens, table, self.block_size),
+            prompt_lens=None if decodes_only else prompt_lens,
+        )
         flat = ragged.flat
         return StepInputs(
             scheduled=scheduled,

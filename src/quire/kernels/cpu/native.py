@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 
 VARIABLE = "QUIRE_CPU_KERNELS"
 
-INTERFACE = 13  # as in quire_cpu.h
+INTERFACE = 14  # as in quire_cpu.h
 
 _threads = [os.cpu_count() or 1]  # of each call
 

@@ -98,7 +98,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("query", "k_cache", "v_cache", "out")),
-        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
+        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table", "prompts")),
         *((name, _LONG) for name in ("requests", "table_stride", "query_stride")),
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim")),
         ("window", _INT),
@@ -136,7 +136,7 @@ class LayersArgs(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("residual", "workspace", "layers", "nanoseconds")),
         *((name, _POINTER) for name in ("cos", "sin", "positions", "slots")),
-        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
+        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table", "prompts")),
         *((name, _POINTER) for name in ("needed", "final_norm", "states", "finite")),
         *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
         ("num_needed", _LONG),

@@ -96,6 +96,7 @@ class CompiledDecoder:
             address(residual), -(-address(workspace) // _LINE) * _LINE, 0, None,
             address(cos), address(sin), address(batch.flat.positions), address(batch.slots),
             address(starts), address(lens), address(table),
+            None if requests.prompts is None else address(requests.prompts),
             None if needed is None else address(needed), None, address(states), address(finite),
             0, num_tokens, hidden, len(lens), table.shape[1], num_states,
             cache.block_size, attention.num_heads, attention.num_kv_heads,

@@ -1,8 +1,8 @@
 // Attention of a ragged batch over the paged cache: which pieces of work there are. Included inside
 // a namespace that has decode.h and prefill.h.
 //
-// A request with one query token is cut into stretches of its keys, others into tiles of queries
-// for each key head. How a request is cut depends on itself alone, and its parts are put together
+// A decode, of one query token, is cut into stretches of its keys, prompts into tiles of queries for
+// each key head. How a request is cut depends on itself alone, and its parts are put together
 // in their order by whoever ends the last one, so results depend neither on the batch nor on the
 // threads.
 
@@ -15,10 +15,15 @@ struct Cut {          // of a request
     int64_t left;     // pieces that are not done
 };
 
+// Whether request `r` has one query that is not a prompt's.
+inline bool is_decode(const AttentionArgs& a, int64_t r) {
+    return a.query_start[r + 1] - a.query_start[r] == 1 && !(a.prompts && a.prompts[r]);
+}
+
 // The pieces of request `r`, and how it is cut.
 inline int64_t cut_request(const AttentionArgs& a, const Prompts& prompts, int64_t r, Cut* cut) {
     const int64_t queries = a.query_start[r + 1] - a.query_start[r], length = a.seq_lens[r];
-    if (queries != 1) {
+    if (!is_decode(a, r)) {
         cut->stretch = std::max<int64_t>(1, prompts.rows * a.kv_heads / a.heads);
         return (queries + cut->stretch - 1) / cut->stretch * a.kv_heads;
     }
@@ -38,7 +43,7 @@ void attend_requests(const AttentionArgs& a, const Prompts& prompts) {
     for (int64_t r = 0; r < a.requests; ++r) {
         cuts[r].pieces = total;
         total += cut_request(a, prompts, r, cuts + r);
-        if (a.query_start[r + 1] - a.query_start[r] == 1) parts = total;
+        if (is_decode(a, r)) parts = total;
     }
     const int64_t part_size = a.heads * dim + 2 * width;
     float* const memory = shared.get<float>(parts * part_size);
@@ -53,7 +58,7 @@ void attend_requests(const AttentionArgs& a, const Prompts& prompts) {
         const int64_t index = piece - cut.pieces, token = a.query_start[r];
         const int64_t queries = a.query_start[r + 1] - token, length = a.seq_lens[r];
         const int32_t* const table = a.block_table + r * a.table_stride;
-        if (queries > 1) {
+        if (!is_decode(a, r)) {
             const int64_t first = index / a.kv_heads * cut.stretch;
             return prompts.attend(a, table, token + first, length - queries + first,
                                   std::min(cut.stretch, queries - first), index % a.kv_heads);
@@ -83,6 +88,7 @@ void attention_as(const AttentionArgs& a, Prompts prompts) {
         some.query_start += first;
         some.seq_lens += first;
         some.block_table += first * a.table_stride;
+        if (a.prompts) some.prompts += first;
         attend_requests<Code>(some, prompts);
     }
 }

@@ -105,7 +105,7 @@ struct Layer {
                       {.query = space.query, .k_cache = own.k_cache, .v_cache = own.v_cache,
                        .out = space.attended, .query_start = a.query_start,
                        .seq_lens = a.seq_lens, .block_table = a.block_table,
-                       .requests = a.requests, .table_stride = a.table_stride,
+                       .prompts = a.prompts, .requests = a.requests, .table_stride = a.table_stride,
                        .query_stride = a.heads * a.head_dim, .block_size = a.block_size,
                        .heads = a.heads, .kv_heads = a.kv_heads, .head_dim = a.head_dim,
                        .window = own.window, .scale = own.scale, .soft_cap = own.soft_cap,

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 13;
+constexpr int32_t INTERFACE = 14;
 
 struct bf16 {
     uint16_t bits;
@@ -141,6 +141,7 @@ struct AttentionArgs {
     const void *k_cache, *v_cache;
     void* out;             // [tokens, heads, head_dim]
     const int32_t *query_start, *seq_lens, *block_table;  // of a BatchLayout; decodes come first
+    const uint8_t* prompts;  // [requests], whether its only query is a prompt's, or null: none is
     int64_t requests, table_stride, query_stride;
     int32_t block_size, heads, kv_heads, head_dim;        // block_size: a power of two
     int32_t window;        // keys that a query sees, 0 for all
@@ -178,6 +179,7 @@ struct LayersArgs {
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t *positions, *slots;
     const int32_t *query_start, *seq_lens, *block_table;
+    const uint8_t* prompts;
     const int64_t* needed; // [num_needed], ascending: the tokens whose states are wanted; null: all
     const void* final_norm;  // [hidden], of the model; null: these are not its last layers
     void* states;          // [num_needed or tokens, hidden], out: the residual after the final norm
