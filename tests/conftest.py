@@ -18,9 +18,14 @@ from pathlib import Path
 
 import faster_interpreter
 import pytest
+from hypothesis import HealthCheck, settings
 from prepared_files import wait_for_prepared_files
 
 gc.disable()
+
+# an example, and making it, may take as long as a busy machine needs
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # begun first, longest first: what is begun last keeps one process busy while the others have ended
 LONG = [

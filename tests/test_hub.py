@@ -82,6 +82,7 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.test"))
         (errors.HfHubHTTPError("no", response=RESPONSE), "try again"),
         (OSError("disk full"), "disk full"),
         (RuntimeError("Could not determine home directory."), "set HF_HOME to a folder"),
+        (RuntimeError("Data processing error: CAS service error"), "service error\\); try again"),
     ],
 )
 def test_failures_say_what_to_do(

@@ -26,6 +26,7 @@ _PAGE = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<name>[^?#]*?)/*"
     r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+)[^?#]*)?(?:[?#].*)?"
 )
+_NO_HOME = "home directory"  # of pathlib's RuntimeError for a user who has none
 _OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2-1B-Instruct"
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
 _PATTERNS = [
@@ -168,12 +169,9 @@ def _download(name: str, revision: str | None) -> Path:
             f"{name!r} is not a folder here, was not downloaded before, and the hub cannot be "
             f"reached; check the network (and HF_HUB_OFFLINE), or use a folder{_owner_hint(name)}"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise CheckpointError(f"{name!r} cannot be downloaded ({error}); try again") from error
-    except RuntimeError as error:  # of Path.home: the user has none
-        raise CheckpointError(
-            f"{name!r} cannot be downloaded ({error}); set HF_HOME to a folder for downloads"
-        ) from error
+    except (HfHubHTTPError, OSError, RuntimeError) as error:  # the last of a broken transfer, too
+        fix = "set HF_HOME to a folder for downloads" if _NO_HOME in str(error) else "try again"
+        raise CheckpointError(f"{name!r} cannot be downloaded ({error}); {fix}") from error
 
 
 def _owner_hint(name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+_PLAIN = {str, int, float, bool, type(None)}
+
 
 def plain_value(value: Any) -> Any:
     """The value with lists for tuples, sets, ranges, iterators, arrays and tensors, at any depth.
@@ -21,7 +23,7 @@ def plain_value(value: Any) -> Any:
 
 def plain_number(value: Any) -> Any:
     """A number or truth value of NumPy or PyTorch as Python's; anything else as it is."""
-    if isinstance(value, str | int | float | None):
+    if type(value) in _PLAIN:  # not isinstance: NumPy's float64 is a float, too
         return value
     to_list = getattr(value, "tolist", None)  # which they all have
     plain = value if to_list is None else to_list()

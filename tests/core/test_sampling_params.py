@@ -311,6 +311,7 @@ def test_numbers_of_numpy_elsewhere() -> None:
     config = EngineConfig.from_options(max_model_len=np.int64(64), seed=np.int32(3))
     assert type(config.model.max_model_len) is type(config.model.seed) is int
     assert read_encoding({"truncate_prompt_tokens": np.int64(2)}).keep == 2
+    assert type(SamplingParams(temperature=np.float64(0.5)).temperature) is float
     params = SamplingParams()
     params.max_tokens = np.int64(7)
     assert type(params.max_tokens) is int

@@ -34,7 +34,7 @@ TAKEN = [
     {"multipleOf": True},
     {"multipleOf": "x"},
     {"enum": [2**53, -(2**53), 1e15]},
-    {"properties": {"const": {"maximum": 2**63 - 1}}, "default": 2**63},
+    {"properties": {"const": {"maximum": 2**53}}, "maximum": 2**63 - 1, "default": 2**63},
 ]
 REFUSED = [
     (nested(MAX_DEPTH + 1), "deep"),
@@ -49,6 +49,9 @@ REFUSED = [
     ({"const": 2**53 + 1}, "const: a number above"),
     ({"enum": [1e300]}, "enum: a number above"),
     ({"type": "integer", "enum": [0, -(2**63)]}, "enum: a number above"),
+    ({"const": [-(2**63)]}, "const: a number above"),
+    ({"enum": [{"a": {"b": 2**60 + 1}}]}, "enum: a number above"),
+    ({"$ref": "#/properties", "properties": {"const": {"a": -(2**63)}}}, "const: a number above"),
     ([], "must be a JSON schema: an object"),
     (True, "must be a JSON schema: an object"),
     (None, "must be a JSON schema: an object"),

@@ -108,6 +108,9 @@ class FakeTokenizer:
 
         return Pieces(piece_of)
 
+    def end_ids(self, of_model: Sequence[int], vocab_size: int) -> list[int]:
+        return [*of_model, min(0x10FFFF, vocab_size - 1)]
+
     def control_token_id(self, text: str) -> int | None:
         return self.control_tokens.get(text)
 

@@ -243,6 +243,6 @@ def say(text: str) -> None:
 
 
 def dim(text: str) -> str:
-    """The text in grey, where the output is a terminal that has it and nobody wants none."""
+    """The text in grey, on a terminal that has colours, unless NO_COLOR is set."""
     is_plain = os.environ.get("TERM", "dumb") in ("", "dumb") or os.environ.get("NO_COLOR")
     return text if is_plain or not sys.stderr.isatty() else f"\x1b[2m{text}\x1b[0m"

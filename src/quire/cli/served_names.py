@@ -40,7 +40,7 @@ def _split(
 
 
 def _has_model(words: Sequence[str], flags: Mapping[str, argparse.Action]) -> bool:
-    """Whether a word is not an option and no option's value, or an option names models."""
+    """Whether a word is neither an option nor the value of one, or an option names models."""
     is_value = False
     for word in words:
         flag, sign, _ = word.partition("=")

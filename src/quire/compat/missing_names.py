@@ -123,7 +123,7 @@ class ForeignMethods(metaclass=_Class):
 
 
 class ModelOwner(ForeignMethods):
-    """A base of what holds a model, of which there are no copies, in another process neither."""
+    """A base of classes that hold a model, whose objects cannot be copied or pickled."""
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         name = type(self).__name__

@@ -115,11 +115,13 @@ def _patterns_of(name: str, value: Any) -> Iterator[str]:
         yield from (pattern for pattern, _ in value)
 
 
-def _listed_numbers(name: str, value: Any) -> list[int | float]:
-    """The numbers of which a value is one, by a member `enum` or `const` of its schema."""
-    values = value if name == "enum" and isinstance(value, list) else [value]
-    listed = values if name in ("enum", "const") else []
-    return [number for number in listed if isinstance(number, int | float)]
+def _listed_numbers(name: str, value: Any) -> Iterator[int | float]:
+    """The numbers in a member `enum` or `const`, at any depth.
+
+    Also in the schema of a property of that name: a `$ref` may lead to the map of properties.
+    """
+    if name in ("enum", "const"):
+        yield from (found for _, found, _ in _walk(value) if isinstance(found, int | float))
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:

@@ -147,17 +147,7 @@ class _Writer:
 
     def _tags(self, frame: TagTemplate, schema: Mapping[str, Any], index: int) -> str:
         """Arguments as tags around bare values; optional ones may be missing."""
-        required, properties = schema.get("required", []), schema.get("properties", {})
-        if not (isinstance(properties, Mapping) and isinstance(required, list)):
-            raise NoGrammarError("properties must be an object and required a list")
-        if found := [name for name in _OF_ALL_ARGUMENTS if name in schema]:
-            problem = f"{found[0]} beside properties cannot be enforced in this model's format"
-            raise NoGrammarError(f"{problem}; leave it out")
-        for key in required:
-            if not isinstance(key, str) or key not in properties:
-                problem = f"{str(key)[:64]!r} is required, but not among the properties; add it"
-                raise NoGrammarError(problem)
-        needed = set(required)
+        properties, required = _arguments_of(schema)
         tags = []
         for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
@@ -166,7 +156,7 @@ class _Writer:
             self._add(rule, self._value(rule, frame, inner, schema))
             before = self._literal(frame.before.replace(KEY_FIELD, key))
             tag = f"{before} {rule} {self._literal(frame.after)}"
-            tags.append(tag if key in needed else f"({tag})?")
+            tags.append(tag if key in required else f"({tag})?")
         return " ".join(tags) or '""'
 
     def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
@@ -202,6 +192,24 @@ class _Writer:
         marks = "|".join(map(re.escape, self._ids)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else quoted(p) for p in parts)
+
+
+def _arguments_of(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], set[str]]:
+    """The properties of a tool's schema, and the names of the required ones.
+
+    Raises NoGrammarError for a schema that says more than tags can hold to.
+    """
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not (isinstance(properties, Mapping) and isinstance(required, list)):
+        raise NoGrammarError("properties must be an object and required a list")
+    if found := [name for name in _OF_ALL_ARGUMENTS if name in schema]:
+        problem = f"{found[0]} beside properties cannot be enforced in this model's format"
+        raise NoGrammarError(f"{problem}; leave it out")
+    for key in required:
+        if not isinstance(key, str) or key not in properties:
+            problem = f"{str(key)[:64]!r} is required, but not among the properties; add it"
+            raise NoGrammarError(problem)
+    return properties, set(required)
 
 
 def _may_be_text(option: Any, root: Mapping[str, Any]) -> bool:

@@ -53,6 +53,7 @@ def test_progress_has_events_of_its_own_before_the_answer(app: Starlette, path: 
 def test_a_response_is_in_progress_once_for_each_report(app: Starlette) -> None:
     events = events_of(app, "/v1/responses", **BOTH)
     shown = [event for event in events if event["type"] == "response.in_progress"]
+    assert shown
     assert all("prompt_progress" in event for event in shown)
 
 

@@ -101,8 +101,10 @@ def test_tokens_that_cannot_end_an_answer_are_biases_without_a_number(
     app: Starlette, engine: FakeEngine
 ) -> None:
     settings = ask(app, ignore_eos=True, n_predict=2).json()["generation_settings"]
-    assert settings["logit_bias"] == [{"token": i, "bias": None} for i in engine.info.eos_token_ids]
-    assert settings["logit_bias"]
+    info = engine.info
+    ends = engine.tokenizer.end_ids(info.eos_token_ids, info.limits.vocab_size)
+    assert len(ends) > len(info.eos_token_ids)  # the tokenizer's own, too
+    assert settings["logit_bias"] == [{"token": i, "bias": None} for i in ends]
 
 
 def test_completions_without_a_version_are_llama_cpps(app: Starlette) -> None:

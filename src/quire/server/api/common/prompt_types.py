@@ -96,7 +96,7 @@ class PromptTypes:
             problem = "token ids stand beside texts alone; put them into a list"
             raise invalid_value(self._field, problem)
         if kinds == {int, str} and not self._mixes:
-            problem = "texts and token ids are mixed; put the parts of an input into its own list"
+            problem = "texts and token ids are mixed; put each input into a list of its own"
             raise invalid_value(self._field, problem)
         if int in kinds:
             return [self._prompt(given, encode)]

@@ -51,7 +51,9 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     yield
     with request.sent_as:
         job = _job(request, model)
-    return NativeFormatter(job, request, model.engine.tokenizer, model.engine.info.eos_token_ids)
+    tokenizer, info = model.engine.tokenizer, model.engine.info
+    ends = tokenizer.end_ids(info.eos_token_ids, info.limits.vocab_size)
+    return NativeFormatter(job, request, tokenizer, ends)
 
 
 def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Job:
