@@ -145,6 +145,13 @@ def test_who_leaves_a_chat_has_seen_its_errors() -> None:
     assert talk(FakeEngine(), "x" * 2000, "/quit")[0] == 0
 
 
+@pytest.mark.parametrize("text", ["hello friend", "hello\nfriend"])
+def test_several_words_are_a_message(text: str) -> None:
+    args = Namespace(model=text)
+    read_words(args)
+    assert vars(args) == {"text": [text]}
+
+
 def test_a_word_that_is_hardly_a_model_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     read_words(Namespace(model="it's"))
     assert """`quire chat quire-tiny 'it'"'"'s'`""" in capsys.readouterr().err

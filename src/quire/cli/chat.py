@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
 def read_words(args: argparse.Namespace) -> None:
     """Several words that are not a model are a message, for the bundled one."""
     given = vars(args)
-    if " " in given.get("model", "").strip() and not could_be_model(args.model):
+    if len(given.get("model", "").split()) > 1 and not could_be_model(args.model):
         args.text = [given.pop("model"), *given.get("text", ())]
         say(f"note: {args.text[0][:64]!r} is the message, for {BUNDLED_MODEL}")
     elif "model" in given and not given.get("text") and not could_be_model(args.model):

@@ -146,6 +146,18 @@ def test_items_as_the_template_sees_them(speaking: FakeEngine) -> None:
     assert tools[0]["function"]["name"] == "look"
 
 
+def test_a_call_that_was_cut_is_no_part_of_what_follows(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    call = {"type": "function_call", "call_id": "c", "name": "look"}
+    cut = call | {"arguments": '{"query": "', "status": "incomplete"}
+    words = {"role": "user", "content": "so"}
+    assert ask(app, tools=[TOOL], input=[words, cut, words]).status == 200
+    assert [message["role"] for message in speaking.tokenizer.seen[0]] == ["user", "user"]
+    whole = call | {"arguments": "{}", "status": "completed"}
+    assert ask(app, tools=[TOOL], input=[words, whole, words]).status == 200
+    assert [message["role"] for message in speaking.tokenizer.seen[0]][1] == "assistant"
+
+
 def test_sampling_params_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
     schema = {"type": "object"}
     text_format = {"type": "json_schema", "name": "n", "schema": schema}

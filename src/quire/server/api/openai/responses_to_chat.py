@@ -99,6 +99,8 @@ def _messages(request: ResponsesRequest, previous: Sequence[msgspec.Raw]) -> Ite
         yield Message(role="system", content=request.instructions)
     message: Message | None = None  # the assistant's, while items may still belong to it
     for item in _items(request, previous):
+        if isinstance(item, InputCall) and item.status == "incomplete":
+            continue  # its arguments were cut, so nobody has made the call
         if _continues(item, message):
             assert message is not None
         else:
