@@ -262,7 +262,7 @@ def test_an_expression_is_read_in_time_proportional_to_it(expression: str) -> No
     assert num_attempts([expression], QUICK_CHARS) > 0
     assert len(literal_runs([expression])) < 2
     assert not pattern_check.has_repeated_group(expression)
-    assert time.thread_time() - begin < 1.0
+    assert time.thread_time() - begin < 5.0  # of a busy machine; by the square it takes minutes
 
 
 def test_groups_that_are_repeated_are_found_beside_classes_and_escapes() -> None:

@@ -126,7 +126,7 @@ def test_bombs_leave_an_event_loop_soon(source: str) -> None:
         seconds = time.thread_time() - begin
     finally:
         gc.enable()
-    assert seconds < 0.2  # 20 of them; without the hurry one may take longer
+    assert seconds < 1.0  # 20 of them, on a busy machine; without the hurry each may take as long
 
 
 def test_a_template_that_took_long_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
