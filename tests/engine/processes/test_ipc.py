@@ -247,6 +247,29 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path, caplog: pytest.LogCapt
     assert "4 unfinished answers continue in it" in caplog.text
 
 
+def test_a_request_whose_first_step_ends_an_idle_engine_is_seen(tmp_path: Path) -> None:
+    """A death without work is nobody's fault, and would be caused again and again."""
+    engine, context = Engine(tmp_path, 0, is_running=False), zmq.Context()
+    had_work: list[bool] = []
+
+    def die() -> None:
+        had_work.append(engine.page.has_work)
+        raise KeyboardInterrupt
+
+    engine.core.step = die  # type: ignore[assignment]
+    client = context.socket(zmq.DEALER)
+    client.connect(engine.address)
+    engine.process.run_once(0.0)
+    assert not engine.page.has_work
+    client.send(frame(add("poison")))
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            engine.process.run_once(5.0)
+    assert had_work == [True]
+    context.destroy(linger=0)
+    engine.socket.close()
+
+
 def test_a_request_that_was_there_at_two_deaths_is_given_up(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
