@@ -10,12 +10,10 @@ import asyncio
 import os
 import shutil
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
@@ -28,6 +26,7 @@ from quire.engine.processes.control_channel import (
     StartWorker,
 )
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.private_folder import make_private_folder
 from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
@@ -81,7 +80,7 @@ class ServerSupervisor:
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
+        self._folder = make_private_folder()
         self._memory, self._counters = create_shared_memory(), create_shared_memory()
         clear_page(self._memory, HEARTBEATS_PAGE)
         return self

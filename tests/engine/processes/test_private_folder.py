@@ -1,0 +1,60 @@
+"""A server finds a place for its sockets, or says what to set."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from quire.engine.processes import private_folder
+from quire.engine.processes.private_folder import make_private_folder
+from quire.errors import ConfigError
+
+
+def assert_holds_sockets(folder: Path) -> None:
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(f"ipc://{folder}/engine-1234567-12345.sock")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a shorter path than pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_used"),
+    [("usual", True), ("ü", True), ("a" * 120, False), ("ü" * 40, False), ("\udcff", False)],
+    ids=["usual", "not ASCII", "long", "long in bytes", "not UTF-8"],
+)
+def test_any_folder_for_temporary_files_will_do(
+    name: str, is_used: bool, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = short / name
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    found = make_private_folder()
+    assert (found.parent == folder) == is_used
+    assert_holds_sockets(found)
+
+
+def test_no_folder_that_can_be_written_is_an_error_with_the_fix(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    monkeypatch.setattr(private_folder, "OTHERS", (str(short / "none"), str(short)))
+    assert_holds_sockets(make_private_folder())
+    monkeypatch.setattr(private_folder, "OTHERS", (str(short / "none"),))
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        make_private_folder()
