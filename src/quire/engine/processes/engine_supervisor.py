@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import restarts
-from quire.engine.processes.child_process import Child, describe
+from quire.engine.processes.child_process import Child, SpawnError, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineDown,
@@ -112,7 +112,13 @@ class EngineSupervisor:
         """
         deaths = Deaths()
         while True:
-            was_useful, is_outside = await self._run_once(self.epoch)
+            try:
+                was_useful, is_outside = await self._run_once(self.epoch)
+            except SpawnError as error:
+                if not self.started.done():
+                    raise
+                logger.error("engine of %s: %s", self.name, error)
+                was_useful, is_outside = False, True
             self.epoch += 1
             deaths.add(was_steady=was_useful)
             will_return = not deaths.are_too_many
@@ -135,9 +141,9 @@ class EngineSupervisor:
         """
         first = self._first_message(epoch)
         clear_page(first.memory, first.page)
+        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         page, cause = StatusPage(first.memory, first.page), DeathCause()
         self._page = page
-        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         begin = math.inf
         try:
             reply = await child.receive()

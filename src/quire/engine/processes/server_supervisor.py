@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +34,6 @@ from quire.logs import LogOptions
 from quire.shared_memory import clear_page, create_shared_memory
 
 T = TypeVar("T")
-
-MAX_ENGINES = 4096  # at one time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +69,10 @@ class ServerSupervisor:
         self._engines: dict[str, EngineSupervisor] = {}
         self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
         self._workers: list[WorkerSupervisor] = []
-        self._pages: dict[EngineSupervisor, tuple[int, int]] = {}
+        self._pages: dict[str, tuple[int, int]] = {}  # of shared memory, by model
         self._tasks: dict[EngineSupervisor | WorkerSupervisor, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
-        self._free_pages = deque((2 * index + 1, 2 * index + 2) for index in range(MAX_ENGINES))
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,11 +142,11 @@ class ServerSupervisor:
         """
         assert name not in self._engines
         first_epoch, num_restarts = self._past.get(name, (0, 0))
-        pages = self._free_pages.popleft()  # the longest unused ones
+        last = HEARTBEATS_PAGE + 2 * len(self._pages)
         settings = EngineProcessSettings(
             folder=self._folder,
             memory=self._memory,
-            pages=pages,
+            pages=self._pages.setdefault(name, (last + 1, last + 2)),
             number=self._num_engines,
             first_epoch=first_epoch,
             num_restarts=num_restarts,
@@ -159,7 +155,6 @@ class ServerSupervisor:
         )
         self._num_engines += 1
         engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
-        self._pages[engine] = pages
 
         def end(error: BaseException) -> None:
             self._forget_engine(engine)
@@ -191,7 +186,6 @@ class ServerSupervisor:
 
     def _forget_engine(self, engine: EngineSupervisor) -> None:
         if self._engines.pop(engine.name, None) is not None:
-            self._free_pages.append(self._pages.pop(engine))
             self._past[engine.name] = engine.epoch + 1, engine.num_restarts
             del self._tasks[engine]
 
