@@ -25,6 +25,7 @@ from quire.engine.processes.control_channel import (
     StartWorker,
 )
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.orphans import reap_forever
 from quire.engine.processes.private_folder import make_private_folder
 from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
@@ -79,6 +80,8 @@ class ServerSupervisor:
         self._folder = make_private_folder()
         self._memory, self._counters = create_shared_memory(), create_shared_memory()
         clear_page(self._memory, HEARTBEATS_PAGE)
+        if os.getpid() == 1:
+            self.spawn(reap_forever())
         return self
 
     async def __aexit__(self, *_: object) -> None:
