@@ -408,6 +408,18 @@ def test_who_only_watches_has_the_figures_of_all(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_the_figures_of_an_idle_engine_are_those_of_now(tmp_path: Path) -> None:
+    async def scenario(front: Front) -> None:
+        await front.collect(40)
+        assert front.engine.stats.num_cached_blocks == 2
+        await front.engine.reset_prefix_cache()
+        async with asyncio.timeout(30):
+            while front.engine.stats.num_cached_blocks:
+                await asyncio.sleep(0.01)
+
+    run(tmp_path, scenario)
+
+
 def test_a_view_waits_for_a_client_that_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

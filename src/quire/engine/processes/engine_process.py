@@ -167,11 +167,12 @@ class EngineProcess:
 
     def _send_outputs(self) -> None:
         """Send each client a frame with its deltas; now and then one with statistics alone."""
-        self._stats.num_bad_frames = self._socket.num_bad_frames
         now = time.monotonic()
         everyone = now - self._stats_sent_at > STATS_SECONDS
         if everyone:
             self._stats_sent_at = now
+            self._stats = self._with_epoch(self._core.stats)  # messages change it without a step
+        self._stats.num_bad_frames = self._socket.num_bad_frames
         for client, outbox in self._clients.waiting(everyone=everyone):
             deltas = list(outbox.ready.values())
             output = StepOutput(deltas=deltas, stats=self._stats, view=outbox.view)
