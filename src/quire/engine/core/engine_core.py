@@ -267,8 +267,8 @@ class EngineCore:
                 self._scheduler.add(request)
             else:
                 self._grammars.start_compiling(request, request.sampling.structured_outputs)
-            self._deadlines.add(message.request_id, message.queue_timeout)
             self._log.record_arrival(message.request_id, request.num_prompt_tokens)
+            self._deadlines.add(message.request_id, message.queue_timeout, self._log.unfinished)
         except InvalidRequestError as refusal:
             self._refuse(message.request_id, str(refusal), ErrorKind.REQUEST)
         except Exception:  # a message that no check foresaw fails alone
