@@ -17,19 +17,22 @@ from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import engine_supervisor, restarts, worker_supervisor
 from quire.engine.processes.child_process import Child, SpawnError
 from quire.engine.processes.control_channel import (
+    ControlMessage,
     EngineDown,
     EngineStarted,
     EngineUp,
     ForgetClient,
     StartEngine,
+    StartFailed,
     StartWorker,
+    WorkerReady,
 )
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.restarts import MAX_DEATHS
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
-from quire.errors import EngineError
+from quire.errors import EngineError, QuireError
 from quire.logs import LogOptions
 from quire.shared_memory import PAGE_BYTES, create_shared_memory
 
@@ -69,6 +72,7 @@ INFO = EngineInfo(
     kv_cache_bytes=0,
 )
 STEADY = 0.4
+FAILED = StartFailed(kind="CheckpointError", message="there is no tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -197,15 +201,33 @@ def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
         asyncio.run(Child.spawn("module", ForgetClient(client="")))
 
 
-def test_an_api_process_is_started_later_where_the_system_has_no_process_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("lives", "error"),
+    [
+        ([None] * MAX_DEATHS, "5 times in a row"),  # the system has no process for it
+        ([[FAILED]], "no tokenizer"),  # at the start of the server
+        # its files are not there for a moment, while other API processes serve
+        ([[WorkerReady()], *[[FAILED]] * (MAX_DEATHS - 1)], "5 times in a row"),
+    ],
+    ids=["no process", "at first", "later"],
+)
+def test_an_api_process_that_cannot_start_is_tried_again(
+    lives: list[list[ControlMessage] | None], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_tries = 0
+    left = lives.copy()
 
-    async def spawn(*_: object, **__: object) -> Child:
-        nonlocal num_tries
-        num_tries += 1
-        raise SpawnError("no process can be started")
+    async def spawn(*_: object, **__: object) -> SimpleNamespace:
+        if (messages := left.pop(0)) is None:
+            raise SpawnError("no process can be started")
+        replies = [*messages, None]
+
+        async def receive() -> ControlMessage | None:
+            return replies.pop(0)
+
+        async def end() -> int:
+            return 1
+
+        return SimpleNamespace(receive=receive, end=end)
 
     first = StartWorker(
         client="0", settings=b"", listeners=[], memory=0, counters=0, metrics_folder="",
@@ -213,12 +235,15 @@ def test_an_api_process_is_started_later_where_the_system_has_no_process_for_it(
     )  # fmt: skip
 
     async def keep() -> None:
-        parent = SimpleNamespace(statuses=list, reachable=list, on_death=lambda _client: None)
-        heartbeats = SimpleNamespace(clear=lambda _index: None)
+        nothing = lambda *_: None  # noqa: E731
+        parent = SimpleNamespace(
+            statuses=list, reachable=list, on_death=nothing, on_message=nothing
+        )
+        heartbeats = SimpleNamespace(clear=nothing)
         await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0).run()  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
     monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
-    with pytest.raises(EngineError, match="5 times in a row"):
+    with pytest.raises(QuireError, match=error):
         asyncio.run(keep())
-    assert num_tries == MAX_DEATHS
+    assert not left

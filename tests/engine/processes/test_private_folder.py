@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import stat
 import tempfile
@@ -11,8 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from quire.engine.processes import private_folder
-from quire.engine.processes.private_folder import make_private_folder
+from quire.engine.processes import private_folder as module
+from quire.engine.processes.private_folder import private_folder
 from quire.errors import ConfigError
 
 
@@ -20,7 +22,6 @@ def assert_holds_sockets(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.bind(f"ipc://{folder}/engine-1234567-12345.sock")
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -41,9 +42,10 @@ def test_any_folder_for_temporary_files_will_do(
     folder = short / name
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    found = make_private_folder()
-    assert (found.parent == folder) == is_used
-    assert_holds_sockets(found)
+    with private_folder() as found:
+        assert (found.parent == folder) == is_used
+        assert_holds_sockets(found)
+    assert not found.exists()
 
 
 def test_no_folder_that_can_be_written_is_an_error_with_the_fix(
@@ -53,8 +55,19 @@ def test_no_folder_that_can_be_written_is_an_error_with_the_fix(
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
-    monkeypatch.setattr(private_folder, "OTHERS", (str(short / "none"), str(short)))
-    assert_holds_sockets(make_private_folder())
-    monkeypatch.setattr(private_folder, "OTHERS", (str(short / "none"),))
-    with pytest.raises(ConfigError, match="TMPDIR"):
-        make_private_folder()
+    monkeypatch.setattr(module, "OTHERS", (str(short / "none"), str(short)))
+    with private_folder() as found:
+        assert_holds_sockets(found)
+    monkeypatch.setattr(module, "OTHERS", (str(short / "none"),))
+    with pytest.raises(ConfigError, match="TMPDIR"), private_folder():
+        pass
+
+
+def test_cleaners_of_temporary_folders_leave_it_alone() -> None:
+    """They skip what is locked; else counters of dead processes are gone after some days."""
+    with private_folder() as folder:
+        cleaner = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(cleaner)
+        shutil.rmtree(folder)  # a less careful one

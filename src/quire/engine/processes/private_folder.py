@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -18,11 +20,24 @@ MOST_BYTES = 60
 OTHERS = ("/tmp", "/dev/shm")
 
 
-def make_private_folder() -> Path:
+@contextmanager
+def private_folder() -> Iterator[Path]:
     """A new folder that only this user can open, with a path that sockets may have.
 
-    Raises ConfigError.
+    Its lock tells programs that clean folders for temporary files (systemd-tmpfiles) to leave what
+    is in it, however old. Raises ConfigError.
     """
+    folder = _make()
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make() -> Path:
     for folder in _candidates():
         with suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="quire-", dir=folder))  # mode 0700

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from quire.engine.processes.control_channel import (
 )
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.orphans import reap_forever
-from quire.engine.processes.private_folder import make_private_folder
+from quire.engine.processes.private_folder import private_folder
 from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
@@ -74,11 +74,14 @@ class ServerSupervisor:
         self._tasks: dict[EngineSupervisor | WorkerSupervisor, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
+        self._at_end = ExitStack()
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = make_private_folder()
+        self._folder = self._at_end.enter_context(private_folder())
         self._memory, self._counters = create_shared_memory(), create_shared_memory()
+        for memory in (self._memory, self._counters):
+            self._at_end.callback(os.close, memory)
         clear_page(self._memory, HEARTBEATS_PAGE)
         if os.getpid() == 1:
             self.spawn(reap_forever())
@@ -90,9 +93,7 @@ class ServerSupervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._failure.cancel()
-        for memory in (self._memory, self._counters):
-            os.close(memory)
-        shutil.rmtree(self._folder)
+        self._at_end.close()
 
     async def run(self) -> None:
         """Wait until a process cannot be kept running, and raise its error."""

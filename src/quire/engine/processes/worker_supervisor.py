@@ -128,7 +128,9 @@ class WorkerSupervisor:
         try:
             while (message := await child.receive()) is not None:
                 if isinstance(message, StartFailed):
-                    raise message.as_error()
+                    if not self.ready.is_set():
+                        raise message.as_error()
+                    return message.message  # it did start before, and may again
                 if isinstance(message, WorkerReady):
                     self.ready.set()
                 self._parent.on_message(client, message)
