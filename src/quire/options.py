@@ -52,7 +52,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_ranges(settings: Any) -> None:
-    """Raises ConfigError for a number that is out of its setting's range, or a text that is none."""
+    """Raises ConfigError for a number that is out of its setting's range, or text not in UTF-8."""
     for field in dataclasses.fields(settings):
         check_range(field.name, field.metadata["within"], getattr(settings, field.name))
 
@@ -60,7 +60,7 @@ def check_ranges(settings: Any) -> None:
 def check_range(name: str, within: Range | None, value: Any) -> None:
     """Raises ConfigError for a number that is out of the range of the setting `name`.
 
-    And for a text with bytes that are not UTF-8, which other processes and libraries cannot be told.
+    And for a text that is not UTF-8, which other processes and libraries cannot be told.
     """
     if isinstance(value, str) and not value.isascii():
         try:
