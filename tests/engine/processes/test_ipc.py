@@ -256,11 +256,13 @@ def test_a_request_whose_first_step_ends_an_idle_engine_is_seen(tmp_path: Path) 
         had_work.append(engine.page.has_work)
         raise KeyboardInterrupt
 
-    engine.core.step = die  # type: ignore[assignment]
     client = context.socket(zmq.DEALER)
     client.connect(engine.address)
+    client.send(frame(GetEngineView()))  # no request: who watches keeps no model loaded
+    assert engine.socket._socket.poll(60_000), "the message has not come"
     engine.process.run_once(0.0)
-    assert not engine.page.has_work
+    assert (engine.page.has_work, engine.page.last_work) == (False, 0.0)
+    engine.core.step = die  # type: ignore[assignment]
     client.send(frame(add("poison")))
     assert engine.socket._socket.poll(60_000), "the request has not come"
     with pytest.raises(KeyboardInterrupt):

@@ -94,6 +94,11 @@ class EngineCore:
         return self._can_step or self._grammars.num_pending > 0 or self._weights.holds_any
 
     @property
+    def has_requests(self) -> bool:
+        """Whether requests run or wait; a view that somebody asks for is work, but no request."""
+        return self._scheduler.has_unfinished or self._grammars.num_pending > 0
+
+    @property
     def _can_step(self) -> bool:
         return bool(
             self._in_flight

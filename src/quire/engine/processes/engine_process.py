@@ -123,10 +123,9 @@ class EngineProcess:
         self._receive(0.0 if core.has_work else timeout)
         while not self._control.empty():
             self._handle_control(self._control.get())
-        has_work = core.has_work
         # after messages: a request may end an idle engine in its first step, and must be blamed
-        self._page.heartbeat(self._stats.num_steps, has_work=has_work)
-        if has_work:
+        self._page.heartbeat(self._stats.num_steps, has_work=core.has_requests)
+        if core.has_work:
             step = core.step()
             self._clients.put(step.deltas)
             self._stats = self._with_epoch(step.stats)

@@ -185,7 +185,6 @@ class ServerSupervisor:
         self._forget_engine(engine)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        engine.remove_files()
         self.broadcast(EngineDown(name=name, will_return=False, why=why))
 
     def _forget_engine(self, engine: EngineSupervisor) -> None:
