@@ -181,7 +181,7 @@ class EngineProcess:
                 case Sent.GONE:
                     self._forget(client)
                 case Sent.FULL:  # its deltas are joined with later ones
-                    pass
+                    outbox.is_full = True
 
 
 if __name__ == "__main__":
