@@ -94,6 +94,11 @@ class EngineCore:
         return self._can_step or self._grammars.num_pending > 0 or self._weights.holds_any
 
     @property
+    def has_requests(self) -> bool:
+        """Whether requests run or wait; a view that somebody asks for is work, but no request."""
+        return self._scheduler.has_unfinished or self._grammars.num_pending > 0
+
+    @property
     def _can_step(self) -> bool:
         return bool(
             self._in_flight
@@ -275,8 +280,8 @@ class EngineCore:
                 self._scheduler.add(request)
             else:
                 self._grammars.start_compiling(request, request.sampling.structured_outputs)
-            self._deadlines.add(message.request_id, message.queue_timeout)
             self._log.record_arrival(message.request_id, request.num_prompt_tokens)
+            self._deadlines.add(message.request_id, message.queue_timeout, self._log.unfinished)
         except InvalidRequestError as refusal:
             self._refuse(message.request_id, str(refusal), ErrorKind.REQUEST)
         except Exception:  # a message that no check foresaw fails alone

@@ -10,13 +10,13 @@ is an OverloadedError, so that a locked file is not taken for a response that is
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 from pathlib import Path
 from typing import NamedTuple
 
 from quire.errors import OverloadedError
+from quire.processes import is_alive
 
 logger = logging.getLogger(__name__)
 
@@ -221,15 +221,7 @@ class ResponseStore:
 
 
 def _is_alive(process: int) -> bool:
-    if process <= 0:
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    return process <= 0 or is_alive(process)
 
 
 def _failed(what: str, error: sqlite3.Error) -> OverloadedError:
