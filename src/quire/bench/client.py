@@ -74,7 +74,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What is read of an event; whatever else a server adds is not."""
+    """An event, by the fields that are read here; a server may add others."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
