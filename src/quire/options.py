@@ -73,6 +73,15 @@ def check_range(name: str, within: Range | None, value: Any) -> None:
         require(least <= value <= most, message)  # also refuses NaN
 
 
+def json_object(name: str, text: str, example: str) -> dict[str, Any]:
+    """The object that the setting `name` has as JSON text. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        text = f"{name} must be a JSON object, such as {example}, not {text[:64]!r}"
+        raise ConfigError(text) from None
+
+
 class Option(msgspec.Struct, frozen=True):
     """One setting as the command line sees it. within: the least and the most it may be."""
 
