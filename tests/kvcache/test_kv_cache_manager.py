@@ -483,7 +483,6 @@ TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = settings(
     max_examples=120,
     stateful_step_count=50,
-    deadline=None,
     derandomize=True,
     database=None,
     report_multiple_bugs=False,
