@@ -115,9 +115,9 @@ class SamplingState:
         self.thinking_budgets: dict[int, ThinkingBudget] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
         self._ragged: tuple[dict[int, Any], ...] = (
-            *(self.bias, self.min_tokens, self.bad_words, self.allowed_tokens),
-            *(self.logprob_tokens, self.thinking_budgets, self.grammars),
-        )
+            self.bias, self.min_tokens, self.bad_words, self.allowed_tokens,
+            self.logprob_tokens, self.thinking_budgets, self.grammars,
+        )  # fmt: skip
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
     def set_row(

@@ -48,13 +48,13 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", *command),
+                sys.executable, "-P", "-m", *command,
                 stdin=theirs.fileno(),
                 pass_fds=pass_fds,
                 # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
                 # child's low priority only against itself
                 process_group=0,
-            )
+            )  # fmt: skip
         child = cls(process, *await asyncio.open_connection(sock=ours))
         child.send(first)
         return child
