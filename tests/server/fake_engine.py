@@ -173,6 +173,11 @@ class FakeEngine:
     num_resets: int = 0
     num_views: int = 0
 
+    @property
+    def last_prompt(self) -> str:
+        """The text of the token ids that it was asked to continue last."""
+        return "".join(map(chr, self.calls[-1]["ids"]))
+
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1
 
