@@ -174,7 +174,7 @@ class LLM(ModelOwner):
             raise invalid_value(name, "unknown option; remove it")
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
-        ends = self.tokenizer.end_ids(self.info.eos_token_ids, limits.vocab_size)
+        ends = self._engine.eos_token_ids
         generate = partial(self.generate, use_tqdm=use_tqdm)
         return [
             output.decoded(self.tokenizer.decode)

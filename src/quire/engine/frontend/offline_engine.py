@@ -79,9 +79,8 @@ class OfflineEngine:
         core, self.info = start_engine(config)
         self._engine: InlineEngine | None = InlineEngine(core)
         self._is_closed = False
-        self._inputs = InputProcessor(
-            tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
-        )
+        self._inputs = InputProcessor(tokenizer, self.info, config.model.seed)
+        self.eos_token_ids = self._inputs.eos_token_ids
         self._num_requests = 0
         self._lock = threading.Lock()
         self._thread: int | None = None  # in which an on_output runs

@@ -51,9 +51,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     yield
     with request.sent_as:
         job = _job(request, model)
-    tokenizer, info = model.engine.tokenizer, model.engine.info
-    ends = tokenizer.end_ids(info.eos_token_ids, info.limits.vocab_size)
-    return NativeFormatter(job, request, tokenizer, ends)
+    return NativeFormatter(job, request, model.engine.tokenizer, model.engine.eos_token_ids)
 
 
 def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Job:
