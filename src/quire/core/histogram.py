@@ -25,9 +25,8 @@ REQUEST_BOUNDS = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
     40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-TOKEN_BOUNDS = tuple(
-    float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)
-)  # 1 to 500,000 tokens of a request
+# 1 to 500,000 tokens of a request
+TOKEN_BOUNDS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 STEP_TOKEN_BOUNDS = tuple(float(1 << power) for power in range(15))  # tokens of a step
 STEP_SECONDS_BOUNDS = ITL_BOUNDS
 COUNT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)

@@ -37,9 +37,8 @@ class Need(enum.IntFlag):
 
 # plain integers: operations of IntFlag are slow
 PENALTIES = int(Need.REPETITION | Need.PRESENCE)
-READS_OUTPUT_TOKENS = int(
-    Need.BAD_WORDS | Need.GRAMMAR | Need.THINKING_BUDGET
-)  # the tokens in order, not only their counts
+# the tokens in order, not only their counts
+READS_OUTPUT_TOKENS = int(Need.BAD_WORDS | Need.GRAMMAR | Need.THINKING_BUDGET)
 CHANGES_LOGITS = (
     int(Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.ALLOWED_TOKENS) | PENALTIES | READS_OUTPUT_TOKENS
 )

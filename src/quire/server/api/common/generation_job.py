@@ -55,9 +55,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reports_progress: bool = False
     no_effect: Sequence[str] = ()
     names: FieldNames = SAME
-    created: int = msgspec.field(
-        default_factory=lambda: int(time.time())
-    )  # seconds of the wall clock
+    # seconds of the wall clock
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     def sampling_of(self, index: int) -> SamplingParams:
         """The sampling params of the prompt with this index."""
