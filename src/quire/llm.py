@@ -13,12 +13,7 @@ from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
-from quire.core.request_output import (
-    EmbeddingOutput,
-    RequestOutput,
-    Score,
-    ScoreOutput,
-)
+from quire.core.request_output import EmbeddingOutput, RequestOutput, Score, ScoreOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
