@@ -106,7 +106,7 @@ class EngineConnection:
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         # of the process: a new one would end it where too few file descriptors are left
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, MAX_UNREAD_FRAMES)
