@@ -179,14 +179,15 @@ class ModelRegistry:
         defaults = engine.info.sampling_defaults
         if self._settings.return_tokens_as_token_ids:
             defaults = defaults | {"return_tokens_as_token_ids": True}
+        variables = parse_template_defaults(self._settings.default_chat_template_kwargs)
         entry.model = RegisteredModel(
-            *(name, engine, parsers, entry.admission),
+            name=name,
+            engine=engine,
+            parsers=parsers,
+            admission=entry.admission,
             request_defaults=defaults,
             fingerprint=system_fingerprint(engine.info),
-            template_defaults=known_defaults(
-                parse_template_defaults(self._settings.default_chat_template_kwargs),
-                *(tokenizer.chat_variables, name),
-            ),
+            template_defaults=known_defaults(variables, tokenizer.chat_variables, name),
             forces_usage=self._settings.enable_force_include_usage,
         )
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)

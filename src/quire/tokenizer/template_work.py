@@ -39,9 +39,9 @@ _COPY_SHIFT = 3  # so many times faster than looking at each part
 
 _SCALARS = (int, bool, float, type(None))
 _LEAF_TYPES: tuple[type, ...] = (
-    *(*_SCALARS, jinja2.Undefined, Macro, BlockReference, Joiner, types.GeneratorType, type),
-    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType),
-)
+    *_SCALARS, jinja2.Undefined, Macro, BlockReference, Joiner, types.GeneratorType, type,
+    types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType,
+)  # fmt: skip
 _LEAVES = frozenset(_LEAF_TYPES)
 _VIEWS = (KeysView, ValuesView, ItemsView)
 _SIZED = (list, tuple, dict, set, frozenset, range, *_VIEWS)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config import EngineConfig
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_counted_and_dropped(
     assert engine.num_bad_frames == before + 1
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(st.one_of(st.binary(max_size=200), st.builds(frame)), min_size=1, max_size=3))
 def test_any_bytes_leave_the_engine_in_working_order(
     ends: tuple[EngineSocket, zmq.Socket], parts: list[bytes]

@@ -39,8 +39,8 @@ class Envelope:
     rebuilt from headers.
 
     open_paths: need no API key; all others do, whether they exist or not. hosts: the names that the
-    server is known by, on any path; None: any. on_end: called with the
-    record of each request that has ended.
+    server is known by, on any path; None: any. on_end: called with the record of each request that
+    has ended.
     """
 
     def __init__(

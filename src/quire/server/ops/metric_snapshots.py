@@ -32,11 +32,11 @@ FOLDED = "folded" + SUFFIX
 MAX_READS = 8  # of files that another process folds meanwhile
 MAX_EPOCHS = 16  # of an engine that are stored one by one; older ones are final
 
-COUNTERS = (
-    *("num_steps", "num_graph_steps", "num_preemptions", "num_recomputed_tokens"),
-    *("num_prompt_tokens", "num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
-    *("num_corrupted_requests", "num_bad_frames", "num_dropped_log_lines"),
-)  # of EngineStats, that are plain numbers
+COUNTERS = (  # of EngineStats, that are plain numbers
+    "num_steps", "num_graph_steps", "num_preemptions", "num_recomputed_tokens",
+    "num_prompt_tokens", "num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits",
+    "num_corrupted_requests", "num_bad_frames", "num_dropped_log_lines",
+)  # fmt: skip
 
 
 class EngineFigures(msgspec.Struct, kw_only=True):

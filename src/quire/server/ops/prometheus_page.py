@@ -27,7 +27,10 @@ from quire.version import __version__
 LABELS = ("model_name", "engine")
 # block size, blocks, tokens that fit, and how many requests of the model's whole length fit
 CACHE_LABELS = (
-    *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
+    "block_size",
+    "num_gpu_blocks",
+    "kv_cache_size_tokens",
+    "kv_cache_max_concurrency",
 )
 ENGINE = "0"  # one engine per model
 

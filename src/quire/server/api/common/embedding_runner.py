@@ -39,7 +39,8 @@ async def embed_all(
 
     async def embed(index: int, prompt: Prompt) -> RequestOutput:
         output = await admitted.engine.embed(
-            *(prompt, pooling),
+            prompt,
+            pooling,
             request_id=f"{job.reply_id}-{index}",
             encoding=job.encoding,
             priority=job.priority,

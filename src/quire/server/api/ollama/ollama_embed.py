@@ -79,7 +79,7 @@ _older_decoder = msgspec.json.Decoder(OlderEmbedBody)
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | NothingToEmbed]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
-    request, _ = read_ollama(data, _decoder, {})
+    request, _ = read_ollama(data, _decoder)
     inputs = [request.input] if isinstance(request.input, str) else request.input
     if not request.input:
         model = models.find(served_name(request.model, models))
@@ -92,7 +92,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | Nothing
 
 def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /api/embeddings and check its text, in stages; see `prepare`."""
-    request, _ = read_ollama(data, _older_decoder, {})
+    request, _ = read_ollama(data, _older_decoder)
     return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
 
 
@@ -174,9 +174,7 @@ OLDER_ROUTE = GenerationRoute(
         rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
         example={"prompt": "red shoes"},
         body=OlderEmbedBody,
-        struct_rules=(
-            StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody, {})),
-        ),
+        struct_rules=(StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody)),),
         reply=OlderEmbedReply,
         errors=RUN_ERRORS,
     ),
@@ -189,12 +187,13 @@ ROUTE = GenerationRoute(
         path="/api/embed",
         summary="Texts to vectors, in Ollama's format.",
         rules=(
-            *(route_rules.MODEL, "Each text has at least one token, and fits the KV cache."),
+            route_rules.MODEL,
+            "Each text has at least one token, and fits the KV cache.",
             "`dimensions` is at most the model's hidden size.",
         ),
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbedBody,
-        struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody, {})),),
+        struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody)),),
         reply=EmbedReply,
         errors=RUN_ERRORS,
     ),

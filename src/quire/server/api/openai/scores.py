@@ -116,7 +116,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 
 def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _score_decoder, {})
+    request, _ = read_body(data, _score_decoder)
     query_field, queries = _one_of(request, "queries", "text_1")
     names = ("text_2", "documents") if query_field == "text_1" else ("documents", "text_2")
     field, documents = _one_of(request, *names)
@@ -130,7 +130,7 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
 
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _rerank_decoder, {})
+    request, _ = read_body(data, _rerank_decoder)
     field, documents = _one_of(request, "documents", "texts")
     for name, needed in (("return_text", "texts"), ("return_documents", "documents")):
         if getattr(request, name) and field != needed:
@@ -223,7 +223,8 @@ def _rerank_reply(
 
 
 _RULES = (
-    *(route_rules.MODEL, route_rules.PRIORITY),
+    route_rules.MODEL,
+    route_rules.PRIORITY,
     "Each text has at least one token and fits the model's context and the KV cache.",
 )
 
@@ -239,7 +240,7 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
         ),
         example={"queries": "red shoes", "documents": ["crimson boots", "a blue bag"]},
         body=ScoreRequest,
-        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest, {})),),
+        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest)),),
         reply=ScoreReply,
         errors=RUN_ERRORS,
     )
@@ -249,7 +250,7 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
 def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
     rules = StructRules(
         struct=RerankRequest,
-        neutral=neutral_values(RerankRequest, {}),
+        neutral=neutral_values(RerankRequest),
         variants=[
             {"required": [name], "properties": {name: {"type": "array"}, other: {"type": "null"}}}
             for name, other in (("documents", "texts"), ("texts", "documents"))
