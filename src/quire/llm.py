@@ -139,7 +139,9 @@ class LLM(ModelOwner):
         if chat_template is not None:
             tokenizer = self._with_template(read_template(chat_template)[1])
         own, how = read_chat(template_kwargs, tokenizer.chat_variables)
-        variables = {**(chat_template_kwargs or {}), **own}
+        if not isinstance(given := chat_template_kwargs or {}, Mapping):
+            raise invalid_value("chat_template_kwargs", f"must be a map, not {given!r:.64}")
+        variables = {**given, **own}
 
         def encode(conversation: list[Message]) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
@@ -194,7 +196,7 @@ class LLM(ModelOwner):
         does.
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
-        params = (pooling_params or self.info.pooling).changed(**changes)
+        params = self._pooling(pooling_params).changed(**changes)
         found, how = read_call(prompts, encoding)
         outputs = self._engine.embed(found, params, how, use_tqdm=use_tqdm)
         return [_vector(output) for output in outputs]
@@ -237,10 +239,18 @@ class LLM(ModelOwner):
         if len(first) != len(second):
             problem = f"must have as many texts as data_1 ({len(first)}), not {len(second)}"
             raise invalid_value("data_2", problem)
-        params = (pooling_params or self.info.pooling).changed(normalize=True)
+        params = self._pooling(pooling_params).changed(normalize=True)
         outputs = self._engine.embed([*first, *second], params, how, use_tqdm=use_tqdm)
         vectors = [_vector(output) for output in outputs]
         return [_score(*pair) for pair in zip(vectors, vectors[len(first) :], strict=False)]
+
+    def _pooling(self, given: PoolingParams | None) -> PoolingParams:
+        if given is None:
+            return self.info.pooling
+        if not isinstance(given, PoolingParams):
+            problem = f"must be PoolingParams(...), not {type(given).__name__}"
+            raise invalid_value("pooling_params", problem)
+        return given
 
     def classify(self, *_: Any, **__: Any) -> list[EmbeddingOutput]:
         """Raises InvalidRequestError: no family of models here has a classification head."""

@@ -24,7 +24,10 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
+from quire.engine.processes.status_page import StatusPage
+from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import OverloadedError
+from quire.server import worker
 from quire.server.app import build_server
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
@@ -32,6 +35,7 @@ from quire.server.settings import ServerSettings
 from quire.server.worker import EngineFrontends
 from quire.shared_memory import clear_page, create_shared_memory
 
+NULL = EngineConfig.from_options(load_format="null", num_blocks=64, max_model_len=64)
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc"},
@@ -116,6 +120,46 @@ def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> No
 
     asyncio.run(hear())
     assert call(house.app, "/v1/completions", {"prompt": "abc"}).status == 503
+
+
+def test_an_engine_is_met_later_where_no_file_descriptor_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process whose clients have all of them would never serve again."""
+    house, failures = House(condition("a", "loading")), [0]
+
+    def fail_twice(*args: Any) -> StatusPage:
+        if failures[0] < 2:
+            failures[0] += 1
+            raise OSError(24, "Too many open files")
+        return StatusPage(*args)
+
+    async def hear() -> None:
+        memory = create_shared_memory()
+        clear_page(memory, 1)
+        frontends = EngineFrontends("0", house.asked.append, house.loader, memory)
+        infos = [start_null_engine(NULL)[1] for _ in range(2)]
+        for info in infos:  # the second process comes while the tokenizer is read
+            address = f"ipc://{tmp_path}/a"
+            frontends.handle(EngineUp(name="a", config=NULL, info=info, address=address, page=1))
+        async with asyncio.timeout(30):
+            await frontends.connected.wait()
+        model = house.models.entry("a").model
+        assert model is not None
+        assert model.engine.info is infos[1]
+        frontends.handle(EngineDown(name="a", will_return=True))
+        failures[0] = 0
+        frontends.handle(EngineUp(name="a", config=NULL, info=infos[0], address=address, page=1))
+        assert model.engine.is_restarting
+        async with asyncio.timeout(30):
+            while not model.engine.is_alive:
+                await asyncio.sleep(0.01)
+        await model.engine.close()
+
+    monkeypatch.setattr(worker, "StatusPage", fail_twice)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.01)
+    asyncio.run(hear())
+    assert failures == [2]
 
 
 def on_demand(**settings: Any) -> House:

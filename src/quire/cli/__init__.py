@@ -79,8 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"
         return _fail(ConfigError(text), 1)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
 
 
 def _open_standard_streams() -> None:
@@ -134,6 +132,10 @@ def _run(argv: list[str]) -> int:
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     try:
         status: int = command.run(argv[1:])
+    except SystemExit as end:  # argparse's after --help, and that of rich for a closed pipe
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        return end.code if isinstance(end.code, int) else 0
     except FileError:  # which has no options
         raise
     except UserError as error:

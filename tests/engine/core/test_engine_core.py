@@ -220,7 +220,7 @@ class TestLoop:
         while core.stats.num_running < 8:
             core.step()
         core._deadlines = QueueDeadlines(lambda: 0.0)
-        core._deadlines.add("runs0", 0.0)
+        core._deadlines.add("runs0", 0.0, set())
         add(core, "waits", queue_timeout=0.0)
         add(core, "patient")
         deltas_of = run_until_idle(core)
