@@ -145,7 +145,8 @@ def _problem(
 ) -> str | None:
     """The error for what does not fit, with the setting to change; None if all fits.
 
-    left: beside all but the KV cache; negative if that alone does not fit. num_bytes: what the KV cache may take.
+    left: beside all but the KV cache; negative if that alone does not fit. num_bytes: what the KV
+    cache may take.
     """
     if left < 0:
         raised = "raise gpu_memory_utilization, " if config.device.device == "cuda" else ""
