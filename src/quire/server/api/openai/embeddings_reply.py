@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -156,17 +156,16 @@ def _json(
         msgspec.Raw(_encoder.encode(_item(vector_format, index, output)))
         for index, output in enumerate(outputs)
     ]
-    if vector_format.item is PoolingItem:
-        pooled = cast(list[PoolingItem], written)
-        reply: EmbeddingReply | PoolingReply = PoolingReply(
-            id=job.reply_id, created=created, data=pooled, model=job.model, usage=usage
+    reply = PoolingReply if vector_format.item is PoolingItem else EmbeddingReply
+    return _encoder.encode(
+        reply(
+            id=job.reply_id,
+            created=created,
+            data=cast(Any, written),
+            model=job.model,
+            usage=usage,
         )
-    else:
-        embedded = cast(list[Embedding], written)
-        reply = EmbeddingReply(
-            id=job.reply_id, created=created, data=embedded, model=job.model, usage=usage
-        )
-    return _encoder.encode(reply)
+    )
 
 
 def _item(
