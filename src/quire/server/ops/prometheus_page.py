@@ -93,15 +93,15 @@ def expose(
     total: Total,
     gpu_hour_cost: float | None,
     accept: str,
-    conditions: Sequence[ModelStatus] = (),
+    statuses: Sequence[ModelStatus] = (),
 ) -> tuple[bytes, str]:
     """The text and its content type, in the format that the Accept header asks for.
 
-    conditions: the state of all models, loaded or not.
+    statuses: the state of all models, loaded or not.
     """
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ScrapeCollector(total, gpu_hour_cost, conditions))
+    registry.register(_ScrapeCollector(total, gpu_hour_cost, statuses))
     return _as_llama_cpp(encode(registry)), media_type
 
 
@@ -118,16 +118,16 @@ class _ScrapeCollector(Collector):
     """The metric families of one scrape."""
 
     def __init__(
-        self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelStatus]
+        self, total: Total, gpu_hour_cost: float | None, statuses: Sequence[ModelStatus]
     ) -> None:
         self._total = total
         self._gpu_hour_cost = gpu_hour_cost
-        self._conditions = conditions
+        self._statuses = statuses
 
     def collect(self) -> Iterator[Metric]:
         """All metric families, each with the values of all engines."""
         engines = list(self._total.engines.items())
-        yield from _models(self._conditions)
+        yield from _models(self._statuses)
         yield from _engine_gauges(engines)
         yield from _engine_counters(engines)
         yield from _requests(engines)
@@ -140,13 +140,13 @@ class _ScrapeCollector(Collector):
 Engines = list[tuple[str, EngineTotal]]
 
 
-def _models(conditions: Sequence[ModelStatus]) -> Iterator[Metric]:
+def _models(statuses: Sequence[ModelStatus]) -> Iterator[Metric]:
     """State and memory of models; one that is being loaded or unloaded counts with its memory."""
-    loaded = [((model.name,), float(model.state == "loaded")) for model in conditions]
+    loaded = [((model.name,), float(model.state == "loaded")) for model in statuses]
     yield _gauge("quire:model_loaded", "1 for a loaded model, else 0.", loaded)
     sizes = [
         ((model.name,), 0 if model.state == "unloaded" else model.num_bytes)
-        for model in conditions
+        for model in statuses
         if model.num_bytes is not None
     ]
     text = "Planned memory of a model's process; 0 while it is unloaded."
