@@ -6,7 +6,8 @@ weight is rounded, with inputs that come from what is rounded already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
@@ -75,14 +76,16 @@ class LayerRounding:
     ) -> Coded:
         """The codes of the chosen linear layers, which from then on multiply by these."""
         names = [name for name in self._linears if name in chosen]
-        known = self._rescale(inputs, names)
+        with _tensor_float_32():
+            known = self._rescale(inputs, names)
         if self._method.rounding == "nearest" or not names:
             return {name: self._take(name, self._nearest(name, known.get(name))) for name in names}
         assert exact is not None
         if self._method.rounding == "gptq":
             return self._round_in_turn(inputs, exact.before, names, known)
         learner = RoundingLearner(self._layer, self._run, grid_of(self._layout), known, names)
-        return dict(learner.learn(inputs, exact.after, self._recipe.steps, self._recipe.seed))
+        with _tensor_float_32():
+            return dict(learner.learn(inputs, exact.after, self._recipe.steps, self._recipe.seed))
 
     def _rescale(self, inputs: list[Tensor], names: list[str]) -> dict[str, GroupScales]:
         """Move scales between weights and inputs; the scales of groups where that decides them."""
@@ -141,6 +144,20 @@ class LayerRounding:
     def _take(self, name: str, rows: CodedRows) -> CodedRows:
         set_weight(self._linears[name], rows.numbers())
         return rows
+
+
+@contextmanager
+def _tensor_float_32() -> Iterator[None]:
+    """Let GPUs multiply float32 by tensor cores, several times as fast, with 10 bits of mantissa.
+
+    What is searched for compares errors of four bits; on an 82M model the loss was the same.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def grid_of(layout: CheckpointLayout) -> IntegerGrid:
