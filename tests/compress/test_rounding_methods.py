@@ -289,3 +289,20 @@ def test_groups_in_order_of_activations_are_stored(tmp_path: Path) -> None:
     assert len(wanted) == 14
     for _, tensor in checkpoint.tensors(wanted):
         assert torch.bincount(tensor).tolist() == [32] * (len(tensor) // 32)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8+gptq"])
+def test_corrected_weights_come_closer_to_the_base_model(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "base")
+
+    def divergence(out: Path) -> float:
+        quantize(tmp_path / "base", out, Recipe(method=method, group_size=32))
+        pair = ModelParts(tmp_path / "base", CPU), ModelParts(out, CPU)
+        report = compare_models(*pair, SAMPLES.calibration, [], lambda *_: None)
+        return float(report["kl_divergence"]["mean"])
+
+    with_correction = divergence(tmp_path / "corrected")
+    monkeypatch.setattr("quire.compress.input_errors._SHARE", 0.0)
+    assert with_correction < 0.8 * divergence(tmp_path / "plain")
