@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 import pytest
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 
 # Loads anyio's part for asyncio now. pytest parses it, for anyio has a plugin, and CPython 3.11
 # fails to parse where a finalizer's warning becomes an error meanwhile.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 from test_processes import Server, wait_until
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import anthropic
 import openai
 import pytest
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 
 MODEL = "quire-tiny"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium, find_chromium
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 
 from quire.hub import resolve_model
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from quire_server import end_server, start_server
+from server_process import end_server, start_server
 
 NUM_STREAMS = 8
 LENGTH = 200

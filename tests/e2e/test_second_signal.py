@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 
-from quire_server import running_server
+from server_process import running_server
 
 NUM_STREAMS = 6
 PATIENCE = 30.0

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 
 from quire.bench.client import stream_request
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import set_num_threads

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from quire_server import end_server, running_server
+from server_process import end_server, running_server
 
 from quire.config import EngineConfig
 from quire.engine.frontend.async_engine import AsyncEngine

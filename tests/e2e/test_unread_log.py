@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from quire_server import Server, end_server, running_server
+from server_process import Server, end_server, running_server
 
 REQUESTS = 2_000
 
