@@ -96,7 +96,8 @@ def _open_standard_streams() -> None:
 def _print_any_text() -> None:
     """Escape what an output's encoding lacks, as in ASCII: else it would end the command."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        # strict, or surrogateescape in the C locale, which lacks all but bytes of names of files
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 
