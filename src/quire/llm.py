@@ -13,12 +13,7 @@ from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
-from quire.core.request_output import (
-    EmbeddingOutput,
-    RequestOutput,
-    Score,
-    ScoreOutput,
-)
+from quire.core.request_output import EmbeddingOutput, RequestOutput, Score, ScoreOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
@@ -176,7 +171,7 @@ class LLM(ModelOwner):
             raise invalid_value(name, "unknown option; remove it")
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
-        ends = self.tokenizer.end_ids(self.info.eos_token_ids, limits.vocab_size)
+        ends = self._engine.eos_token_ids
         generate = partial(self.generate, use_tqdm=use_tqdm)
         return [
             output.decoded(self.tokenizer.decode)

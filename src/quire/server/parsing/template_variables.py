@@ -37,10 +37,8 @@ def known_defaults(
     variables: the names that the template reads.
     """
     if unread := [name for name in defaults if name not in variables]:
-        logger.warning(
-            "default_chat_template_kwargs: the chat template of %s does not read %s",
-            *(model, ", ".join(unread)),
-        )
+        text = "default_chat_template_kwargs: the chat template of %s does not read %s"
+        logger.warning(text, model, ", ".join(unread))
     return {name: value for name, value in defaults.items() if name in variables}
 
 
