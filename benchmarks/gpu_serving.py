@@ -203,7 +203,8 @@ class Bench:
     def _report_failure(self, workload: Workload, level: float, why: str) -> None:
         self.num_failed += 1
         print(f"{level:>7g} failed: {why}", flush=True)
-        self._results.add("levels", self._row(workload, level) | {"ok": 0, "errors": {why: 1}})
+        if why != _NO_TIME:  # which says nothing of the level, and earlier figures stay
+            self._results.add("levels", self._row(workload, level) | {"ok": 0, "errors": {why: 1}})
 
     @property
     def _left(self) -> float:

@@ -225,7 +225,7 @@ def _save(measured: dict[str, Any], row: dict[str, Any], results: Path) -> None:
     if path.is_file():
         found = json.loads(path.read_text())
         if measured.items() <= found.items():
-            rows = found["rows"]
+            rows = record.earlier_rows(path)
     key = (row["what"], row["by"])
     rows = [each for each in rows if (each["what"], each.get("by")) != key]
     record.save(NAME, measured | {"rows": [*rows, row]}, results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import re
 import shlex
 import subprocess
@@ -342,6 +343,17 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert interrupted.is_set()
     interrupted.clear()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter in the C locale
+def test_an_output_gets_escapes_of_what_it_lacks(
+    errors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors=errors))
+    assert main(["--version"]) == 0
+    print("·", flush=True)
+    assert raw.getvalue().endswith(rb"\xb7" + b"\n")
 
 
 @pytest.mark.parametrize("words", ["serve --help", "serve --dry-run"])  # argparse's, and rich's

@@ -13,7 +13,8 @@ from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import foldings
 from quire.compress.hessian_rounding import HessianRounding
-from quire.compress.input_statistics import InputStatistics, input_statistics
+from quire.compress.input_errors import corrected
+from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
 from quire.compress.integer_grid import IntegerGrid
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
@@ -186,6 +187,33 @@ def test_moved_scales_leave_the_layers_results(tmp_path: Path, family: str) -> N
         scale = torch.rand(folding.linear.k, generator=drawn) * 3 + 0.2
         folding.apply(layer, folding.shared(scale), torch.bfloat16)
     torch.testing.assert_close(run(layer, hidden), before, atol=1e-4, rtol=1e-3)
+
+
+def test_weights_are_corrected_for_inputs_with_errors() -> None:
+    """Half of what would undo an error that is linear; nothing where there is none."""
+    drawn = torch.Generator().manual_seed(5)
+    weight, x = (torch.randn(n, 16, generator=drawn) for n in (6, 300))
+    stats = InputStatistics.empty(x)
+    for piece in x.split(90):
+        stats.add(piece, piece * 1.2)
+    torch.testing.assert_close(corrected(weight, stats, 1e-6), weight * 1.1, atol=1e-4, rtol=1e-4)
+    stats.errors = None
+    assert corrected(weight, stats, 1e-6) is weight
+
+
+@torch.no_grad()
+def test_errors_of_inputs_are_those_from_the_exact_layer(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    parts, name = ModelParts(tmp_path, CPU), "mlp.down_proj"
+    layer, exact, run = parts.layer(0), parts.layer(0), LayerRunner(parts, 0, 48)
+    inputs = parts.embed(SAMPLES.calibration)
+    same = input_statistics(layer, run, inputs, [name], ExactLayer(exact, inputs))[name]
+    assert same.errors is not None
+    assert not same.errors.any()
+    weight_of(linears_of(layer)["mlp.gate_up_proj"]).mul_(0.5)
+    changed = input_statistics(layer, run, inputs, [name], ExactLayer(exact, inputs))[name]
+    assert changed.errors is not None
+    assert changed.errors.diagonal().sum() > 0.0
 
 
 @torch.no_grad()

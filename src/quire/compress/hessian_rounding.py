@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.compress.checkpoint_layout import ActOrder
 from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
-from quire.compress.input_statistics import InputStatistics
+from quire.compress.input_statistics import InputStatistics, damped
 from quire.compress.integer_grid import GroupScales, IntegerGrid
 from quire.compress.quantized_rows import FloatCodes, IntegerCodes
 from quire.errors import CheckpointError
@@ -68,12 +68,9 @@ class HessianRounding:
 
     def _factor(self, hessian: Tensor) -> Tensor:
         """The upper Cholesky factor of the inverse Hessian [K, K]. Raises CheckpointError."""
-        diagonal = hessian.diagonal()
-        mean = float(diagonal.mean()) or 1.0
         damping = self.damping
         while damping <= self.damping * _MOST_DAMPING:
-            damped = hessian + torch.diag(torch.full_like(diagonal, damping * mean))
-            lower, failed = torch.linalg.cholesky_ex(damped)
+            lower, failed = torch.linalg.cholesky_ex(damped(hessian, damping))
             if not failed:
                 inverse = torch.cholesky_inverse(lower)
                 upper: Tensor

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +19,8 @@ from quire.models.families.llama import LlamaDecoderLayer
 class InputStatistics:
     """Statistics of the inputs x [T, K] of one linear layer.
 
-    hessian: the mean of x xᵀ [K, K] over tokens; magnitude, largest: mean and maximum of |x| [K].
+    hessian: the mean of x xᵀ [K, K] over tokens; magnitude, largest: mean and maximum of |x| [K];
+    errors: the mean of (x' - x) xᵀ [K, K] for exact inputs x', where these are known.
     The loss of a changed weight, the mean of ||ΔW x||², is the trace of ΔW · hessian · ΔWᵀ.
     """
 
@@ -24,6 +28,7 @@ class InputStatistics:
     magnitude: Tensor
     largest: Tensor
     tokens: int = 0
+    errors: Tensor | None = None
 
     @classmethod
     def empty(cls, like: Tensor) -> InputStatistics:
@@ -31,13 +36,16 @@ class InputStatistics:
         k = like.shape[1]
         return cls(like.new_zeros(k, k), like.new_zeros(k), like.new_zeros(k))
 
-    def add(self, x: Tensor) -> None:
-        """Add the inputs [T, K] of a sample."""
+    def add(self, x: Tensor, exact: Tensor | None = None) -> None:
+        """Add the inputs [T, K] of a sample, and the exact ones."""
         before, self.tokens = self.tokens, self.tokens + len(x)
         share = before / self.tokens
         self.hessian.mul_(share).addmm_(x.t(), x, alpha=1.0 / self.tokens)
         self.magnitude.mul_(share).add_(x.abs().sum(0), alpha=1.0 / self.tokens)
         self.largest = torch.maximum(self.largest, x.abs().amax(0))
+        if exact is not None:
+            known = torch.zeros_like(self.hessian) if self.errors is None else self.errors
+            self.errors = known.mul_(share).addmm_((exact - x).t(), x, alpha=1.0 / self.tokens)
 
     def divided(self, scale: Tensor) -> InputStatistics:
         """Statistics of x / scale [K]."""
@@ -53,31 +61,54 @@ class InputStatistics:
         return float(((change @ self.hessian) * change).sum())
 
 
+class ExactLayer(NamedTuple):
+    """A layer before it is rounded, and the unquantized model's hidden states before it."""
+
+    layer: LlamaDecoderLayer
+    samples: list[Tensor]
+
+
+def damped(hessian: Tensor, damping: float) -> Tensor:
+    """A Hessian [K, K] with a share of its mean diagonal added to the diagonal."""
+    diagonal = hessian.diagonal()
+    mean = float(diagonal.mean()) or 1.0
+    return hessian + torch.diag(torch.full_like(diagonal, damping * mean))
+
+
+def input_statistics(
+    layer: LlamaDecoderLayer,
+    run: LayerRunner,
+    samples: list[Tensor],
+    names: Collection[str],
+    exact: ExactLayer | None = None,
+) -> dict[str, InputStatistics]:
+    """Statistics of the inputs of the named linear layers, for hidden states before the layer."""
+    found: dict[str, InputStatistics] = {}
+    others = repeat({}) if exact is None else _inputs(exact.layer, run, exact.samples, names)
+    for own, other in zip(_inputs(layer, run, samples, names), others, strict=False):
+        for name, x in own.items():
+            found.setdefault(name, InputStatistics.empty(x)).add(x, other.get(name))
+    return found
+
+
 class _Reached(Exception):  # noqa: N818
     """Ends a forward pass once the last of the wanted inputs is known."""
 
 
-def input_statistics(
+def _inputs(
     layer: LlamaDecoderLayer, run: LayerRunner, samples: list[Tensor], names: Collection[str]
-) -> dict[str, InputStatistics]:
-    """Statistics of the inputs of the named linear layers, for hidden states before the layer."""
-    found: dict[str, InputStatistics] = {}
-    if not names:
-        return found
-    waiting = set[str]()
+) -> Iterator[dict[str, Tensor]]:
+    """The inputs [T, K] of the named linear layers, a batch of samples at a time."""
+    found: dict[str, Tensor] = {}
 
     def add(name: str, x: Tensor) -> None:
-        if name in waiting:
-            found.setdefault(name, InputStatistics.empty(x)).add(x)
-            waiting.discard(name)
-            if not waiting:
-                raise _Reached
+        if name in names:
+            found[name] = x
+        if len(found) == len(names):
+            raise _Reached
 
-    with observed(layer, add):
-        for states in batches(samples):
-            waiting.update(names)
-            try:
-                run(layer, states)
-            except _Reached:
-                continue
-    return found
+    for states in batches(samples):
+        found.clear()
+        with observed(layer, add), suppress(_Reached):
+            run(layer, states)
+        yield found

@@ -7,7 +7,9 @@ weight is rounded, with inputs that come from what is rounded already.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from copy import deepcopy
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +21,8 @@ from quire.compress.clipping import clipped_scales
 from quire.compress.float_grid import FloatGrid
 from quire.compress.foldings import Folding, foldings
 from quire.compress.hessian_rounding import HessianRounding
-from quire.compress.input_statistics import InputStatistics, input_statistics
+from quire.compress.input_errors import corrected
+from quire.compress.input_statistics import ExactLayer, InputStatistics, input_statistics
 from quire.compress.integer_grid import GroupScales, IntegerGrid
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.learned_rounding import RoundingLearner
@@ -39,13 +42,19 @@ _CODEBOOKS: dict[Packing, QuantSpec] = {"nf4": NF4.spec, "mxfp4-pack-quantized":
 Coded = dict[str, CodedRows]  # by the name of a linear layer in its decoder layer
 
 
+class ExactStates(NamedTuple):
+    """Hidden states of samples before and after a layer, in the model that is not quantized."""
+
+    before: list[Tensor]
+    after: list[Tensor]
+
+
 class LayerRounding:
     """Quantizes one decoder layer in place.
 
     run: of samples through it. inputs: hidden states of the samples before it, none where the
-    method does not calibrate. targets: those after it in the model that is not quantized, for
-    learned rounding. chosen: names of the linear layers that are quantized. dtype: of the
-    checkpoint's other tensors.
+    method does not calibrate. exact: None where the method rounds to nearest. chosen: names of the
+    linear layers that are quantized. dtype: of the checkpoint's other tensors.
     """
 
     def __init__(
@@ -62,20 +71,18 @@ class LayerRounding:
         self._method, self._linears = recipe.steps_of_method, linears_of(layer)
 
     def round(
-        self, inputs: list[Tensor], targets: list[Tensor] | None, chosen: Collection[str]
+        self, inputs: list[Tensor], exact: ExactStates | None, chosen: Collection[str]
     ) -> Coded:
         """The codes of the chosen linear layers, which from then on multiply by these."""
         names = [name for name in self._linears if name in chosen]
         known = self._rescale(inputs, names)
+        if self._method.rounding == "nearest" or not names:
+            return {name: self._take(name, self._nearest(name, known.get(name))) for name in names}
+        assert exact is not None
         if self._method.rounding == "gptq":
-            return self._round_in_turn(inputs, names, known)
-        if self._method.rounding == "signround" and names:
-            assert targets is not None
-            grid = grid_of(self._layout)
-            learner = RoundingLearner(self._layer, self._run, grid, known, names)
-            steps, seed = self._recipe.steps, self._recipe.seed
-            return dict(learner.learn(inputs, targets, steps, seed))
-        return {name: self._take(name, self._nearest(name, known.get(name))) for name in names}
+            return self._round_in_turn(inputs, exact.before, names, known)
+        learner = RoundingLearner(self._layer, self._run, grid_of(self._layout), known, names)
+        return dict(learner.learn(inputs, exact.after, self._recipe.steps, self._recipe.seed))
 
     def _rescale(self, inputs: list[Tensor], names: list[str]) -> dict[str, GroupScales]:
         """Move scales between weights and inputs; the scales of groups where that decides them."""
@@ -105,17 +112,22 @@ class LayerRounding:
         return best_scale(weight, stats, grid_of(self._layout), folding, loss_of)
 
     def _round_in_turn(
-        self, inputs: list[Tensor], names: list[str], known: dict[str, GroupScales]
+        self,
+        inputs: list[Tensor],
+        exact_inputs: list[Tensor],
+        names: list[str],
+        known: dict[str, GroupScales],
     ) -> Coded:
         """Round linear layers one after the other, each for the inputs that it then gets."""
         layout, coded = self._layout, Coded()
         is_float = layout.packing == "float-quantized"
         grid = FloatGrid(layout.scale_dtype) if is_float else grid_of(layout)
         rounding = HessianRounding(grid, layout.act_order, self._recipe.damping)
+        exact = ExactLayer(deepcopy(self._layer), exact_inputs)
         for name in names:
-            stats = input_statistics(self._layer, self._run, inputs, [name])[name]
-            rows = rounding(weight_of(self._linears[name]), stats, known.get(name))
-            coded[name] = self._take(name, rows)
+            stats = input_statistics(self._layer, self._run, inputs, [name], exact)[name]
+            weight = corrected(weight_of(self._linears[name]), stats, self._recipe.damping)
+            coded[name] = self._take(name, rounding(weight, stats, known.get(name)))
         return coded
 
     def _nearest(self, name: str, scales: GroupScales | None) -> CodedRows:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quire.compress.checkpoint_layout import CheckpointLayout
-from quire.compress.layer_rounding import Coded, LayerRounding
+from quire.compress.layer_rounding import Coded, ExactStates, LayerRounding
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts, linears_of, stored_norm, weight_of
 from quire.compress.recipe import Recipe
@@ -80,7 +80,7 @@ class Quantization:
         self.files.open(self._record())
         torch.manual_seed(self.recipe.seed)
         hidden = self.parts.embed(self.samples.calibration) if method.calibrates else []
-        exact = list(hidden) if method.rounding == "signround" else None
+        exact = list(hidden) if method.rounding != "nearest" else None
         for index in range(len(spec.layers)):
             notify("quantizing", index, len(spec.layers))
             hidden, exact = self._layer(index, hidden, exact)
@@ -99,17 +99,18 @@ class Quantization:
         run = LayerRunner(self.parts, index, max(map(len, hidden), default=0))
         is_written = self.files.path(index).is_file()
         layer = None if is_written and exact is None else self.parts.layer(index)
+        states = None
         if exact is not None and layer is not None:
-            exact = run.each(layer, exact)
+            states = ExactStates(exact, run.each(layer, exact))
         if not is_written:
             assert layer is not None
             spec, dtype = self.parts.spec.layers[index], torch_dtype(self.parts.config.dtype)
             rounding = LayerRounding(self.recipe, self.layout, spec, layer, run, dtype)
-            coded = rounding.round(hidden, exact, self._chosen(index))
+            coded = rounding.round(hidden, states, self._chosen(index))
             self.files.write(index, self._tensors(index, layer, coded))
         if hidden and index + 1 < len(self.parts.spec.layers):  # which nothing reads after the last
             hidden = run.each(self._stored(index), hidden)
-        return hidden, exact
+        return hidden, None if states is None else states.after
 
     def _stored(self, index: int) -> LlamaDecoderLayer:
         """A layer as its file has it, so that a run that is taken up goes on from equal numbers."""

@@ -157,7 +157,7 @@ class EngineFrontends:
                         why=message.why,
                     )
             case ModelStatus():
-                self.loader.set_condition(message)
+                self.loader.set_status(message)
             case ReleaseModel():
                 self.run_task(self.loader.leave(message))
 
@@ -181,7 +181,7 @@ class EngineFrontends:
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
         except QuireError as error:
-            if self.loader.models.entry(up.name).condition.at_start:
+            if self.loader.models.entry(up.name).status.at_start:
                 self._send(StartFailed.by(error))
             else:
                 await self._links.pop(up.name).close()
@@ -197,7 +197,7 @@ class EngineFrontends:
 
     def _check_complete(self) -> None:
         entries = self.loader.models.entries()
-        if all(entry.model is not None for entry in entries if entry.condition.at_start):
+        if all(entry.model is not None for entry in entries if entry.status.at_start):
             self.connected.set()
 
 

@@ -9,6 +9,8 @@ import queue
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -142,6 +144,45 @@ def test_what_is_no_zeromq_is_hung_up_on(tmp_path: Path) -> None:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         assert engine.receive(0.1) == []
     engine.close()
+
+
+FEW_DESCRIPTORS = """
+import asyncio, os, resource, sys
+import zmq
+from quire.engine.processes.ipc import EngineConnection
+
+def connect():
+    return EngineConnection(f"ipc://{sys.argv[1]}/none", "front", print)
+
+async def main():
+    connect().close()  # to an engine that has died since
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    files = []
+    try:
+        while True:
+            files.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    for _ in range(8):
+        try:
+            connection = connect()
+        except zmq.ZMQError as error:
+            print(error)
+        else:
+            await asyncio.sleep(0.01)
+            connection.close()
+            await asyncio.sleep(0.01)
+        os.close(files.pop())
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_without_file_descriptors_does_not_die_of_a_new_engine(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Too many open files" in done.stdout
 
 
 # ---------------------------------------------------------------------- fronts and engines

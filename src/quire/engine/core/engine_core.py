@@ -258,14 +258,10 @@ class EngineCore:
                 if failure is not None:
                     raise failure
                 self._scheduler.add(request)
-                continue
-            except InvalidRequestError as refusal:
-                self._refuse(request.request_id, str(refusal), ErrorKind.REQUEST)
-            except Exception:  # any failure ends this request alone
-                logger.exception("a grammar could not be prepared")
-                problem = "the engine could not prepare this request's structured output"
-                self._refuse(request.request_id, problem, ErrorKind.ENGINE)
-            self._grammars.remove(request.request_id)
+            except Exception as error:  # any failure ends this request alone
+                task = "prepare this request's structured output"
+                self._refuse_for(error, request.request_id, task)
+                self._grammars.remove(request.request_id)
 
     def _add(self, message: AddRequest) -> None:
         try:
@@ -282,12 +278,16 @@ class EngineCore:
                 self._grammars.start_compiling(request, request.sampling.structured_outputs)
             self._log.record_arrival(message.request_id, request.num_prompt_tokens)
             self._deadlines.add(message.request_id, message.queue_timeout, self._log.unfinished)
-        except InvalidRequestError as refusal:
-            self._refuse(message.request_id, str(refusal), ErrorKind.REQUEST)
-        except Exception:  # a message that no check foresaw fails alone
-            logger.exception("a request could not be added")
-            problem = "the engine could not take this request"
-            self._refuse(message.request_id, problem, ErrorKind.ENGINE)
+        except Exception as error:  # a message that no check foresaw fails alone
+            self._refuse_for(error, message.request_id, "take this request")
+
+    def _refuse_for(self, error: Exception, request_id: str, task: str) -> None:
+        """Refuse a request that raised an error; only the texts of refusals are for clients."""
+        if isinstance(error, InvalidRequestError):
+            self._refuse(request_id, str(error), ErrorKind.REQUEST)
+        else:
+            logger.error("the engine could not %s", task, exc_info=error)
+            self._refuse(request_id, f"the engine could not {task}", ErrorKind.ENGINE)
 
     def _refuse(self, request_id: str, error: str, kind: ErrorKind) -> None:
         self._deltas.append(

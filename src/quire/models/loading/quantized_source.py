@@ -100,7 +100,7 @@ class QuantizedSource:
 
 
 def quantized_sources(
-    model_config: ModelConfig, scheme: FormatChoice | None, prefix: str = ""
+    model_config: ModelConfig, scheme: FormatChoice | None, prefix: str
 ) -> list[QuantizedSource]:
     """The quantized weights of a checkpoint.
 

@@ -112,7 +112,7 @@ class OllamaModels:
         for name, entry in self._models.named_entries():
             if entry.model is not None and entry.is_usable:
                 one, info = self._tagged(name, entry), entry.model.engine.info
-                one.size = entry.condition.num_bytes or 0
+                one.size = entry.status.num_bytes or 0
                 one.size_vram = one.size if info.device != "cpu" else 0
                 one.expires_at, one.context_length = _NEVER, info.limits.max_model_len
                 found.append(one)

@@ -19,7 +19,12 @@ from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
-from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
+from quire.server.api.common.embedding_runner import (
+    embed_all,
+    encode_vectors,
+    start_embedding,
+    vector_of,
+)
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
@@ -170,24 +175,17 @@ async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
     scores = await encode_vectors(partial(_cosines, num_queries=request.num_queries), outputs)
-    count = sum(len(output.prompt_token_ids) for output in outputs)
-    usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+    usage = EmbeddingUsage.of(outputs)
     reply = _rerank_reply if request.rerank is not None else _score_reply
     await send_complete(send, 200, msgspec.json.encode(reply(request, scores, usage)))
 
 
 def _cosines(outputs: Sequence[RequestOutput], num_queries: int) -> list[float]:
     """The cosine of each document's vector and its query's; vectors have the length 1."""
-    vectors = [_vector(output) for output in outputs]
+    vectors = [memoryview(vector_of(output)).cast("f") for output in outputs]
     queries, documents = vectors[:num_queries], vectors[num_queries:]
     pairs = zip(queries if len(queries) > 1 else repeat(queries[0]), documents, strict=False)
     return [sum(map(mul, query, document)) for query, document in pairs]
-
-
-def _vector(output: RequestOutput) -> memoryview[float]:
-    data = output.embedding
-    assert data is not None, "a request for an embedding got none"
-    return memoryview(data).cast("f")
 
 
 def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> ScoreReply:
