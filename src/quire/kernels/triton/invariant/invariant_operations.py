@@ -16,11 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.kernels.operands import Fp8Weight, LinearWeight, ResidualState, Rows
+from quire.kernels.operands import ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.ops.after_linear import add_norm, silu_rows
-from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of
-from quire.kernels.triton.ops.linear_table import pack as pack_words
+from quire.kernels.triton.ops.linear_table import GpuWeight, linear_of, pack_unread
 from quire.kernels.triton.ops.rounded_rows import rows_for
 from quire.kernels.triton.step.elementwise import gelu_and_mul
 
@@ -30,11 +29,6 @@ _BY_ROW = {
     "rope_write_kv", "build_inputs", "finish_step", "move", "penalise", "normalized_rows",
     "order_gate_up",
 }  # fmt: skip
-
-
-def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`. Codes in FP8 stay as they are: the GEMM reads them."""
-    return weight if isinstance(weight, Fp8Weight) else pack_words(weight)
 
 
 def linear(x: Rows, weight: GpuWeight, bias: Tensor | None) -> Tensor:
@@ -77,7 +71,7 @@ def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callabl
     """A device's operations with batch-invariant ones in place of those that are not."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
     return by_row | {
-        "pack": pack, "linear": linear, "rms_norm_linear": rms_norm_linear,
+        "pack": pack_unread, "linear": linear, "rms_norm_linear": rms_norm_linear,
         "linear_silu": linear_silu, "linear_gelu": linear_gelu,
         "linear_add_norm": linear_add_norm, "attention": attention,
     }  # fmt: skip
