@@ -23,7 +23,7 @@ from peers.bench import SHAPE, Answer, Bench, add_options
 from peers.disturbance import busy_seconds
 from peers.install import PeerCache
 from peers.rows import Row, ours
-from record import RESULTS, save
+from record import RESULTS, earlier_rows, require, save
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "cpu-growth.png"
 SHORT = 128  # tokens of context of many streams
@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--name", default="cpu_growth", help="name of the result file")
     parser.add_argument("--plot-only", action="store_true", help="draw the result file again")
     args = parser.parse_args()
+    require("matplotlib")  # better now than after an hour
     if not args.plot_only:
         run(args)
     plot(json.loads((RESULTS / f"{args.name}.json").read_text()), PICTURE)
@@ -203,8 +204,7 @@ def run(args: argparse.Namespace) -> None:
     rows = [row for row in ours() if args.rows is None or row.weights in args.rows]
     peer_cache = PeerCache(args.cache)
     bench = Bench(args, peer_cache, peer_cache.models(rows, SHAPE))
-    path = RESULTS / f"{args.name}.json"
-    found = json.loads(path.read_text())["rows"] if path.is_file() else []
+    found = earlier_rows(RESULTS / f"{args.name}.json")
     measured: dict[str, Answer] = {row["weights"]: row for row in found}
     for row in rows:
         measured[row.weights] = measure(bench, row, args)

@@ -197,6 +197,8 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="kernels that are left out")
     parser.add_argument("--name", default="cpu_linear", help="name of the result file")
     args = parser.parse_args()
+    if unknown := {*args.layers.split(",")} - {*SHAPES}:
+        parser.error(f"--layers: {unknown.pop()!r} is none of {', '.join(SHAPES)}")
     set_num_threads(args.threads)
     limits = {"read_gb_per_s": round(read_bandwidth(), 1)} | operation_rates(args.threads)
     print(limits, file=sys.stderr, flush=True)

@@ -109,7 +109,6 @@ async def run_case(
     after = await server.census()
     return _row(case, quiet, watch, found) | {
         "leaked_blocks": left.used - blocks.used,
-        "before": asdict(before),
         "after": asdict(after),
         "leaked": _leaks(before, after),
     }

@@ -384,5 +384,6 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    source, target, *kinds = sys.argv[1:]
-    write_checkpoint(Path(source), Path(target), kinds[0] if kinds else "Q8_0")
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], *([kind] for kind in _KINDS)):
+        sys.exit(f"python gguf_files.py CHECKPOINT FILE [TYPE]; types: {', '.join(_KINDS)}")
+    write_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), *(sys.argv[3:] or ["Q8_0"]))

@@ -107,12 +107,18 @@ class Bench:
             if not own.exists():
                 own.mkdir()
                 make_folder(shape_folder(workload.shape), own)
+                if self._args.uniform_weights:
+                    from workloads.uniform_weights import write_uniform_weights
+
+                    write_uniform_weights(own)
             options["model"] = str(own)
             lengths = [each.input_len + each.output_len for each in (workload, *SATURATED)]
             if workload.name in {each.name for each in VARIED}:
                 lengths = [VARIED_MODEL_LEN]
             longest = max(lengths) if workload.is_steady else max(MAX_MODEL_LEN, lengths[0])
-            options |= {"load_format": "dummy", "max_model_len": longest}
+            options["max_model_len"] = longest
+            if not self._args.uniform_weights:
+                options["load_format"] = "dummy"
         else:
             options["model"] = self._args.model
         if workload.is_steady:
@@ -191,12 +197,14 @@ class Bench:
 
     def _row(self, workload: Workload, level: float | None) -> dict[str, Any]:
         row = {"workload": workload.name, "backend": self._backend_name, "label": self._args.label}
-        return row | {"level": level, "model": self._args.model or workload.shape}
+        row |= {"level": level, "model": self._args.model or workload.shape}
+        return row | ({"weights": "uniform"} if self._args.uniform_weights else {})
 
     def _report_failure(self, workload: Workload, level: float, why: str) -> None:
         self.num_failed += 1
         print(f"{level:>7g} failed: {why}", flush=True)
-        self._results.add("levels", self._row(workload, level) | {"ok": 0, "errors": {why: 1}})
+        if why != _NO_TIME:  # which says nothing of the level, and earlier figures stay
+            self._results.add("levels", self._row(workload, level) | {"ok": 0, "errors": {why: 1}})
 
     @property
     def _left(self) -> float:
@@ -240,6 +248,9 @@ def parse() -> tuple[argparse.Namespace, dict[str, Any]]:
     parser.add_argument("--input-len", type=int, default=None, help="in place of the workload's")
     parser.add_argument("--output-len", type=int, default=None, help="likewise")
     parser.add_argument("--model", default=None, help="in place of the random weights")
+    parser.add_argument(
+        "--uniform-weights", action="store_true", help="random ones like vLLM's: uniform in ±0.001"
+    )
     parser.add_argument("--label", default="bf16", help="what the rows are called in the tables")
     parser.add_argument("--name", default=None, help="of the result file")
     parser.add_argument("--out", default=str(record.RESULTS), help="folder of the result file")

@@ -97,7 +97,8 @@ def main() -> None:
     ratios = {
         key: round(off[key] / on[key], 2) for key in ("one_by_one_ttft_ms", "together_ttft_p50_ms")
     }
-    save(args.name, {"rows": rows, "off_over_on": ratios})
+    sizes = {name: getattr(args, name) for name in ("prompts", "input_len", "shared_len")}
+    save(args.name, sizes | {"rows": rows, "off_over_on": ratios})
     table = Table("", "on", "off", title="prefix caching, bundled model")
     for key in on:
         if key != "prefix_caching":

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -209,8 +208,7 @@ def _row(
         report = compare_models(*pair, samples.verification, [], lambda *_: None)
     for part in ("layers", "bytes", "pooled_cosine"):
         del report[part]
-    today = date.today().isoformat()
-    row = {"what": name, "by": who, "date": today, "seconds": seconds, **report}
+    row = {"what": name, "by": who, "seconds": seconds, **report}
     print(name, "by", who, brief(row), f"{seconds} s", flush=True)
     return row
 
@@ -227,7 +225,7 @@ def _save(measured: dict[str, Any], row: dict[str, Any], results: Path) -> None:
     if path.is_file():
         found = json.loads(path.read_text())
         if measured.items() <= found.items():
-            rows = found["rows"]
+            rows = record.earlier_rows(path)
     key = (row["what"], row["by"])
     rows = [each for each in rows if (each["what"], each.get("by")) != key]
     record.save(NAME, measured | {"rows": [*rows, row]}, results)

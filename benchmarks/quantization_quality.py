@@ -13,7 +13,6 @@ Rows of queries round these to the cache's type, as prompts on Hopper do.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -87,10 +86,8 @@ def main() -> None:
         load(folder, model_config, "none", replace(own, attention=partial(attend, rounded)))
         for rounded in (queries_fp8, queries_int8)
     )
-    earlier = args.results / "quantization_quality.json"
-    stored = (
-        {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
-    )
+    earlier = record.earlier_rows(args.results / "quantization_quality.json")
+    stored = {row["what"]: row for row in earlier}
     exact = [score(plain, model_config, ids, "auto") for ids in samples]
     rows = []
     for name, model, cache in (
@@ -109,7 +106,7 @@ def main() -> None:
         ("FP8 weights, activations and KV cache", on_gpu, "fp8"),
     ):
         if args.only is not None and not name.startswith(args.only):
-            rows.append(stored[name])
+            rows += [stored[name]] if name in stored else []
             continue
         found = [score(model, model_config, ids, cache) for ids in samples]
         rows.append({"what": name, **compare(samples, exact, found)})

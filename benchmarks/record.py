@@ -65,6 +65,14 @@ def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
     return path
 
 
+def earlier_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a result file, each with date and command of its run; none without a file."""
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text())
+    return [{name: found[name] for name in ("date", "command")} | row for row in found["rows"]]
+
+
 def text_of(result: dict[str, Any]) -> str:
     """A result as JSON: each item of its lists on a line, numbers with six digits."""
     parts = []

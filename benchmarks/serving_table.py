@@ -182,8 +182,12 @@ def _table(workload: Workload, label: str, peer: Row, ours: Row) -> str:
 def _cell(row: Row, workload: Workload) -> str:
     if row.get("errors") and not row.get("ok"):
         return "failed"
-    if not row:
-        return "-"
+    if failed := sum(row.get("errors", {}).values()):
+        return f"{_figures(row, workload)} ({failed} of {row['n']} failed)"
+    return _figures(row, workload) if row else "-"
+
+
+def _figures(row: Row, workload: Workload) -> str:
     if workload.is_open:
         return f"{_number(row.get('lat_p50'))} / {_number(row.get('lat_p99'))}"
     ttft, itl = (

@@ -101,7 +101,8 @@ def prefix_caching(result: Result) -> str:
     """Hit rate and time to first token, caching on and off."""
     on, off = result["rows"]
     lines = [
-        "100 voice-bot prompts of 1,950 tokens that share 1,750, bundled model:",
+        f"{result['prompts']} voice-bot prompts of {result['input_len']:,} tokens that share "
+        f"{result['shared_len']:,}, bundled model:",
         "",
         "| | caching on | off | off / on |",
         "|---|---|---|---|",
@@ -242,11 +243,22 @@ def source(name: str, result: Result, up: str) -> str:
     instructions = hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"]
     gpu = f"{result['gpu']}, " if "gpu" in result else ""
     triton = f", Triton {versions['triton']}" if gpu else ""
+    runs = [*_earlier_runs(result), result]
+    days = sorted({run["date"] for run in runs})
+    commands = dict.fromkeys(f"`{run['command']}`" for run in runs)
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
     return (
-        f"{result['date']}, {gpu}{hardware['cpu']}, {hardware['cores']} cores "
-        f"({', '.join(instructions)}), torch {versions['torch']}{triton}: `{result['command']}`, "
-        f"[results/{name}.json]({up}benchmarks/results/{name}.json)."
+        f"{when}, {gpu}{hardware['cpu']}, {hardware['cores']} cores "
+        f"({', '.join(instructions)}), torch {versions['torch']}{triton}: "
+        f"{', '.join(commands)}, [results/{name}.json]({up}benchmarks/results/{name}.json)."
     )
+
+
+def _earlier_runs(result: Result) -> list[Result]:
+    """The rows that stayed from earlier runs (`record.earlier_rows`)."""
+    rows = result.get("rows")
+    dicts = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [row for row in dicts if {"date", "command"} <= row.keys()]
 
 
 def gguf_quality(result: Result) -> str:

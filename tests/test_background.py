@@ -12,14 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from quire.background import (
-    MODULE,
-    NICENESS,
-    BackgroundThreads,
-    hurry,
-    is_hurried,
-    lower_priority,
-)
+from quire.background import MODULE, NICENESS, BackgroundThreads, hurry, is_hurried, lower_priority
 from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.pattern_check import QUICK_CHARS
 

@@ -52,7 +52,6 @@ REFUSED = [
     chat_request.CHAT_REFUSED,
     messages_request.MESSAGES_REFUSED,
     responses_request.RESPONSES_REFUSED,
-    embeddings_request.EMBEDDING_REFUSED,
     tokenize.TOKENIZE_REFUSED,
 ]
 

@@ -98,7 +98,7 @@ def test_who_was_away_has_saved_nothing(clock: Clock) -> None:
     assert abs(began[:10].count("a") - 5) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), num_slots=st.integers(1, 4))
 def test_no_turn_is_lost_when_callers_give_up(seed: int, num_slots: int) -> None:
     rng, slots = random.Random(seed), FairSlots(num_slots)

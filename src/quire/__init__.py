@@ -17,9 +17,7 @@ if TYPE_CHECKING:
         cleanup_dist_env_and_memory,
         print_embeddings,
     )
-    from quire.cli.vllm_scripts import (
-        EngineArgs as AsyncEngineArgs,
-    )
+    from quire.cli.vllm_scripts import EngineArgs as AsyncEngineArgs
     from quire.core.pooling_params import PoolingParams
     from quire.core.request_output import (
         CompletionOutput,

@@ -29,8 +29,7 @@ class KillableProcess:
 
     program: arguments of the interpreter for a program that calls `serve_frames`. name: for
     messages. first: what the program begins with; called when a process is started, which is before
-    the first question.
-    not_now: the message of errors that say nothing about what was asked.
+    the first question. not_now: the message of errors that say nothing about what was asked.
     """
 
     def __init__(

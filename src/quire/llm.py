@@ -13,12 +13,7 @@ from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
 from quire.core.pooling_params import Pooling, PoolingParams
-from quire.core.request_output import (
-    EmbeddingOutput,
-    RequestOutput,
-    Score,
-    ScoreOutput,
-)
+from quire.core.request_output import EmbeddingOutput, RequestOutput, Score, ScoreOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search
@@ -144,7 +139,9 @@ class LLM(ModelOwner):
         if chat_template is not None:
             tokenizer = self._with_template(read_template(chat_template)[1])
         own, how = read_chat(template_kwargs, tokenizer.chat_variables)
-        variables = {**(chat_template_kwargs or {}), **own}
+        if not isinstance(given := chat_template_kwargs or {}, Mapping):
+            raise invalid_value("chat_template_kwargs", f"must be a map, not {given!r:.64}")
+        variables = {**given, **own}
 
         def encode(conversation: list[Message]) -> list[int]:
             rendered = tokenizer.chat_prompt(conversation, **variables)
@@ -174,7 +171,7 @@ class LLM(ModelOwner):
             raise invalid_value(name, "unknown option; remove it")
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
-        ends = self.tokenizer.end_ids(self.info.eos_token_ids, limits.vocab_size)
+        ends = self._engine.eos_token_ids
         generate = partial(self.generate, use_tqdm=use_tqdm)
         return [
             output.decoded(self.tokenizer.decode)
@@ -199,7 +196,7 @@ class LLM(ModelOwner):
         does.
         """
         changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
-        params = (pooling_params or self.info.pooling).changed(**changes)
+        params = self._pooling(pooling_params).changed(**changes)
         found, how = read_call(prompts, encoding)
         outputs = self._engine.embed(found, params, how, use_tqdm=use_tqdm)
         return [_vector(output) for output in outputs]
@@ -242,10 +239,18 @@ class LLM(ModelOwner):
         if len(first) != len(second):
             problem = f"must have as many texts as data_1 ({len(first)}), not {len(second)}"
             raise invalid_value("data_2", problem)
-        params = (pooling_params or self.info.pooling).changed(normalize=True)
+        params = self._pooling(pooling_params).changed(normalize=True)
         outputs = self._engine.embed([*first, *second], params, how, use_tqdm=use_tqdm)
         vectors = [_vector(output) for output in outputs]
         return [_score(*pair) for pair in zip(vectors, vectors[len(first) :], strict=False)]
+
+    def _pooling(self, given: PoolingParams | None) -> PoolingParams:
+        if given is None:
+            return self.info.pooling
+        if not isinstance(given, PoolingParams):
+            problem = f"must be PoolingParams(...), not {type(given).__name__}"
+            raise invalid_value("pooling_params", problem)
+        return given
 
     def classify(self, *_: Any, **__: Any) -> list[EmbeddingOutput]:
         """Raises InvalidRequestError: no family of models here has a classification head."""

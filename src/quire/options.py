@@ -52,17 +52,34 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_ranges(settings: Any) -> None:
-    """Raises ConfigError for a number that is out of its setting's range."""
+    """Raises ConfigError for a number that is out of its setting's range, or text not in UTF-8."""
     for field in dataclasses.fields(settings):
         check_range(field.name, field.metadata["within"], getattr(settings, field.name))
 
 
 def check_range(name: str, within: Range | None, value: Any) -> None:
-    """Raises ConfigError for a number that is out of the range of the setting `name`."""
+    """Raises ConfigError for a number that is out of the range of the setting `name`.
+
+    And for a text that is not UTF-8, which other processes and libraries cannot be told.
+    """
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{name} is {value!r}, which is not UTF-8; rename it") from None
     if within is not None and value is not None:
         least, most = within
         message = f"{name} must be between {least} and {most}, not {value}"
         require(least <= value <= most, message)  # also refuses NaN
+
+
+def json_object(name: str, text: str, example: str) -> dict[str, Any]:
+    """The object that the setting `name` has as JSON text. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        text = f"{name} must be a JSON object, such as {example}, not {text[:64]!r}"
+        raise ConfigError(text) from None
 
 
 class Option(msgspec.Struct, frozen=True):

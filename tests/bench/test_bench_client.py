@@ -34,6 +34,14 @@ def test_completion_answer() -> None:
     assert (result.text, result.error) == ("abc", None)
 
 
+def test_a_role_in_each_chunk_is_no_token_and_hides_none() -> None:
+    deltas = [{"role": "assistant", "content": text} for text in ("", "a", "b", "")]
+    result = ask(
+        chunked([*(event({"choices": [{"delta": d}]}) for d in deltas), b"data:[DONE]\n\n"])
+    )
+    assert (result.text, result.error, len(result.gaps)) == ("ab", None, 1)
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 10_000])
 def test_any_cut_gives_the_same(size: int) -> None:
     whole = b"".join(chat_events("añb€c")) + b": a comment\n\n"
@@ -62,6 +70,11 @@ def test_times_are_those_of_the_tokens() -> None:
     [
         (chunked(chat_events("abc")[:-1]), r"without \[DONE\]"),
         (chunked([*chat_events("abc")[:2], event({"error": {"message": "it broke"}})]), "it broke"),
+        (chunked([event({"error": "it broke", "error_type": "x"})]), "it broke"),
+        (chunked([event([1])]), "Expected `object`"),
+        (chunked([event({"choices": [1]})]), "Expected `object`"),
+        (chunked([event({"choices": [{"delta": {"content": 1}}]})]), "Expected `str"),
+        (chunked([event({"usage": {"completion_tokens": 1}})]), "prompt_tokens"),
         (chunked([b'{"error": {}}'], status="503 Service Unavailable"), "HTTP 503"),
         (chunked([b"data: {\n\n"]), "malformed|truncated"),
         (raw(b""), "does not speak HTTP"),

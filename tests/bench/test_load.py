@@ -12,7 +12,7 @@ from quire.bench.client import RequestResult
 from quire.bench.load import closed_loop
 
 
-@pytest.mark.parametrize(("count", "concurrency"), [(0, 3), (1, 4), (20, 4), (5, 1)])
+@pytest.mark.parametrize(("count", "concurrency"), [(0, 3), (1, 4), (20, 4), (5, 1), (2, 1 << 40)])
 def test_closed_loop(count: int, concurrency: int) -> None:
     seen = Seen()
     done: list[RequestResult] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import COMMANDS, main
+from quire.cli import COMMANDS, main, serve
 from quire.cli.options import human_int
 from quire.errors import EngineError
 from quire.processes import interrupted
@@ -234,6 +235,10 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
             "error: --out is missing; see",
         ),
         (["generate", "-p", "a", "--prepared-weights", ""], "name a folder, or none"),
+        (["cache", "--prepared-weights=--", "rm", "x"], "nothing is stored for 'x'"),
+        (["serve", "--port=--"], "error: --port: must be an integer, not '--'"),
+        (["serve", "--default-chat-template-kwargs", "\udcff"], "must be a JSON object, such as"),
+        (["serve", "--override-generation-config", "[" * 9999, "--dry-run"], "a JSON object, such"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -273,6 +278,15 @@ def test_human_integers(text: str, value: int) -> None:
 def test_wrong_integers(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         human_int(text)
+
+
+def test_none_is_the_default_of_an_option_that_is_a_list() -> None:
+    words = ["--allowed-origins", "None", "--served-model-name=None", "--api-key", "None"]
+    args = serve.make_parser().parse([*words, "--api-key", "a", "--api-key", "b"])
+    assert serve.server_settings(args).allowed_origins is None
+    assert serve.server_settings(args).api_key == "a,b"
+    (plan,) = serve.model_plans(args, serve.server_settings(args))
+    assert plan.name == "quire-tiny"
 
 
 def test_settings_reach_the_tree() -> None:
@@ -331,13 +345,24 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "")
 
 
-def test_reader_that_leaves() -> None:
-    command = f"{sys.executable} -m quire serve --help | head -n 1"
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter in the C locale
+def test_an_output_gets_escapes_of_what_it_lacks(
+    errors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors=errors))
+    assert main(["--version"]) == 0
+    print("·", flush=True)
+    assert raw.getvalue().endswith(rb"\xb7" + b"\n")
+
+
+@pytest.mark.parametrize("words", ["serve --help", "serve --dry-run"])  # argparse's, and rich's
+def test_reader_that_leaves(words: str) -> None:
+    command = f"{sys.executable} -m quire {words} | true"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
-    assert done.stdout.startswith("usage:")
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -356,8 +381,9 @@ def test_errors_name_options(text: str, parsed: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_reported_in_one_line() -> None:
-    command = [sys.executable, "-m", "quire", "--help"]
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["cache", "--help"]])
+def test_a_full_disk_is_reported_in_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "quire", *words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1

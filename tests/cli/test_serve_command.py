@@ -98,6 +98,25 @@ def test_a_signal_before_the_server_is_ready_is_no_failure() -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize("is_unknown", [False, True], ids=["signal", "another model's error"])
+def test_a_download_is_not_waited_for(is_unknown: bool) -> None:
+    """The hub accepts connections, and answers nothing."""
+    with bind("127.0.0.1", 0) as hub:
+        hub.listen()
+        slow = {"HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_DOWNLOAD_TIMEOUT": "600"}
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        models = ["--model", "a=owner/name", *(["--model", "b=./missing"] if is_unknown else [])]
+        with serving(*models, HF_HUB_OFFLINE="0", HF_ENDPOINT=address, **slow) as process:
+            if not is_unknown:
+                hub.settimeout(60)
+                with hub.accept()[0]:
+                    process.send_signal(signal.SIGTERM)
+                    assert process.wait(60) == 0
+            _, err = process.communicate(timeout=60)
+            assert ("./missing" in err) == is_unknown
+            assert process.returncode == (2 if is_unknown else 0)
+
+
 def test_serve_that_cannot_load() -> None:
     with serving("./missing") as process:
         _, err = process.communicate(timeout=20)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli import chat, foreign_options, generate, serve
+from quire.cli.dotted_options import with_joined_members
 from quire.compat import name_homes
 
 # how many options each list has at least, and the commands that its options are given to
@@ -52,6 +53,12 @@ def test_every_option_is_known_as_it_is_written_there(name: str) -> None:
         actions = command.make_parser()._option_string_actions
         found = [f for flags, has in listed for flag in flags for f in faults(flag, has, actions)]
         assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_dot_in_a_name_begins_no_member(name: str) -> None:
+    flags = [flag for each, _ in options(name) for flag in each]
+    assert with_joined_members(flags, int) == flags
 
 
 def test_an_option_with_several_numbers_takes_no_model() -> None:

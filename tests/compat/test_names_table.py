@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.cli import generate, main, serve
@@ -251,6 +252,32 @@ def test_serve_refuses_by_name(line: str, text: str) -> None:
 def test_a_command_takes_its_model_by_an_option_too(line: str) -> None:
     args = generate.make_parser().parse([*line.split(), "-n", "4", "--temp", "0"])
     assert (args.model, args.prompt, args.max_tokens, args.temperature) == ("x", ["a"], 4, 0)
+
+
+@pytest.mark.parametrize("text", ["1.", "007", " 1", "1_000", "1e3", "true", "{}", "--"])
+def test_a_text_under_another_name_stays_as_it_is_written(text: str, tmp_path: Path) -> None:
+    args = generate.make_parser().parse([f"--reverse-prompt={text}", "-a", text, "-p", "a"])
+    assert (args.stop, args.served_model_name) == ([text], text)
+    file = tmp_path / "options.yaml"
+    file.write_text(f"alias: {text if text.isalnum() else repr(text)}\nno-cache-prompt: true\n")
+    args = serve.make_parser().parse(["--config", str(file)])
+    serve.read_config(args)
+    assert (args.served_model_name, args.enable_prefix_caching) == (text, False)
+
+
+def test_a_number_of_yaml_is_a_text_under_another_name_too(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("alias: 1.10\n")
+    args = serve.make_parser().parse(["--config", str(file)])
+    serve.read_config(args)
+    assert args.served_model_name == "1.10"
+
+
+def test_values_of_numpy_are_those_of_python() -> None:
+    config = EngineConfig.from_options(disable_radix_cache=np.bool_(True), swap_space=np.int64(0))
+    assert config == EngineConfig.from_options(enable_prefix_caching=False)
+    with pytest.raises(ConfigError, match=r"^tensor_split array\(\[1, 2\]\) is not supported"):
+        EngineConfig.from_options(tensor_split=np.array([1, 2]))
 
 
 def test_stages_that_are_left_out_are_off() -> None:

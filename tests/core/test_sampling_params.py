@@ -82,33 +82,25 @@ def test_ranges_include_their_ends_and_nothing_beyond(
     assert_names(refusal(**{field: above}), field)
 
 
-@pytest.mark.parametrize("field", FLOATS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_floats_must_be_finite(field: str, value: float) -> None:
-    assert_names(refusal(**{field: value}), field)
-
-
-@pytest.mark.parametrize("field", INTS)
-@pytest.mark.parametrize("value", [1.0, True, "1", [1], math.nan])
-def test_integers_are_integers(field: str, value: Any) -> None:
-    assert_names(refusal(**{field: value}), field)
-
-
-@pytest.mark.parametrize("field", FLOATS)
-@pytest.mark.parametrize("value", [True, "0.5", None, [0.5]])
-def test_numbers_are_numbers(field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            (field, value)
+            for field in FLOATS
+            for value in (math.nan, math.inf, -math.inf, True, "0.5", None, [0.5])
+        ),
+        *((field, value) for field in INTS for value in (1.0, True, "1", [1], math.nan)),
+        *((field, value) for field in BOOLS for value in (1, "true", None)),
+    ],
+)
+def test_values_have_the_kind_of_their_field(field: str, value: Any) -> None:
     assert_names(refusal(**{field: value}), field)
 
 
 @pytest.mark.parametrize("field", FLOATS)
 def test_a_whole_number_is_a_number(field: str) -> None:
     assert getattr(SamplingParams(**{field: 1}), field) == 1
-
-
-@pytest.mark.parametrize("field", BOOLS)
-@pytest.mark.parametrize("value", [1, "true", None])
-def test_switches_are_true_or_false(field: str, value: Any) -> None:
-    assert_names(refusal(**{field: value}), field)
 
 
 @pytest.mark.parametrize("field", INTS)
@@ -333,7 +325,7 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, derandomize=True, database=None)
 @given(field=st.sampled_from(SamplingParams.__struct_fields__), value=anything)
 def test_any_value_is_taken_or_refused_by_name(field: str, value: Any) -> None:
     refused = None

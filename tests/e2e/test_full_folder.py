@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +18,19 @@ SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format",
 
 
 @pytest.fixture
-def small_folder(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)]
+def small_folder() -> Iterator[Path]:
+    """A file system of 256 KiB, with a shorter path than pytest's: sockets are in it."""
+    folder = Path(tempfile.mkdtemp())
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
     if (
         sys.platform != "linux"
         or subprocess.run(mount, capture_output=True, check=False).returncode
     ):
+        folder.rmdir()
         pytest.skip("no file system can be mounted")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=False)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+    folder.rmdir()
 
 
 def fill(folder: Path) -> None:

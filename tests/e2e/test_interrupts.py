@@ -231,15 +231,20 @@ def assert_nothing_is_left(stats: EngineStats) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_at_any_line_of_a_run(tiny_model: Path, error: type[BaseException]) -> None:
-    llm = LLM(str(tiny_model), max_num_seqs=4, max_num_batched_tokens=32, **OPTIONS)
+    sweep(tiny_model, error, FOLDERS, every=2 if error is KeyboardInterrupt else 5)
+
+
+def sweep(model: Path, error: type[BaseException], files: tuple[str, ...], every: int = 1) -> None:
+    """Raise an error at every so many lines of some files; answers stay those of a new engine."""
+    llm = LLM(str(model), max_num_seqs=4, max_num_batched_tokens=32, **OPTIONS)
     expected = texts(llm)
-    count = Raiser(None, error)
+    count = Raiser(None, error, files)
     count.run(lambda: texts(llm))
-    points = moments(count.lines)
-    assert len(points) > 300
+    points = moments(count.lines)[::every]
+    assert len(points) > 60
     last: list[tuple[str, int]] = []
-    for point in points[:: 2 if error is KeyboardInterrupt else 5]:
-        raiser = Raiser(point, error)
+    for point in points:
+        raiser = Raiser(point, error, files)
         with contextlib.suppress(error, EngineError):
             raiser.run(lambda: texts(llm))
         assert_nothing_is_left(llm.stats)

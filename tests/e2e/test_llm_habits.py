@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from quire.errors import (
     ContextLengthError,
     InvalidRequestError,
     NoEffectWarning,
+    UserError,
 )
 from quire.hub import BUNDLED_FOLDER
 
@@ -414,6 +416,8 @@ def test_a_template_may_be_a_file(llm: LLM, tmp_path: Path) -> None:
     (output,) = llm.chat(CHAT, GREEDY, chat_template=str(file), use_tqdm=False)
     (same,) = llm.chat(CHAT, GREEDY, chat_template=file.read_text(), use_tqdm=False)
     assert output.prompt_token_ids == same.prompt_token_ids
+    (same,) = llm.chat(CHAT, GREEDY, chat_template=file, use_tqdm=False)
+    assert output.prompt_token_ids == same.prompt_token_ids
     with pytest.raises(ConfigError, match=r"^chat_template '/nope' cannot be read"):
         llm.chat(CHAT, GREEDY, chat_template="/nope", use_tqdm=False)
 
@@ -422,3 +426,29 @@ def test_a_template_variable_that_is_not_read_is_a_warning(llm: LLM) -> None:
     hello = [{"role": "user", "content": "hello"}]
     with pytest.warns(NoEffectWarning, match="'enable_thinking' has no effect"):
         llm.chat(hello, SamplingParams(max_tokens=1), use_tqdm=False, enable_thinking=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda llm: llm.chat(CHAT, chat_template=3), "^chat_template must be a file, or the"),
+        (
+            lambda llm: llm.chat(CHAT, chat_template="a\0"),
+            r"^chat_template 'a\\x00' cannot be read",
+        ),
+        (
+            lambda llm: llm.chat(CHAT, chat_template_kwargs=3),
+            "^chat_template_kwargs: must be a map",
+        ),
+        (lambda llm: llm.embed("a", pooling_params={}), "^pooling_params: must be PoolingParams"),
+        (
+            lambda llm: llm.score("a", "b", pooling_params=GREEDY),
+            r"PoolingParams\(...\), not Sampl",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(
+    call: Callable[[LLM], object], text: str, llm: LLM
+) -> None:
+    with pytest.raises(UserError, match=text):
+        call(llm)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from test_interrupts import sweep
 from test_mixed_load import Served, make_requests, run_alone, serve, start
 from torch import Tensor
 
@@ -21,8 +22,10 @@ from quire import LLM, StructuredOutputs
 from quire.core.messages import AddRequest
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.core import input_batch
 from quire.engine.core.executor import Executor, OverlappedExecutor
 from quire.engine.core.running_requests import RunningRequests
+from quire.engine.gpu import device_batch
 from quire.engine.gpu.device_runner import DeviceRunner
 from quire.engine.gpu.step_graphs import Record, StepTensors, TokenStates
 from quire.engine.gpu.step_work import ModelWork, layers_of_all_kinds
@@ -265,3 +268,14 @@ def test_a_state_that_the_last_layer_spoils_ends_a_request_for_its_scores(
     request = AddRequest(request_id="a", prompt_token_ids=[20] * 9, sampling=sampling)
     served = serve(start(odd_model), [request])
     assert served.ends == {"a": ["length" if spoilt is None else "error"]}
+
+
+@pytest.mark.parametrize("record", [None, Rerun], ids=["kernel-by-kernel", "replayed"])
+def test_no_step_follows_one_that_could_not_be_launched(
+    tiny_model: Path, overlap: Callable[[Record | None], None], record: Record | None
+) -> None:
+    """Block tables on the device would lack its blocks, and other requests' would be written."""
+    overlap(record)
+    sweep(
+        tiny_model, RuntimeError, tuple(module.__file__ for module in (device_batch, input_batch))
+    )

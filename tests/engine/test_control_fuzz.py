@@ -119,7 +119,7 @@ def test_what_is_packed_is_read(message: ControlMessage) -> None:
     assert as_parent(pack(message)) == as_child(pack(message)) == message
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(body=frames(WHOLE))
 @example(body=DEEP[0])
 @example(body=DEEP[1])
@@ -133,7 +133,7 @@ def test_a_damaged_message_is_read_alike_or_not_at_all(body: bytes) -> None:
     assert found is None or unpack(msgspec.msgpack.encode(found)) == found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(length=LENGTHS, body=frames(WHOLE), cut=st.integers(0, 6))
 def test_a_wrong_length_ends_the_line(length: int, body: bytes, cut: int) -> None:
     line = (struct.pack("<I", length) + body)[cut:]

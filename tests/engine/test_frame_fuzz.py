@@ -171,7 +171,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(frame=frames(TO_ENGINE))
 @example(frame=DEEP[0])
 @example(frame=DEEP[1])
@@ -271,7 +271,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     front.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(frame=frames(FROM_ENGINE))
 @example(frame=DEEP[0])
 @example(frame=LIARS[0])

@@ -74,9 +74,8 @@ def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompile
 
 
 def test_stored_results_are_bounded(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(
-        InProcessValidator(compiler), cache_bytes=1200
-    )  # two entries of little text
+    # two entries of little text
+    checker = GrammarChecker(InProcessValidator(compiler), cache_bytes=1200)
     for pattern in ("a", "b", "a", "c", "a", "b"):
         checker.check(StructuredOutputs(regex=pattern))
     assert compiler.asked == ["a", "b", "c", "b"]

@@ -130,9 +130,7 @@ schemas = st.recursive(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_answers_parse_and_validate(
     schema: dict[str, Any], seed: int, byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer

@@ -13,6 +13,7 @@ import sys
 import traceback
 from typing import Any
 
+import torch
 from aot_compile import Compiled, compile_kernel
 from triton.experimental.gluon import language as gl
 
@@ -23,6 +24,7 @@ from quire.kernels.triton.attention.kv_dequantization import (
     dequantize_kv_kernel,
 )
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.attention.shared_prefix_attention import shared_attention_kernel
 from quire.kernels.triton.gemm.block_config import BlockConfig
 from quire.kernels.triton.gemm.byte_rows_config import ByteRowsConfig
 from quire.kernels.triton.gemm.int4_config import scales_codes
@@ -38,6 +40,12 @@ from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_
 from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.launch.attention_config import prefill_config
+from quire.kernels.triton.launch.attention_memory import (
+    SHARED_STAGES,
+    fitting_prefill,
+    shared_tile,
+)
 from quire.kernels.triton.ops.int4_weight import byte_tables
 from quire.kernels.triton.ops.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.sampling.candidates import candidates_kernel
@@ -425,10 +433,10 @@ def decode(
             **{name: value for name, value in constants.items() if name not in changes},
             "STAGES": stages,
             "BLOCK_B": 64,
-            "BLOCK_D": 128,
+            "BLOCK_D": constants["HEAD_DIM"],
             "CODES_PATH": codes_path,
         }
-        | {"PRECISION": "tf32", "PDL": False}
+        | {"PRECISION": constants.get("PRECISION", "tf32"), "PDL": False}
         | NOTHING_SHARED,
         capability,
         num_warps=4,
@@ -458,6 +466,45 @@ def prefill(
     constants = {name: value for name, value in constants.items() if name not in changes}
     types = ATTENTION | changes
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
+
+
+def decode_float32_fp8(capability: int) -> Compiled:
+    """Decode attention of float32 queries over a cache in FP8."""
+    types = FP8_CACHE | dict.fromkeys(["q_ptr", "out_ptr"], "*fp32")
+    return decode(capability, types, options={"HEAD_DIM": 64, "PRECISION": "ieee"})
+
+
+def prefill_float32(capability: int) -> Compiled:
+    """Prefill attention in float32 with heads of 256 dimensions, where that needs a small tile."""
+    caches = torch.empty(1, 16, 8, 256, device="meta")
+    config = fitting_prefill(prefill_config(caches, 2), caches, caches, 2, capacity_of(capability))
+    types = dict.fromkeys(["q_ptr", "k_ptr", "v_ptr", "out_ptr"], "*fp32")
+    options = {"GROUP": 2, "HEAD_DIM": 256, "ROWS": config.rows, "TILE": config.tile}
+    return prefill(capability, types, options | {"PRECISION": "ieee"})
+
+
+def shared(capability: int) -> Compiled:
+    """Attention over shared prefixes with heads of 256 dimensions, eight for each key head."""
+    query = torch.empty(16, 64, 256, dtype=torch.bfloat16, device="meta")
+    names = ["rows_ptr", "lens_ptr", "plan_ptr"]
+    types = ATTENTION | dict.fromkeys(names, INTS)
+    types |= dict.fromkeys(["sums_ptr", "stats_ptr"], "*fp32")
+    constants = SHAPE | {"GROUP": 8, "HEAD_DIM": 256, "BLOCK_D": 256, "MEMBERS": 16}
+    tile = shared_tile(query, query.view(1, 16, 64, 256)[:, :, :8], capacity_of(capability))
+    constants |= {"TILE": tile, "STAGES": SHARED_STAGES, "PRECISION": "tf32"}
+    known = shared_attention_kernel.arg_names
+    return compile_kernel(
+        shared_attention_kernel,
+        {name: kind for name, kind in types.items() if name in known},
+        {name: value for name, value in constants.items() if name in known},
+        capability,
+        num_warps=8,
+    )
+
+
+def capacity_of(capability: int) -> int:
+    """Bytes of shared memory that a program may have."""
+    return {80: 163, 89: 99}.get(capability, 227) * 1024
 
 
 def pieces(capability: int) -> Compiled:
@@ -498,16 +545,18 @@ def hopper_pieces(capability: int, window: int = 0) -> Compiled:
     )
 
 
-def tile_gemm(capability: int, *, codes: str | None = None) -> Compiled:
-    """The batch-invariant product of many rows."""
+def tile_gemm(capability: int, *, codes: str | None = None, converts: bool = False) -> Compiled:
+    """The batch-invariant product of many rows. converts: codes to x's type."""
     constants = {"BLOCK_M": 128, "BLOCK_N": 256, "IN_LINE": 8, "STAGES": 3, "PRECISION": "tf32"}
     types = dict.fromkeys(["x_ptr", "w_ptr", "bias_ptr", "out_ptr"], BF16)
     types |= dict.fromkeys(["M", "N", "K", "stride_x", "stride_w", "stride_out"], "i32")
     types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
+    rounds = codes is not None and not converts
     if codes is not None:
-        types |= {"x_ptr": f"*{codes}", "w_ptr": f"*{codes}"}
-    constants |= {"BLOCK_K": 64 if codes is None else 128, "EVEN_K": True, "HAS_BIAS": True}
-    constants |= dict.fromkeys(["X_SCALED", "W_SCALED"], codes is not None)
+        types |= {"x_ptr": f"*{codes}"} if rounds else {}
+        types |= {"w_ptr": f"*{codes}"}
+    constants |= {"BLOCK_K": 128 if rounds else 64, "EVEN_K": True, "HAS_BIAS": True}
+    constants |= {"X_SCALED": rounds, "W_SCALED": codes is not None}
     return compile_kernel(tile_gemm_kernel, types, constants, capability, num_warps=8)
 
 
@@ -806,6 +855,10 @@ KERNELS = {
     "tile_gemm": tile_gemm,
     "tile_gemm_fp8": functools.partial(tile_gemm, codes="fp8e4nv"),
     "tile_gemm_int8": functools.partial(tile_gemm, codes="i8"),
+    "tile_gemm_bytes": functools.partial(tile_gemm, codes="u8", converts=True),
+    "decode_float32_fp8": decode_float32_fp8,
+    "prefill_float32": prefill_float32,
+    "shared": shared,
     "hopper": hopper,
     "hopper_halves": hopper_halves,
     "hopper_fp8": functools.partial(hopper, kind="fp8e4nv"),

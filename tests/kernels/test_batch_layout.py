@@ -28,7 +28,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[int], np.ndarray, int]:
     return queries, lens, table, block_size
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(batches())
 def test_every_token_gets_its_slot(batch: tuple[list[int], list[int], np.ndarray, int]) -> None:
     queries, lens, table, size = batch
@@ -46,7 +46,7 @@ def test_every_token_gets_its_slot(batch: tuple[list[int], list[int], np.ndarray
     assert layout.has_prefills == (max(queries) > 1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(batches(), st.data())
 def test_tokens_of_answers_are_requests_of_their_own(
     batch: tuple[list[int], list[int], np.ndarray, int], data: st.DataObject
@@ -69,7 +69,7 @@ def test_tokens_of_answers_are_requests_of_their_own(
     assert plain.seq_lens.tolist() == lens
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(batches())
 def test_first_slot_is_set_for_consecutive_blocks_only(
     batch: tuple[list[int], list[int], np.ndarray, int],

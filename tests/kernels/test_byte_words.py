@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ptx import bf16_pair, run_ptx
 from test_triton_kernels import DEVICE, ON_GPU, moved
 from torch import Tensor
-from twins import normal
+from twins import error_of, normal
 
 from quire.kernels import reference
 from quire.kernels.byte_operands import (
@@ -339,11 +339,6 @@ def test_bytes_are_those_of_the_memory_plan() -> None:
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 ROWS = 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 128, 129, 300, 700
-
-
-def error_of(out: Tensor, expected: Tensor) -> float:
-    """The error of a result relative to the norm of what it should be."""
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 def on_gpu(spec: QuantSpec, n: int, k: int) -> ByteWeight | Fp8Weight:

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from ptx import bf16_pair, run_ptx
 from test_triton_kernels import DEVICE, ON_GPU, moved
-from torch import Tensor
-from twins import normal
+from twins import error_of, normal
 
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
@@ -111,11 +110,6 @@ def test_instructions_look_up_the_numbers(found: CodebookFormat) -> None:
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 ROWS = 1, 2, 3, 8, 16, 17, 33, 64, 65, 128, 129, 300, 2048
-
-
-def error_of(out: Tensor, expected: Tensor) -> float:
-    """The error of a result relative to the norm of what it should be."""
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.gpu

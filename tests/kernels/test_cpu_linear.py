@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,22 +17,15 @@ from quire.kernels.cpu import native_linear as linears
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.operands import PackedWeight, ResidualState
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+pytestmark = [
+    pytest.mark.skipif(native.library() is None, reason="the kernels were not built"),
+    pytest.mark.usefixtures("instruction_set"),
+]
 
 # one unit in the last place, of a result and of sums of its size
 ROUNDING = {torch.float32: 4e-6, torch.bfloat16: 2**-8}
 ROWS = (0, 1, 2, 3, 5, 7, 14, 15, 33, 600)
 SHAPES = ((16, 2), (48, 18), (96, 64), (1040, 1030))
-
-
-@pytest.fixture(params=["avx2", "avx512"], autouse=True)
-def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
-    lib = native.library()
-    assert lib is not None
-    if lib.quire_cpu_choose(request.param.encode()) is None:
-        pytest.skip(f"this processor does not run {request.param}")
-    yield
-    lib.quire_cpu_choose(None)
 
 
 def normal(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from twins import chosen_set
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_linear, quantized_linear
@@ -49,12 +50,7 @@ extern "C" void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
 
 @pytest.fixture(params=SETS)
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
-    lib = native.library()
-    assert lib is not None
-    if lib.quire_cpu_choose(request.param.encode()) is None:
-        pytest.skip(f"this processor does not run {request.param}")
-    yield
-    lib.quire_cpu_choose(None)
+    yield from chosen_set(request.param)
 
 
 def int8_weight(n: int, k: int, hadamard: bool = True, rounds: bool = True) -> Int8Weight:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from twins import error_of
 
 from quire.kernels import reference
 from quire.kernels.operands import (
@@ -65,11 +66,6 @@ def expected_of(x: Tensor, weight: Int4Weight, *, in_fp8: bool = False) -> Tenso
         numbers = (numbers / scale).half().to(torch.float8_e4m3fn).float() * scale
         x = Fp8Rows(*reference.quantize_rows(x)).dequantize()
     return x.double() @ numbers.double().T
-
-
-def error_of(out: Tensor, expected: Tensor) -> float:
-    """The error of a result relative to the norm of what it should be."""
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("rows", ROWS)

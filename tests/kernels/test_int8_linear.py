@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from test_triton_kernels import DEVICE, ON_GPU, moved
 from torch import Tensor
-from twins import normal
+from twins import error_of, normal
 
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
@@ -52,11 +52,6 @@ def weight_of(n: int, k: int) -> Int8Weight:
 def numbers_of(weight: Int8Weight) -> Tensor:
     """What its codes stand for, in float64."""
     return weight.codes.double() * weight.scale[:, None].double()
-
-
-def error_of(out: Tensor, expected: Tensor) -> float:
-    """The error of a result relative to the norm of what it should be."""
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 def test_rows_are_rounded_as_the_twin_says() -> None:

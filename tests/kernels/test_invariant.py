@@ -20,8 +20,15 @@ from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.formats.fp8 import FP8
+from quire.kernels.formats.int4 import INT4_GROUP_64
+from quire.kernels.formats.int8 import INT8_GROUP_64
+from quire.kernels.formats.mxfp4 import MXFP4
+from quire.kernels.formats.nf4 import NF4
+from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight
 from quire.kernels.triton.invariant import invariant_attention
+from quire.kernels.triton.ops import fp8_linear
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -47,6 +54,32 @@ def test_gemms_equal_their_twin(dtype: torch.dtype) -> None:
             exact,
             slack=8.0 if dtype == torch.float32 else 1.0,
         )
+
+
+@pytest.mark.parametrize("found", [INT4_GROUP_64, NF4, MXFP4, INT8_GROUP_64], ids=str)
+def test_codes_of_a_checkpoint_are_packed_as_these_kernels_read_them(found: WeightFormat) -> None:
+    rows = found.round_rows(moved(normal(48, 256, dtype=torch.float32)) / 16)
+    x = moved(normal(3, 256, dtype=torch.float32, seed=1))
+    expected = F.linear(x, found.dequantize(rows).float())
+    out = KERNELS.linear(x, KERNELS.pack(rows), None)
+    torch.testing.assert_close(out, expected, atol=2e-3, rtol=2e-3)  # scales are in float16
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+def test_a_gpu_that_does_not_know_fp8_reads_its_bytes(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of compute capability 8.0."""
+    monkeypatch.setattr(fp8_linear, "multiplies_fp8", lambda _: False)
+    codes = torch.arange(64 * 96).remainder(127).to(torch.uint8)  # no NaN
+    codes[::2] |= 128
+    scale, bias = torch.rand(64) / 500, torch.randn(64)
+    weight = Fp8Weight(moved(codes.view(64, 96).view(reference.FP8)), moved(scale))
+    for dtype in (torch.float16, torch.float32):
+        x = moved(normal(rows, 96, dtype=dtype))
+        out = KERNELS.linear(x, weight, moved(bias).to(dtype))
+        expected = F.linear(x.float(), FP8.dequantize(weight), moved(bias).to(dtype).float())
+        torch.testing.assert_close(out.float(), expected, atol=2e-3, rtol=2e-3)
 
 
 def test_rows_in_fp8_are_dequantized_for_a_weight_that_is_not() -> None:

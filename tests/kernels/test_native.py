@@ -6,7 +6,6 @@ import ctypes
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,18 +18,6 @@ from quire.kernels.cpu.tensor_ops import as_array
 from quire.kernels.dispatch import kernels_for
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
-
-SETS = ["avx2", "avx512"]
-
-
-@pytest.fixture(params=SETS)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    lib = native.library()
-    assert lib is not None
-    if lib.quire_cpu_choose(request.param.encode()) is None:
-        pytest.skip(f"this processor does not run {request.param}")
-    yield request.param
-    lib.quire_cpu_choose(None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,7 +16,10 @@ from quire.kernels.cpu import native, torch_attention
 from quire.kernels.cpu import native_attention as ours
 from quire.kernels.cpu.native import num_threads, set_num_threads
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+pytestmark = [
+    pytest.mark.skipif(native.library() is None, reason="the kernels were not built"),
+    pytest.mark.usefixtures("instruction_set"),
+]
 
 BATCHES = [
     ([1, 1, 1, 1], [1, 129, 700, 16]),
@@ -25,16 +28,6 @@ BATCHES = [
 ]
 HEADS = [(6, 3, 16), (4, 1, 80), (3, 3, 96), (7, 1, 256), (32, 4, 64), (5, 1, 48)]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
-
-
-@pytest.fixture(params=["avx2", "avx512"], autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    lib = native.library()
-    assert lib is not None
-    if lib.quire_cpu_choose(request.param.encode()) is None:
-        pytest.skip(f"this processor does not run {request.param}")
-    yield request.param
-    lib.quire_cpu_choose(None)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from twins import device_case
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, SHARED_TOKENS, SharedPrefixes
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.triton.ops import paged_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 BLOCK_SIZE = 16
@@ -68,6 +69,17 @@ def test_shared_keys_are_read_where_the_first_of_the_tile_has_them() -> None:
         others = [row for n, row in enumerate(rows) if n % SHARED_MEMBERS]
         layout.block_table[others, : length * SHARED_TOKENS // BLOCK_SIZE] = 0
     case = moved(query), moved(k_cache), moved(v_cache), on_device(layout), *rest
+    close(kernels_for("cuda").attention(*case)[:-1], expected[:-1])
+
+
+def test_a_gpu_without_the_memory_for_a_tile_reads_prefixes_for_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paged_attention, "shared_tile", lambda *_: 0)
+    monkeypatch.setattr(paged_attention, "shared_attention", None)
+    query, k_cache, v_cache, layout, *rest = shared_case((4, 1, 16), torch.float32)
+    case = moved(query), moved(k_cache), moved(v_cache), on_device(layout), *rest
+    expected = reference.attention(query, k_cache, v_cache, layout, *rest)
     close(kernels_for("cuda").attention(*case)[:-1], expected[:-1])
 
 

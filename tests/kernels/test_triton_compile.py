@@ -79,6 +79,10 @@ KERNELS = {
     "tile_gemm": ["90"],
     "tile_gemm_fp8": ["90"],
     "tile_gemm_int8": ["80", "90"],
+    "tile_gemm_bytes": ["80"],
+    "decode_float32_fp8": ["90"],
+    "prefill_float32": ["89"],
+    "shared": ["89"],
     "hopper": ["90"],
     "hopper_halves": ["90"],
     "hopper_fp8": ["90"],
@@ -126,7 +130,8 @@ def compiled() -> dict[str, Any]:
 
 
 # two sums; an address that each work item loads once; angles
-SPILL = {"pieces", "hopper_fp8", "ring_int4_heads_few"}
+SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8}
+SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -134,7 +139,7 @@ def test_kernels_compile_and_fit(kernel: str, compiled: dict[str, Any]) -> None:
     for capability in KERNELS[kernel]:
         taken = compiled[f"{kernel}:{capability}"]
         assert "error" not in taken, taken["error"]
-        assert taken["spilled"] <= (8 if kernel in SPILL else 0)
+        assert taken["spilled"] <= SPILL.get(kernel, 0)
         assert taken["barriers_left"] == 0
         assert 0 < taken["registers"] <= 255
         assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024

@@ -416,6 +416,27 @@ def test_rows_of_a_device_layout_come_in_any_order(
     assert not workspace(DEVICE).counters.any()
 
 
+def test_thousands_of_requests_may_run_with_many_key_heads() -> None:
+    queries, lens = [0] * 2100, [1] * 2100
+    queries[7], queries[2099], lens[2099] = 1, 1, 40
+    case = device_case(queries, lens, (32, 32, 16), None, torch.float32, padding=1)
+    query, k_cache, v_cache, layout, *rest = map(moved, case)
+    layout = dataclasses.replace(layout, has_prefills=False, _derived={})
+    close(attention(query, k_cache, v_cache, layout, *rest), reference.attention(*case))
+
+
+def test_layers_may_have_different_numbers_of_key_heads() -> None:
+    """All layers of a step have one layout."""
+    first, second = (
+        device_case([1, 1], [70, 300], (8, kv_heads, 16), None, torch.float32, padding=0)
+        for kv_heads in (1, 4)
+    )
+    layout = moved(first[3])
+    for query, k_cache, v_cache, _, params in (first, second, first):
+        ours = attention(*map(moved, (query, k_cache, v_cache)), layout, params)
+        close(ours, reference.attention(query, k_cache, v_cache, first[3], params))
+
+
 @DTYPES
 def test_heads_of_fewer_dimensions_than_a_dot_takes(dtype: torch.dtype) -> None:
     case = attention_case([1, 1, 20], [9, 70, 30], (6, 3, 8), None, True, dtype)

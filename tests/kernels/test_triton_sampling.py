@@ -187,7 +187,6 @@ def test_no_rows() -> None:
 
 @settings(
     max_examples=150 if ON_GPU else 3,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(

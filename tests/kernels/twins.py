@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.cpu import native
 from quire.kernels.operands import (
     AttentionParams,
     Fp8Weight,
@@ -356,3 +358,18 @@ THROUGH = {
 }
 # largest difference relative to the largest value of the twin's result
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
+
+
+def error_of(out: Tensor, expected: Tensor) -> float:
+    """The error of a result relative to the norm of what it should be."""
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def chosen_set(name: str) -> Iterator[None]:
+    """For a fixture: compiled kernels are those of an instruction set; skips where none runs it."""
+    lib = native.library()
+    assert lib is not None
+    if lib.quire_cpu_choose(name.encode()) is None:
+        pytest.skip(f"this processor does not run {name}")
+    yield
+    lib.quire_cpu_choose(None)

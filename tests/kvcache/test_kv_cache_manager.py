@@ -349,9 +349,8 @@ class ManagerMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 16), caching=st.booleans())
     def begin(self, num_blocks: int, caching: bool) -> None:
         self.kv = make_manager(num_blocks, caching=caching)
-        self.content: dict[
-            int, tuple[str, list[int]]
-        ] = {}  # block → salt, all tokens up to its end
+        # block → salt, all tokens up to its end
+        self.content: dict[int, tuple[str, list[int]]] = {}
         self.running: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.parked: list[Request] = []
@@ -483,7 +482,6 @@ TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = settings(
     max_examples=120,
     stateful_step_count=50,
-    deadline=None,
     derandomize=True,
     database=None,
     report_multiple_bugs=False,

@@ -35,6 +35,8 @@ SIZES = {
 
 Stored = tuple[dict[str, Tensor], Tensor]  # tensors by their names in the module; the numbers
 Pack = Callable[[Tensor], Stored]
+# of the tensors, and of the config, before they are saved
+Change = Callable[[dict[str, Tensor], dict[str, Any]], None]
 
 
 def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Tensor, ...]:
@@ -301,9 +303,7 @@ METHODS = {
 
 
 def write_quantized(
-    name: str,
-    folder: Path,
-    change: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
+    name: str, folder: Path, change: Change | None = None
 ) -> transformers.PreTrainedModel:
     """Save the named checkpoint; returns transformers' model with the numbers of its codes.
 

@@ -17,8 +17,8 @@ from quire.compress.model_parts import ModelParts
 from quire.config import EngineConfig
 from quire.core.layer_spec import MoESpec
 from quire.engine.startup.footprint import weights_by_format
-from quire.engine.startup.memory_plan import activation_bytes
 from quire.engine.startup.resolved_config import resolve
+from quire.engine.startup.step_memory import activation_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.kernels.operands import ResidualState
 from quire.layers.mlp import GatedMLP, MixtureOfExperts

@@ -36,7 +36,7 @@ def test_the_largest_number_is_that_of_the_type() -> None:
     assert NUMBERS.max() == reference.FP8_MAX == torch.finfo(torch.float8_e4m3fn).max
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.floats(-30, 30))
 def test_weights_are_rounded_to_the_nearest(seed: int, exponent: float) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -48,7 +48,7 @@ def test_weights_are_rounded_to_the_nearest(seed: int, exponent: float) -> None:
         torch.testing.assert_close(error, nearest(row / its_scale), atol=3e-5, rtol=0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.floats(-30, 30))
 def test_activations_are_rounded_once_whatever_shares_their_scale(
     seed: int, exponent: float

@@ -35,7 +35,7 @@ def random(seed: int, exponent: float, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator) * 2.0**exponent
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(*SCALES)
 def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
     weight = random(seed, exponent, 5, 70)
@@ -60,7 +60,7 @@ def test_hadamard_rotation_of_an_outlier_keeps_results(k: int, together: int, sh
     assert reference_quantized.hadamard_rotate(uneven) is uneven
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(*SCALES)
 def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> None:
     x = random(seed, exponent, 3, 96)
@@ -74,7 +74,7 @@ def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> N
         assert (its_codes.abs().amax(dim=1) == 127).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(*SCALES)
 def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent: float) -> None:
     """In each group the sum of squared errors is at most that of the plain scale."""

@@ -108,9 +108,6 @@ class FakeTokenizer:
 
         return Pieces(piece_of)
 
-    def end_ids(self, of_model: Sequence[int], vocab_size: int) -> list[int]:
-        return [*of_model, min(0x10FFFF, vocab_size - 1)]
-
     def control_token_id(self, text: str) -> int | None:
         return self.control_tokens.get(text)
 
@@ -172,6 +169,12 @@ class FakeEngine:
     closed: bool = False
     num_resets: int = 0
     num_views: int = 0
+    eos_token_ids: Sequence[int] = (0, 0xFFFF)
+
+    @property
+    def last_prompt(self) -> str:
+        """The text of the token ids that it was asked to continue last."""
+        return "".join(map(chr, self.calls[-1]["ids"]))
 
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1

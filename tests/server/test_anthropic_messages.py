@@ -265,7 +265,7 @@ def test_a_budget_for_thinking(app: Starlette, engine: FakeEngine) -> None:
     engine.tokenizer.chat_variables = frozenset({"messages", "enable_thinking"})
     ask(build_app(engine, ServerSettings()), thinking=thinking)
     assert engine.calls[-1]["sampling"].thinking_token_budget == 2000
-    assert "[enable_thinking=True]" in "".join(map(chr, engine.calls[-1]["ids"]))
+    assert "[enable_thinking=True]" in engine.last_prompt
 
 
 def test_other_failures_in_anthropics_shape(engine: FakeEngine) -> None:

@@ -49,7 +49,7 @@ ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     (
         embedding_create_params.EmbeddingCreateParams,
         embeddings_request.EmbeddingRequest,
-        embeddings_request.EMBEDDING_REFUSED,
+        (),
     ),
     (message_create_params.MessageCreateParamsStreaming, *MESSAGES),
     (beta_params.MessageCreateParamsStreaming, *MESSAGES),

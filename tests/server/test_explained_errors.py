@@ -153,7 +153,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_json_in_any_field_is_no_server_error(
     apps: dict[str, Starlette], data: st.DataObject

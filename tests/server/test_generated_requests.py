@@ -68,7 +68,7 @@ def test_requests_are_answered_as_the_document_says(
 
     @seed(1)
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=EXAMPLES, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(case=described.as_strategy(generation_mode=mode))

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from fake_engine import FakeEngine
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from live_server import Running, raw_post, read_all, wait_for
 
@@ -142,7 +142,7 @@ def send_bytes(server: Running, data: bytes) -> bytes:
         return read_all(sock)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     st.one_of(requests(), st.lists(requests(), max_size=3).map(b"".join), st.binary(max_size=40))
 )

@@ -24,7 +24,10 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
+from quire.engine.processes.status_page import StatusPage
+from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import OverloadedError
+from quire.server import worker
 from quire.server.app import build_server
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
@@ -32,6 +35,7 @@ from quire.server.settings import ServerSettings
 from quire.server.worker import EngineFrontends
 from quire.shared_memory import clear_page, create_shared_memory
 
+NULL = EngineConfig.from_options(load_format="null", num_blocks=64, max_model_len=64)
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc"},
@@ -45,21 +49,21 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def condition(name: str, state: ModelState = "loaded", **fields: Any) -> ModelStatus:
+def model_status(name: str, state: ModelState = "loaded", **fields: Any) -> ModelStatus:
     return ModelStatus(name=name, state=state, **({"at_start": True, "max_num_seqs": 8} | fields))
 
 
 class House:
     """Two models, `a` and `b`. parent: plays the other side when something is asked of it."""
 
-    def __init__(self, *conditions: ModelStatus, **settings: Any) -> None:
+    def __init__(self, *statuses: ModelStatus, **settings: Any) -> None:
         self.engines = {
             name: FakeEngine(script=f"I am {name}.", info=FakeInfo(model_name=name))
             for name in "ab"
         }
         self.asked: list[ControlMessage] = []
         self.parent = lambda _: None
-        found = conditions or (condition("a"), condition("b"))
+        found = statuses or (model_status("a"), model_status("b"))
         self.models = ModelRegistry(found, ServerSettings(**settings))
         self.loader = ModelLoader(self.models, self._ask)
         for each in found:
@@ -72,8 +76,8 @@ class House:
         self.parent(message)
 
     def become(self, name: str, state: ModelState, **fields: Any) -> None:
-        old = self.models.entry(name).condition
-        self.loader.set_condition(condition(name, state, at_start=old.at_start, **fields))
+        old = self.models.entry(name).status
+        self.loader.set_status(model_status(name, state, at_start=old.at_start, **fields))
         if state == "loaded" and self.models.entry(name).model is None:
             self.loader.attach(name, self.engines[name])
 
@@ -84,8 +88,8 @@ class House:
 
 
 def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
-    house = House(condition("a", "loading"))
-    house.loader.set_condition(condition("a"))  # told before the engine is attached
+    house = House(model_status("a", "loading"))
+    house.loader.set_status(model_status("a"))  # told before the engine is attached
     for path in ("/live", "/ready"):
         reply = call(house.app, path)
         assert (reply.status, b"model a is loading" in reply.body) == (503, True)
@@ -98,7 +102,7 @@ def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
 
 
 def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> None:
-    house = House(condition("a", "loading"), model_load_timeout=0.5)
+    house = House(model_status("a", "loading"), model_load_timeout=0.5)
 
     async def hear() -> None:
         memory = create_shared_memory()
@@ -118,9 +122,49 @@ def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> No
     assert call(house.app, "/v1/completions", {"prompt": "abc"}).status == 503
 
 
+def test_an_engine_is_met_later_where_no_file_descriptor_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process whose clients have all of them would never serve again."""
+    house, failures = House(model_status("a", "loading")), [0]
+
+    def fail_twice(*args: Any) -> StatusPage:
+        if failures[0] < 2:
+            failures[0] += 1
+            raise OSError(24, "Too many open files")
+        return StatusPage(*args)
+
+    async def hear() -> None:
+        memory = create_shared_memory()
+        clear_page(memory, 1)
+        frontends = EngineFrontends("0", house.asked.append, house.loader, memory)
+        infos = [start_null_engine(NULL)[1] for _ in range(2)]
+        for info in infos:  # the second process comes while the tokenizer is read
+            address = f"ipc://{tmp_path}/a"
+            frontends.handle(EngineUp(name="a", config=NULL, info=info, address=address, page=1))
+        async with asyncio.timeout(30):
+            await frontends.connected.wait()
+        model = house.models.entry("a").model
+        assert model is not None
+        assert model.engine.info is infos[1]
+        frontends.handle(EngineDown(name="a", will_return=True))
+        failures[0] = 0
+        frontends.handle(EngineUp(name="a", config=NULL, info=infos[0], address=address, page=1))
+        assert model.engine.is_restarting
+        async with asyncio.timeout(30):
+            while not model.engine.is_alive:
+                await asyncio.sleep(0.01)
+        await model.engine.close()
+
+    monkeypatch.setattr(worker, "StatusPage", fail_twice)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.01)
+    asyncio.run(hear())
+    assert failures == [2]
+
+
 def on_demand(**settings: Any) -> House:
     """Model `a` is loaded; `b` is loaded when a request names it."""
-    house = House(condition("a"), condition("b", "unloaded", at_start=False), **settings)
+    house = House(model_status("a"), model_status("b", "unloaded", at_start=False), **settings)
     house.parent = lambda message: (
         house.later("b", "loading", "loaded") if isinstance(message, LoadModel) else None
     )
@@ -147,12 +191,12 @@ def test_a_server_sleeps_and_wakes_up_under_vllms_names() -> None:
     assert call(admin, "/sleep", method="POST").json() == {"level": 1, "status": "sleeping"}
     awake = call(admin, "/wake_up", method="POST", query="tags=weights&tags=kv_cache").json()
     assert awake == {"tags": ["weights", "kv_cache"], "status": "awake"}
-    assert [e.condition.state for e in house.models.entries()] == ["loaded", "unloaded"]
+    assert [e.status.state for e in house.models.entries()] == ["loaded", "unloaded"]
     assert text_of(call(house.app, "/v1/completions", {"prompt": "abc"})) == "I am a."
 
 
 def test_nothing_is_put_to_sleep_while_a_model_is_loading() -> None:
-    house = House(condition("a"), condition("b", "loading"))
+    house = House(model_status("a"), model_status("b", "loading"))
     reply = call(house.app.state.admin, "/sleep", method="POST")
     assert (reply.status, reply.error["code"]) == (409, "model_is_loading")
     assert not house.asked
@@ -251,7 +295,7 @@ def test_models_and_live_views_by_name() -> None:
 def test_ready_means_the_models_of_the_start() -> None:
     house = on_demand()
     assert call(house.app, "/ready").status == 200
-    house = House(condition("a"), condition("b", "loading"))
+    house = House(model_status("a"), model_status("b", "loading"))
     reply = call(house.app, "/ready")
     assert (reply.status, reply.json()["reason"]) == (503, "model b is loading")
     assert call(house.app, "/health").status == 200
@@ -353,8 +397,8 @@ def admin(house: House) -> Starlette:
 
 def test_administrators_see_all_models() -> None:
     house = House(
-        condition("a", num_bytes=100),
-        condition("b", "unloaded", num_bytes=50, failure="no room"),
+        model_status("a", num_bytes=100),
+        model_status("b", "unloaded", num_bytes=50, failure="no room"),
         model_memory_bytes=120,
     )
     found = call(admin(house), "/admin/models").json()
@@ -389,7 +433,7 @@ def test_administrators_load_and_unload() -> None:
     ],
 )
 def test_wrong_orders(path: str, body: dict[str, Any], status: int, word: str) -> None:
-    house = House(condition("a"), condition("b", "loading"))
+    house = House(model_status("a"), model_status("b", "loading"))
     reply = call(admin(house), f"/admin/models/{path}", body)
     assert reply.status == status
     assert word in reply.error["message"]
@@ -411,7 +455,7 @@ def test_wrong_orders(path: str, body: dict[str, Any], status: int, word: str) -
     ],
 )
 def test_pages_of_models_for_anthropics_clients(query: str, ids: str, has_more: bool) -> None:
-    house = House(*(condition(name, "unloaded") for name in "abc"))
+    house = House(*(model_status(name, "unloaded") for name in "abc"))
     headers = {"anthropic-version": "2023-06-01"}
     page = call(house.app, "/v1/models", headers=headers, query=query).json()
     assert "".join(model["id"] for model in page["data"]) == ids
@@ -422,7 +466,7 @@ def test_pages_of_models_for_anthropics_clients(query: str, ids: str, has_more: 
 
 
 def test_a_model_answers_to_all_its_names() -> None:
-    house = House(condition("a", aliases=["gpt", "b"]), condition("b"))
+    house = House(model_status("a", aliases=["gpt", "b"]), model_status("b"))
     for name in ("a", "gpt"):
         reply = call(house.app, "/v1/completions", {"prompt": "x", "model": name}).json()
         assert (reply["model"], reply["choices"][0]["text"]) == ("a", "I am a.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.config import iter_options
+from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
 from quire.options import options_of
 from quire.server.settings import ServerSettings
@@ -45,3 +45,13 @@ def test_a_body_may_have_more_than_32_bits_count() -> None:
 
 def test_space_around_a_key_is_no_part_of_it() -> None:
     assert ServerSettings(api_key=" a key\n").api_key == "a key"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [(ServerSettings, "uds"), (EngineConfig.from_options, "model")]
+)
+def test_a_path_that_is_not_utf8_is_named(settings: Any, name: str) -> None:
+    """Settings go to other processes and to libraries as UTF-8."""
+    with pytest.raises(ConfigError, match=f"{name} is .* not UTF-8; rename it"):
+        settings(**{name: "/tmp/m\udcff"})
+    settings(**{name: "/tmp/mö"})

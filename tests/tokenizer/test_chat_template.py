@@ -125,7 +125,7 @@ def test_templates_are_not_all_refusing(pair: tuple[Tokenizer, PreTrainedTokeniz
     assert "It is 4. 👍" in text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     messages=st.lists(
         st.fixed_dictionaries(

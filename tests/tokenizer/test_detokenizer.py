@@ -115,7 +115,7 @@ def some_stops(draw: st.DrawFn, text: str) -> list[str]:
     return stops
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), skip=st.booleans(), include=st.booleans(), cuts=st.lists(st.integers(0, 25)))
 def test_equals_the_oracle(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool, include: bool, cuts: list[int]
@@ -139,7 +139,7 @@ def test_equals_the_oracle(
     assert ("".join(parts), detokenizer.stop_reason) == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), skip=st.booleans())
 def test_without_a_prompt_it_is_decode(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool
@@ -150,7 +150,7 @@ def test_without_a_prompt_it_is_decode(
     assert detokenizer.num_tokens == len(ids)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_after_a_prompt_it_is_the_difference(tokenizer: Tokenizer, data: st.DataObject) -> None:
     prompt = tokenizer.encode(data.draw(st.sampled_from(["hello", "The quick", "</s>fox"])))
@@ -159,7 +159,7 @@ def test_after_a_prompt_it_is_the_difference(tokenizer: Tokenizer, data: st.Data
     assert tokenizer.decode(prompt) + "".join(parts) == tokenizer.decode(prompt + ids)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_each_token_sends_all_that_is_certain(tokenizer: Tokenizer, data: st.DataObject) -> None:
     prompt, ids = data.draw(token_lists(tokenizer, max_size=4)), data.draw(token_lists(tokenizer))
@@ -169,7 +169,7 @@ def test_each_token_sends_all_that_is_certain(tokenizer: Tokenizer, data: st.Dat
         assert sent == certain
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text("a é👍🏽\u200d👩🇩🇪你", max_size=12))
 @example(text=FAMILY)
 def test_whole_text_never_shows_a_replacement(byte_tokenizer: Tokenizer, text: str) -> None:

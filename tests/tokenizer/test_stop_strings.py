@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.tokenizer.stop_strings import StopMatcher
@@ -46,7 +46,6 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(marks)]
 
 
-@settings(deadline=None)
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 30)), include=st.booleans())
 @example(text="aabaab", stops=["aabaaa", "abaab"], cuts=[1, 2, 3, 4], include=False)
 @example(text="abab", stops=["b", "ab", "bab"], cuts=[], include=False)
@@ -64,7 +63,6 @@ def test_equals_a_search_of_the_whole(
         assert matcher.feed("more") == ""
 
 
-@settings(deadline=None)
 @given(text=TEXT, stops=STOPS)
 def test_holds_back_no_more_than_it_must(text: str, stops: list[str]) -> None:
     matcher, sent = StopMatcher(stops, include_stop=False), ""
@@ -76,7 +74,6 @@ def test_holds_back_no_more_than_it_must(text: str, stops: list[str]) -> None:
         assert sent == text[: position - held]
 
 
-@settings(deadline=None)
 @given(text=TEXT, stops=STOPS, first_allowed=st.integers(0, 30))
 def test_passes_over_matches_that_may_not_count(
     text: str, stops: list[str], first_allowed: int

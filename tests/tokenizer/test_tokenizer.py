@@ -57,7 +57,7 @@ def test_encodes_as_transformers(
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=ANY_TEXT, extra=st.sampled_from(["", "<s>", "</s>", "<|im_start|>", "<|end|> "]))
 def test_parses_control_tokens_as_transformers(
     tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, text: str, extra: str
@@ -66,7 +66,7 @@ def test_parses_control_tokens_as_transformers(
     assert tokenizer.encode(text, parse_special=True) == oracle.encode(text)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), skip=st.booleans())
 def test_decodes_what_was_encoded_as_transformers(
     tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, data: st.DataObject, skip: bool
@@ -76,7 +76,7 @@ def test_decodes_what_was_encoded_as_transformers(
     assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_decodes_any_byte_level_ids_as_transformers(
     folders: dict[str, Path], gpt2: Tokenizer, data: st.DataObject
@@ -92,7 +92,7 @@ def test_broken_byte_tokens_do_not_spoil_adjacent_tokens(llama2: Tokenizer) -> N
     assert llama2.decode(ids) == "€\ufffd"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=ANY_TEXT)
 def test_bytes_of_tokens_join_to_the_text(byte_tokenizer: Tokenizer, text: str) -> None:
     ids = byte_tokenizer.encode(text, add_special_tokens=False)
@@ -123,7 +123,7 @@ def test_named_ids(tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast) -> Non
     assert not tokenizer.is_special(tokenizer.vocab_size + 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(before=ANY_TEXT, after=ANY_TEXT)
 def test_prose_makes_no_control_tokens(tokenizer: Tokenizer, before: str, after: str) -> None:
     for name in ("<s>", "</s>", "<|im_end|>", "<<s>", "<s></s>"):
@@ -133,7 +133,7 @@ def test_prose_makes_no_control_tokens(tokenizer: Tokenizer, before: str, after:
         assert not [i for i in ids if tokenizer.is_special(i) and i not in unknown]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(before=ANY_TEXT, after=ANY_TEXT)
 def test_prose_with_control_names_stays_as_typed(
     byte_tokenizer: Tokenizer, before: str, after: str

@@ -51,6 +51,39 @@ class RequestResult:
         self.text += text
 
 
+class _Part(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    """Of a chat its delta, of a completion its text."""
+
+    delta: _Part = msgspec.field(default_factory=_Part)
+    text: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    """An event, by the fields that are read here; a server may add others."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
 class HttpFailureError(Exception):
     """The server answered, but not with a stream."""
 
@@ -125,23 +158,27 @@ async def _read_events(chunks: AsyncIterator[bytes], result: RequestResult) -> N
     async for chunk in chunks:
         *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
-            if event == b"data: [DONE]":
+            if not event.startswith(b"data:"):
+                continue
+            if (data := event[5:].strip()) == b"[DONE]":
                 done = True
-            elif event.startswith(b"data:"):
-                _take(msgspec.json.decode(event[5:]), result)
+            else:
+                _take(_decoder.decode(data), result)
     if not done and result.error is None:
         result.error = "the stream ended without [DONE]"
 
 
-def _take(event: dict[str, Any], result: RequestResult) -> None:
-    if "error" in event:
-        result.error = str(event["error"].get("message", event["error"]))
-    for choice in event.get("choices", ()):
-        part = choice.get("delta", choice)
-        if "role" not in part and ("content" in part or "text" in part):
-            result.take_token_event(part.get("content") or part.get("text") or "")
-    if usage := event.get("usage"):
-        result.num_prompt_tokens = usage["prompt_tokens"]
-        result.num_tokens = usage["completion_tokens"]
-        details = usage.get("prompt_tokens_details") or {}
-        result.num_cached_tokens = details.get("cached_tokens") or 0
+def _take(event: _Event, result: RequestResult) -> None:
+    if event.error is not None:
+        message = event.error.get("message") if isinstance(event.error, dict) else None
+        result.error = str(message or event.error)
+    for choice in event.choices:
+        text = choice.delta.content if choice.text is None else choice.text
+        # the role may come alone or with no text, before the first token, or in each chunk
+        if text or (text is not None and choice.delta.role is None):
+            result.take_token_event(text)
+    if event.usage is not None:
+        result.num_prompt_tokens = event.usage.prompt_tokens
+        result.num_tokens = event.usage.completion_tokens
+        if (details := event.usage.prompt_tokens_details) is not None:
+            result.num_cached_tokens = details.cached_tokens or 0

@@ -24,5 +24,5 @@ async def closed_loop(
             done[index] = await stream_request(url, body, api_key=api_key)
             on_done(done[index])
 
-    await asyncio.gather(*(lane() for _ in range(concurrency)))
+    await asyncio.gather(*(lane() for _ in range(min(concurrency, len(bodies)))))
     return [done[index] for index in range(len(bodies))]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import ConfigError, FileError, NoEffectWarning, QuireError, UserError
-from quire.processes import interrupted
+from quire.processes import end_with, interrupted
 
 COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
@@ -57,8 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     _print_any_text()
     _show_notes()
+    return end_with(_status_of(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _status_of(argv: list[str]) -> int:
+    """Run a command, and put its failure into words."""
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(argv)
         sys.stdout.flush()  # here, where a full disk can still be reported in one line
         return status
     except UserError as error:
@@ -79,8 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = f"{error.filename} cannot be used ({error.strerror}); correct it, or name another"
         return _fail(ConfigError(text), 1)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
 
 
 def _open_standard_streams() -> None:
@@ -98,7 +101,8 @@ def _open_standard_streams() -> None:
 def _print_any_text() -> None:
     """Escape what an output's encoding lacks, as in ASCII: else it would end the command."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        # strict, or surrogateescape in the C locale, which lacks all but bytes of names of files
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 
@@ -134,6 +138,10 @@ def _run(argv: list[str]) -> int:
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     try:
         status: int = command.run(argv[1:])
+    except SystemExit as end:  # argparse's after --help, and that of rich for a closed pipe
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        return end.code if isinstance(end.code, int) else 0
     except FileError:  # which has no options
         raise
     except UserError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 
-_DOTTED = re.compile(r"--([\w-]+)\.([\w.-]+)(\+?)", re.ASCII)
+_DOTTED = re.compile(r"--([\w-]+)\.(?!\d)([\w.-]+)(\+?)", re.ASCII)  # not --fim-qwen-1.5b-default
 
 
 def with_joined_members(words: Sequence[str], to_int: Callable[[str], int]) -> list[str]:

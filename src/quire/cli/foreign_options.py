@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,12 @@ def _rows() -> Mapping[str, ForeignName]:
 
 
 def own_argv(
-    argv: Sequence[str], flags: Collection[str], *, takes_model: bool
+    argv: Sequence[str], flags: Mapping[str, argparse.Action], *, takes_model: bool
 ) -> tuple[list[str], list[str]]:
     """The command line in Quire's own options, and a sentence for each option without effect.
 
     flags: those that the command has, which keep their meaning. takes_model: whether its first word
-    is a model. Raises ConfigError for an option
-    that is refused.
+    is a model. Raises ConfigError for an option that is refused.
     """
     rewriter = _Rewriter(flags, takes_model)
     rewriter.rewrite(list(argv))
@@ -55,7 +55,7 @@ def own_argv(
 
 
 class _Rewriter:
-    def __init__(self, flags: Collection[str], takes_model: bool) -> None:
+    def __init__(self, flags: Mapping[str, argparse.Action], takes_model: bool) -> None:
         self._flags, self._takes_model = flags, takes_model
         self._model: str | None = None  # of an option; the other words are texts then
         self._over: dict[str, Any] = {}  # params that hold whatever the other words set
@@ -140,7 +140,7 @@ class _Rewriter:
         over = params_set_by(row.name, value)
         match meaning_of_row(row, value, flag):
             case Own(name=name, value=own):
-                self._append(flag, name, own)
+                self._append(flag, name, own, text if own is value else None)
             case NoEffect() if self._has(over):
                 self._over |= over
             case NoEffect(is_neutral=True) if over:
@@ -150,18 +150,20 @@ class _Rewriter:
             case refused:
                 raise ConfigError(refused.text)
 
-    def _append(self, flag: str, name: str, value: Any) -> None:
+    def _append(self, flag: str, name: str, value: Any, text: str | None = None) -> None:
+        """Append an option with a value. text: the value's own spelling, such as 1.10, if any."""
         if value is DEFAULT or (value is None and name != "max_tokens"):  # which has a default
             return
         own = "--" + name.replace("_", "-")
-        if isinstance(value, bool) and own in self._flags:
+        shown = str(value) if text is None else text
+        if isinstance(value, bool) and own in self._flags and self._flags[own].nargs == 0:
             self.words.append(own if value else f"--no-{own[2:]}")
         elif own in self._flags:
-            self.words.append(f"{own}={value}")
+            self.words.append(f"{own}={shown}")
         elif name == "model" and self._takes_model:
-            self._name_model(str(value))
+            self._name_model(shown)
         elif name == "model":
-            self.words.append(str(value))
+            self.words.append(shown)
         elif name in _OF_OTHERS:
             self.notices.append(f"{flag} has no effect: {_OF_OTHERS[name]}")
         else:

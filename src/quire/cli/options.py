@@ -110,6 +110,18 @@ class CommandParser(argparse.ArgumentParser):
 
         return _SETTING.sub(flag, text)
 
+    def _get_values(self, action: argparse.Action, words: list[str]) -> Any:
+        """The value of an option: that of `--stop=--` is the text --, which argparse drops."""
+        if action.option_strings and words == ["--"]:
+            value = self._get_value(action, words[0])
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, words)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse would hide that the disk is full."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and leaving."""
         for theirs, ours in _PLAIN.items():
@@ -146,8 +158,9 @@ class _Joined(argparse.Action):
     """Given several times, an option has all values with commas between."""
 
     def __call__(self, _: object, namespace: argparse.Namespace, value: Any, *__: object) -> None:
-        before = [getattr(namespace, self.dest)] if self.dest in namespace else []
-        setattr(namespace, self.dest, ",".join([*before, value]))
+        values = [getattr(namespace, self.dest, DEFAULT), value]
+        given = [each for each in values if each is not DEFAULT]  # which None stands for
+        setattr(namespace, self.dest, ",".join(given) if given else DEFAULT)
 
 
 def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) -> None:

@@ -118,7 +118,9 @@ class YamlFile:
                 hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
                 home = _home(own_name, item, known)
                 raise ConfigError(home or f"unknown option {own_name[:64]}; {hint}")
-            own[own_name] = _checked(known[own_name], item)
+            option = known[own_name]
+            as_written = item is value and option.kind is str and isinstance(item, int | float)
+            own[own_name] = _checked(option, _value(option, node) if as_written else item)
         return own
 
     def _read(self) -> str:

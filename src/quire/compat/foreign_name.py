@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from quire.plain_values import plain_number
+
 
 class _Default:
     """The value of an option that is to be left out."""
@@ -77,8 +79,12 @@ class ForeignName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_value(value: Any, other: Any) -> bool:
-    """Whether two plain values are equal; True is not 1, but 1.0 is."""
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+    """Whether two plain values are equal; True is not 1, but 1.0 is, and NumPy's True is True."""
+    value = plain_number(value)
+    try:
+        return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+    except (ValueError, RuntimeError):  # an array, of NumPy or PyTorch
+        return False
 
 
 def is_among(value: Any, others: Collection[Any]) -> bool:

@@ -47,33 +47,37 @@ class SamplingParams(
 ):
     """Parameters of sampling: the choice of each token, and when the answer ends.
 
-    n: answers per prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: cut the
-    distribution's tail. presence_penalty and frequency_penalty: subtracted from logits of tokens
-    already in the answer (OpenAI's definition); repetition_penalty: divides or multiplies logits
-    of tokens in prompt or answer (CTRL paper, section 4.1). logit_bias: token id → addend.
+    n: answers per prompt.
+    temperature: 0 is greedy.
+    top_p, top_k (0 or -1: off), min_p: cut the distribution's tail.
+    presence_penalty, frequency_penalty: subtracted from logits of tokens already in the answer
+    (OpenAI's definition).
+    repetition_penalty: divides or multiplies logits of tokens in prompt or answer (CTRL, 4.1).
+    logit_bias: token id → addend.
     seed: the random numbers depend on it and on the token's position alone, so that the same seed
     gives the same tokens whatever the request is batched with, as far as logits do not change with
     the batch: they do not in float32, but may in their last bits in 16-bit data types.
-    stop: strings that end the answer; stop_token_ids: tokens that do; include_stop_str_in_output
-    keeps the string. max_tokens: None goes on to the model's limit; min_tokens: no end before.
-    ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
-    probable tokens to report for each position, besides the token itself, before any penalty (-1:
-    all; the engine's max_logprobs is a limit). logprob_token_ids: report these tokens at each
-    position instead of the most probable ones; logprobs is then 0.
+    stop, stop_token_ids: strings and tokens that end the answer.
+    include_stop_str_in_output: the answer keeps the one that ended it.
+    max_tokens, min_tokens: None goes on to the model's limit; no end before.
+    ignore_eos: go on past the model's end token.
+    logprobs, prompt_logprobs: how many of the most probable tokens to report for each position,
+    besides the token itself, before any penalty (-1: all; the engine's max_logprobs is a limit).
+    logprob_token_ids: report these tokens at each position instead; logprobs is then 0.
     allowed_token_ids: only these tokens are drawn; end tokens too have to be among them.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
-    never follow one another in the answer. thinking_token_budget: tokens of reasoning after which
-    its end is forced (-1: no limit), where reasoning_marks, which `LLM` and servers set, say how
-    the model marks it. skip_special_tokens: leave them out of the text,
-    but for kept_token_ids. detokenize: whether there is text at all.
+    never follow one another in the answer.
+    thinking_token_budget: tokens of reasoning after which its end is forced (-1: no limit), where
+    reasoning_marks, which `LLM` and servers set, say how the model marks it.
+    skip_special_tokens: leave them out of the text, but for kept_token_ids.
+    detokenize: whether there is text at all.
     structured_outputs: a schema, expression or grammar that the answer must match.
     output_kind: what a stream's items have; None: as the engine's class says. LLM has no streams.
 
     A single text stands for a list of it, None for an empty list, a tuple, set or array for a
     list, a map or another engine's object for StructuredOutputs. Names of other engines are
-    translated (quire.compat).
-    Lists are bounded, because they cost time for each token or delay other requests.
-    Raises InvalidRequestError, which names the field and the fix.
+    translated (quire.compat). Lists are bounded, because they cost time for each token or delay
+    other requests. Raises InvalidRequestError, which names the field and the fix.
     """
 
     n: int = 1

@@ -62,13 +62,12 @@ class StructuredOutputs(
 
     json: a JSON schema, given as an object, as text or as a class of pydantic's, and stored as
     text. regex: a regular expression in Rust's syntax for the entire answer. choice: texts, of
-    which the answer is one, or an Enum of them.
-    grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF. json_object: true
-    for any JSON object. structural_tag: text in which tags with constrained contents stand, as an
-    object of vLLM's two forms or as its text, and stored as text. field: the caller's name of it,
-    for error messages; fields_of_lines: likewise, by line, for a grammar that is made of several
-    fields. thought_mark: the plain text that begins a thought; where the answer begins with it, the
-    grammar's rule `thought` comes first.
+    which the answer is one, or an Enum of them. grammar: a context-free grammar in llguidance's
+    variant of Lark, or in GBNF. json_object: true for any JSON object. structural_tag: text in
+    which tags with constrained contents stand, as an object of vLLM's two forms or as its text, and
+    stored as text. field: the caller's name of it, for error messages; fields_of_lines: likewise,
+    by line, for a grammar that is made of several fields. thought_mark: the plain text that begins
+    a thought; where the answer begins with it, the grammar's rule `thought` comes first.
 
     JSON is on one line, with at most one space after each comma and colon, unless
     disable_any_whitespace leaves out that space, too, or whitespace_pattern, a regular expression

@@ -16,13 +16,7 @@ from quire.kernels import reference, reference_step
 from quire.kernels.cpu import native
 from quire.kernels.cpu import torch_attention as cpu_attention
 from quire.kernels.cpu import torch_matmul as cpu_matmul
-from quire.kernels.operands import (
-    LinearWeight,
-    QuantSpec,
-    ResidualState,
-    RopeWriteKV,
-    Rows,
-)
+from quire.kernels.operands import LinearWeight, QuantSpec, ResidualState, RopeWriteKV, Rows
 from quire.kernels.step_buffer import StepSections
 
 

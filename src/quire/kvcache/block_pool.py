@@ -73,7 +73,8 @@ class BlockPool:
     def states(self) -> bytes:
         """One BlockState per block, in O(num_blocks); for live views only."""
         of_ref_count = np.array([BlockState.FREE, BlockState.USED, BlockState.SHARED], np.uint8)
-        states = of_ref_count[np.minimum(self._ref_counts, 2)]
+        ref_counts = np.fromiter(self._ref_counts, np.int32, self.num_blocks)
+        states = of_ref_count[np.minimum(ref_counts, 2)]
         states[np.fromiter(self._evictable, dtype=np.int64)] = BlockState.CACHED
         return states.tobytes()
 

@@ -28,7 +28,7 @@ class Attention(nn.Module):
         spec: AttentionSpec,
         layer_id: int,
         options: LayerOptions,
-        following: WeightFormat | None = None,
+        following: WeightFormat | None,
     ) -> None:
         super().__init__()
         self.layer_id = layer_id

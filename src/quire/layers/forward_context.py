@@ -23,8 +23,8 @@ def no_heartbeat() -> None:
 class ForwardContext(msgspec.Struct, frozen=True):
     """One step: how its batch lies, and the KV cache of each layer.
 
-    kv: see `kv_storage.allocate_kv`. heartbeat:
-    the model calls it once for each layer, so that a long step is not taken for one that is stuck.
+    kv: see `kv_storage.allocate_kv`. heartbeat: the model calls it once for each layer, so that a
+    long step is not taken for one that is stuck.
     """
 
     layout: BatchLayout

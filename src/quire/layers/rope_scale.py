@@ -8,24 +8,13 @@ from quire.core.rope_settings import RopeSettings
 
 # Features of `RopeSettings` that are computed here and in rope.py, which both runtimes take.
 ROPE_FEATURES = frozenset(
-    {
-        *(
-            f"RopeSettings.kind={kind}"
-            for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")
-        ),
-        "RopeSettings.factor",
-        "RopeSettings.low_freq_factor",
-        "RopeSettings.high_freq_factor",
-        "RopeSettings.beta_fast",
-        "RopeSettings.beta_slow",
-        "RopeSettings.truncate",
-        "RopeSettings.mscale",
-        "RopeSettings.mscale_all_dim",
-        "RopeSettings.attention_factor",
-        "RopeSettings.short_factor",
-        "RopeSettings.long_factor",
-    }
-)
+    f"RopeSettings.{name}"
+    for name in (
+        "kind=linear", "kind=dynamic", "kind=llama3", "kind=yarn", "kind=longrope", "factor",
+        "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate", "mscale",
+        "mscale_all_dim", "attention_factor", "short_factor", "long_factor",
+    )
+)  # fmt: skip
 
 
 def attention_factor(rope: RopeSettings) -> float:

@@ -37,9 +37,8 @@ class Need(enum.IntFlag):
 
 # plain integers: operations of IntFlag are slow
 PENALTIES = int(Need.REPETITION | Need.PRESENCE)
-READS_OUTPUT_TOKENS = int(
-    Need.BAD_WORDS | Need.GRAMMAR | Need.THINKING_BUDGET
-)  # the tokens in order, not only their counts
+# the tokens in order, not only their counts
+READS_OUTPUT_TOKENS = int(Need.BAD_WORDS | Need.GRAMMAR | Need.THINKING_BUDGET)
 CHANGES_LOGITS = (
     int(Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.ALLOWED_TOKENS) | PENALTIES | READS_OUTPUT_TOKENS
 )
@@ -115,9 +114,9 @@ class SamplingState:
         self.thinking_budgets: dict[int, ThinkingBudget] = {}
         self.grammars: dict[int, GrammarConstraint] = {}
         self._ragged: tuple[dict[int, Any], ...] = (
-            *(self.bias, self.min_tokens, self.bad_words, self.allowed_tokens),
-            *(self.logprob_tokens, self.thinking_budgets, self.grammars),
-        )
+            self.bias, self.min_tokens, self.bad_words, self.allowed_tokens,
+            self.logprob_tokens, self.thinking_budgets, self.grammars,
+        )  # fmt: skip
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
     def set_row(

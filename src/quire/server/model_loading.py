@@ -55,9 +55,9 @@ class ModelLoader:
         """Unload a model and wait for it; its requests have `grace` seconds to finish."""
         try:
             async with asyncio.timeout(grace + UNLOAD_SECONDS):
-                with self._conditions_of(name) as conditions:
+                with self._statuses_of(name) as statuses:
                     self._send(UnloadModel(name=name, grace=grace), name)
-                    while (await conditions.get()).state in ("loaded", "unloading"):
+                    while (await statuses.get()).state in ("loaded", "unloading"):
                         pass
         except TimeoutError:
             text = f"model {name} has not ended yet; GET /admin/models shows its state"
@@ -65,18 +65,18 @@ class ModelLoader:
 
     async def _until_loaded(self, entry: ModelEntry) -> None:
         name, is_requested = entry.name, False
-        with self._conditions_of(name) as conditions:
+        with self._statuses_of(name) as statuses:
             while not entry.is_usable:
                 if not is_requested:
                     self._send(LoadModel(name=name), name)
-                condition = await conditions.get()
-                if failure := condition.failure:
-                    raise ModelNotLoadedError(name, failure, retry_after=condition.retry_after)
-                is_requested = condition.state != "unloaded"  # else it had to be unloaded first
+                status = await statuses.get()
+                if failure := status.failure:
+                    raise ModelNotLoadedError(name, failure, retry_after=status.retry_after)
+                is_requested = status.state != "unloaded"  # else it had to be unloaded first
 
     @contextmanager
-    def _conditions_of(self, name: str) -> Iterator[asyncio.Queue[ModelStatus]]:
-        """A queue of the model's conditions from now on, in order."""
+    def _statuses_of(self, name: str) -> Iterator[asyncio.Queue[ModelStatus]]:
+        """A queue of the model's statuses from now on, in order."""
         queue: asyncio.Queue[ModelStatus] = asyncio.Queue()
         readers = self._readers.setdefault(name, set())
         readers.add(queue)
@@ -95,20 +95,18 @@ class ModelLoader:
     def attach(self, name: str, engine: AsyncEngine) -> None:
         """Connect a model that was loaded for the first time to its engine."""
         self.models.attach(name, engine)
-        self._wake(self.models.entry(name).condition)
+        self._wake(self.models.entry(name).status)
 
     def give_up(self, name: str, reason: str) -> None:
         """Unload a model that this process cannot use."""
-        condition = self.models.entry(name).condition
-        self.set_condition(
-            msgspec.structs.replace(condition, failure=reason, retry_after=RETRY_SECONDS)
-        )
+        status = self.models.entry(name).status
+        self.set_status(msgspec.structs.replace(status, failure=reason, retry_after=RETRY_SECONDS))
         self._send(UnloadModel(name=name, grace=0.0), name)
 
-    def set_condition(self, condition: ModelStatus) -> None:
+    def set_status(self, status: ModelStatus) -> None:
         """Update a model's state and wake the requests that wait for it."""
-        self.models.set_condition(condition)
-        self._wake(condition)
+        self.models.set_status(status)
+        self._wake(status)
 
     async def leave(self, order: ReleaseModel) -> None:
         """Wait for a model's running requests and report to the parent whether it may unload."""
@@ -117,9 +115,9 @@ class ModelLoader:
         await _until_idle(entry, order.grace)
         self._send(ModelReleased(name=order.name, agreed=agreed), order.name)
 
-    def _wake(self, condition: ModelStatus) -> None:
-        for queue in self._readers.get(condition.name, ()):
-            queue.put_nowait(condition)
+    def _wake(self, status: ModelStatus) -> None:
+        for queue in self._readers.get(status.name, ()):
+            queue.put_nowait(status)
 
 
 async def _until_idle(entry: ModelEntry, grace: float) -> None:

@@ -49,8 +49,8 @@ class ModelEntry:
     loaded.
     """
 
-    def __init__(self, condition: ModelStatus, admission: Admission) -> None:
-        self.condition = condition
+    def __init__(self, status: ModelStatus, admission: Admission) -> None:
+        self.status = status
         self.admission = admission
         self.model: RegisteredModel | None = None
         self.num_waiting = 0
@@ -58,18 +58,18 @@ class ModelEntry:
     @property
     def name(self) -> str:
         """The name that requests use."""
-        return self.condition.name
+        return self.status.name
 
     @property
     def is_usable(self) -> bool:
         """Whether requests can find it."""
-        return self.condition.state == "loaded" and self.model is not None
+        return self.status.state == "loaded" and self.model is not None
 
     @property
     def state(self) -> ModelState:
         """Its state here: "loading" until this process is connected to a loaded model."""
-        is_loading = self.condition.state == "loaded" and self.model is None
-        return "loading" if is_loading else self.condition.state
+        is_loading = self.status.state == "loaded" and self.model is None
+        return "loading" if is_loading else self.status.state
 
     @property
     def num_running(self) -> int:
@@ -85,14 +85,14 @@ class ModelRegistry:
 
     def __init__(
         self,
-        conditions: Sequence[ModelStatus],
+        statuses: Sequence[ModelStatus],
         settings: ServerSettings,
         make_counters: Callable[[int], list[InFlightCounter]] = local_counters,
     ) -> None:
         self._settings = settings
         self._on_engine: list[Callable[[AsyncEngine], None]] = []
-        capacities = [self._capacity(condition) for condition in conditions]
-        num_counters = 1 if len(conditions) == 1 else 1 + len(conditions)
+        capacities = [self._capacity(status) for status in statuses]
+        num_counters = 1 if len(statuses) == 1 else 1 + len(statuses)
         first, *others = make_counters(num_counters)
         # counts requests that are not parsed yet, so that their model is unknown
         self.entrance = Admission(_sum(capacities), in_flight=first)
@@ -102,12 +102,12 @@ class ModelRegistry:
                 Admission(capacity, in_flight=counter, parent=self.entrance)
                 for capacity, counter in zip(capacities, others, strict=True)
             ]
-        entries = map(ModelEntry, conditions, parts)
+        entries = map(ModelEntry, statuses, parts)
         self._entries = {entry.name: entry for entry in entries}
         self._names = {  # of all that requests may use; a model's own name goes before an alias
-            alias: condition.name for condition in conditions for alias in condition.aliases
+            alias: status.name for status in statuses for alias in status.aliases
         } | {name: name for name in self._entries}
-        self._first = conditions[0].name
+        self._first = statuses[0].name
         self._loaded: dict[str | None, RegisteredModel] = {}
 
     @classmethod
@@ -115,10 +115,8 @@ class ModelRegistry:
         """A registry of one model that is loaded and stays."""
         info = engine.info
         seqs = info.limits.max_num_seqs
-        condition = ModelStatus(
-            name=info.model_name, state="loaded", at_start=True, max_num_seqs=seqs
-        )
-        models = cls([condition], settings)
+        status = ModelStatus(name=info.model_name, state="loaded", at_start=True, max_num_seqs=seqs)
+        models = cls([status], settings)
         models.attach(info.model_name, engine)
         return models
 
@@ -153,7 +151,7 @@ class ModelRegistry:
         return list(self._entries.values())
 
     def loaded(self) -> list[RegisteredModel]:
-        """The entries of all loaded models."""
+        """All loaded models, the default model first."""
         return [self._loaded[name] for name in self._entries if name in self._loaded]
 
     @property
@@ -179,25 +177,26 @@ class ModelRegistry:
         defaults = engine.info.sampling_defaults
         if self._settings.return_tokens_as_token_ids:
             defaults = defaults | {"return_tokens_as_token_ids": True}
+        variables = parse_template_defaults(self._settings.default_chat_template_kwargs)
         entry.model = RegisteredModel(
-            *(name, engine, parsers, entry.admission),
+            name=name,
+            engine=engine,
+            parsers=parsers,
+            admission=entry.admission,
             request_defaults=defaults,
             fingerprint=system_fingerprint(engine.info),
-            template_defaults=known_defaults(
-                parse_template_defaults(self._settings.default_chat_template_kwargs),
-                *(tokenizer.chat_variables, name),
-            ),
+            template_defaults=known_defaults(variables, tokenizer.chat_variables, name),
             forces_usage=self._settings.enable_force_include_usage,
         )
-        entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
+        entry.admission.capacity = self._capacity(entry.status, engine.info.limits.max_kv_tokens)
         for on_engine in self._on_engine:
             on_engine(engine)
-        self.set_condition(entry.condition)
+        self.set_status(entry.status)
 
-    def set_condition(self, condition: ModelStatus) -> None:
+    def set_status(self, status: ModelStatus) -> None:
         """Update a model's state, as the parent process reports it."""
-        entry = self._entries[condition.name]
-        entry.condition = condition
+        entry = self._entries[status.name]
+        entry.status = status
         names = [name for name, own in self._names.items() if own == entry.name]
         for name in (*names, None) if entry.name == self._first else names:
             if entry.is_usable and entry.model is not None:
@@ -218,11 +217,11 @@ class ModelRegistry:
             if entry.model is not None:
                 await entry.model.engine.close()
 
-    def _capacity(self, condition: ModelStatus, max_kv_tokens: int | None = None) -> Capacity:
+    def _capacity(self, status: ModelStatus, max_kv_tokens: int | None = None) -> Capacity:
         """The capacity of one model. Tokens are counted once the size of the KV cache is known."""
         tokens = self._settings.max_queued_tokens
         return Capacity(
-            max_running=condition.max_num_seqs,
+            max_running=status.max_num_seqs,
             max_waiting=self._settings.max_queued_requests,
             max_prompt_tokens=(
                 None if tokens is None or max_kv_tokens is None else max_kv_tokens + tokens
@@ -233,10 +232,10 @@ class ModelRegistry:
         if name is not None and name not in self._names:
             return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
         entry = self.entry(name)
-        condition = entry.condition
+        status = entry.status
         text = f"model {entry.name} is {entry.state}; send the request again later"
         return ModelNotLoadedError(
-            entry.name, condition.failure or text, retry_after=condition.retry_after
+            entry.name, status.failure or text, retry_after=status.retry_after
         )
 
     def _unknown(self, name: str) -> str:

@@ -1,8 +1,8 @@
 """The system_fingerprint: names what made an answer.
 
 It changes with Quire's version, the model's name, its data types and the type of device, not with
-other weights under the same name. Clients may compare it;
-it begins with "b", as that of llama.cpp's server, whose clients look for the build there.
+other weights under the same name. Clients may compare it; it begins with "b", as that of
+llama.cpp's server, whose clients look for the build there.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import uvloop
+import zmq
 
 from quire.background import NUM_THREADS, SWITCH_SECONDS, BackgroundThreads
 from quire.engine.frontend.async_engine import AsyncEngine
@@ -46,9 +48,12 @@ from quire.server.settings import ServerSettings
 from quire.server.uvicorn_server import Server
 from quire.tokenizer.load_tokenizer import load_tokenizer
 
+logger = logging.getLogger(__name__)
+
 # Objects allocated and not yet freed that start a garbage collection of cycles. Requests in flight
 # are thousands and leave no cycles: with Python's own 700 they would be scanned again and again.
 GC_THRESHOLD = 50_000
+RETRY_SECONDS = 0.5  # where a connection to an engine cannot be opened
 CONNECT_SECONDS = 10.0  # for engines that run already, and their tokenizers
 
 
@@ -127,6 +132,7 @@ class EngineFrontends:
         self._client = client
         self._send, self._memory = send, memory
         self._links: dict[str, ProcessLink] = {}
+        self._ups: dict[str, EngineUp] = {}  # the engines that accept requests, by model
         self._tasks: set[asyncio.Task[None]] = set()
         self._check_complete()
 
@@ -140,33 +146,42 @@ class EngineFrontends:
         """Handle a message from the parent process."""
         match message:
             case EngineUp():
-                self._engine_up(message)
-            case EngineDown() if message.name in self._links:
-                link = self._links[message.name]
-                link.engine_died(
-                    will_return=message.will_return,
-                    is_blameless=message.is_blameless,
-                    why=message.why,
-                )
+                self._ups[message.name] = message
+                self._meet(message)
+            case EngineDown():
+                self._ups.pop(message.name, None)
+                if message.name in self._links:
+                    self._links[message.name].engine_died(
+                        will_return=message.will_return,
+                        is_blameless=message.is_blameless,
+                        why=message.why,
+                    )
             case ModelStatus():
-                self.loader.set_condition(message)
+                self.loader.set_status(message)
             case ReleaseModel():
                 self.run_task(self.loader.leave(message))
 
-    def _engine_up(self, up: EngineUp) -> None:
-        page = StatusPage(self._memory, up.page)
-        if up.name in self._links:
-            self._links[up.name].engine_returned(up.info, up.address, page)
-        else:
-            link = self._links[up.name] = ProcessLink(self._client, up.address, page)
-            self.run_task(self._connect(link, up))
+    def _meet(self, up: EngineUp) -> None:
+        """Connect to an engine, or try again later: clients may have all file descriptors."""
+        if self._ups.get(up.name) is not up:  # it has ended meanwhile
+            return
+        try:
+            page = StatusPage(self._memory, up.page)
+            if up.name in self._links:
+                self._links[up.name].engine_returned(up.info, up.address, page)
+            else:
+                link = self._links[up.name] = ProcessLink(self._client, up.address, page)
+                self.run_task(self._connect(link, up))
+        except (OSError, zmq.ZMQError) as error:
+            logger.error("no connection to the engine of %s, tried again: %s", up.name, error)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._meet, up)
 
     async def _connect(self, link: ProcessLink, up: EngineUp) -> None:
         """Connect an engine for the first time; a thread reads its tokenizer."""
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, up.config)
         except QuireError as error:
-            if self.loader.models.entry(up.name).condition.at_start:
+            if self.loader.models.entry(up.name).status.at_start:
                 self._send(StartFailed.by(error))
             else:
                 await self._links.pop(up.name).close()
@@ -175,13 +190,14 @@ class EngineFrontends:
         if not link.is_alive:  # the engine has ended meanwhile; another one is reported anew
             self._links.pop(up.name)
             return
-        engine = AsyncEngine(link, tokenizer, up.info, up.config.model.seed)
+        info = self._ups[up.name].info  # another process may have replaced the first
+        engine = AsyncEngine(link, tokenizer, info, up.config.model.seed)
         self.loader.attach(up.name, engine)
         self._check_complete()
 
     def _check_complete(self) -> None:
         entries = self.loader.models.entries()
-        if all(entry.model is not None for entry in entries if entry.condition.at_start):
+        if all(entry.model is not None for entry in entries if entry.status.at_start):
             self.connected.set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from quire.config import EngineConfig
@@ -46,12 +47,15 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     return Tokenizer.from_folder(tokenizer_folder(config), template)
 
 
-def read_template(given: str) -> tuple[str, str]:
+def read_template(given: str | os.PathLike[str]) -> tuple[str, str]:
     """A template's source, and its text. given: a file, or the template itself."""
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"chat_template must be a file, or the template, not {given!r:.64}")
+    given = os.fspath(given)
     if len(given) < _LONGEST_NAME and "{" not in given:
         try:
             return given, Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # or a name that no file can have
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(
                 f"chat_template {given!r} cannot be read ({why}); use a file, or the template"

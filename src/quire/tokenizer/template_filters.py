@@ -13,12 +13,7 @@ from typing import Any
 from jinja2 import TemplateError, pass_environment
 from jinja2.filters import do_sum
 
-from quire.tokenizer.template_work import (
-    MAX_INDENT,
-    TemplateLimitError,
-    check_repetition,
-    text_of,
-)
+from quire.tokenizer.template_work import MAX_INDENT, TemplateLimitError, check_repetition, text_of
 
 MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
 MAX_COUNT = 100_000  # of repetitions, widths and indents

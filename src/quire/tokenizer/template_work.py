@@ -39,9 +39,9 @@ _COPY_SHIFT = 3  # so many times faster than looking at each part
 
 _SCALARS = (int, bool, float, type(None))
 _LEAF_TYPES: tuple[type, ...] = (
-    *(*_SCALARS, jinja2.Undefined, Macro, BlockReference, Joiner, types.GeneratorType, type),
-    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType),
-)
+    *_SCALARS, jinja2.Undefined, Macro, BlockReference, Joiner, types.GeneratorType, type,
+    types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType,
+)  # fmt: skip
 _LEAVES = frozenset(_LEAF_TYPES)
 _VIEWS = (KeysView, ValuesView, ItemsView)
 _SIZED = (list, tuple, dict, set, frozenset, range, *_VIEWS)
@@ -144,7 +144,7 @@ def _check(total: int) -> None:
         raise TemplateLimitError(f"values of more than {MAX_WEIGHT} parts in all")
 
 
-def weigh(*values: Any) -> None:
+def take_weight(*values: Any) -> None:
     """Take the weight of values off the budget. Raises TemplateLimitError."""
     take(weight(*values))
 
@@ -155,7 +155,7 @@ def weighed(value: Any) -> Any:
         if len(value) > SHORT:
             take_copy(value)
     elif type(value) not in _SCALARS:
-        weigh(value)
+        take_weight(value)
     return value
 
 
@@ -171,7 +171,7 @@ def text_of(value: Any) -> str:
     if type(value) is str:
         return value
     if type(value) not in _SCALARS:
-        weigh(value)
+        take_weight(value)
     return str(value)
 
 
@@ -234,7 +234,7 @@ def take_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if type(owner) is str:
         _take_method(owner, name, given)
     elif name in _FREE_METHODS:
-        weigh(*given)
+        take_weight(*given)
     else:
         owned = () if owner is None or isinstance(owner, LoopContext) else (owner,)
         _price_of(name, _COPYING_METHODS, _LINEAR_METHODS)(*owned, *given)

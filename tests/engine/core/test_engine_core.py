@@ -165,9 +165,8 @@ class TestLoop:
         core, runner = make_core(executor_type)
         runner.breaks_at = {2}
         add(core, "unlucky")
-        deltas = [
-            delta for _ in range(3) for delta in core.step().deltas
-        ]  # it is in flight, or over
+        # it is in flight, or over
+        deltas = [delta for _ in range(3) for delta in core.step().deltas]
         add(core, "beside", max_tokens=20)
         deltas_of = run_until_idle(core)
         assert ends(deltas + deltas_of.get("unlucky", [])) == ["error"]
@@ -221,7 +220,7 @@ class TestLoop:
         while core.stats.num_running < 8:
             core.step()
         core._deadlines = QueueDeadlines(lambda: 0.0)
-        core._deadlines.add("runs0", 0.0)
+        core._deadlines.add("runs0", 0.0, set())
         add(core, "waits", queue_timeout=0.0)
         add(core, "patient")
         deltas_of = run_until_idle(core)

@@ -132,9 +132,8 @@ def test_a_prompt_is_cut_to_its_last_or_first_tokens(
     encoding = Encoding(keep, special=False, keeps_first=keeps_first)
     ids = token_ids_of(prompt, tokenizer, limits, encoding, reserved=7)
     assert ids == [0] * length
-    assert tokenizer.num_chars <= USUAL_CHARS_PER_TOKEN * (
-        length + CUT_TOKENS
-    )  # not all is encoded
+    # not all is encoded
+    assert tokenizer.num_chars <= USUAL_CHARS_PER_TOKEN * (length + CUT_TOKENS)
     with pytest.raises(
         InvalidRequestError,
         match=r"1001 is more than .* of 1000 tokens\. Please request a smaller",

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.processes import engine_supervisor, restarts
-from quire.engine.processes.control_channel import EngineDown, EngineStarted, EngineUp, StartEngine
+from quire.engine.processes import engine_supervisor, restarts, worker_supervisor
+from quire.engine.processes.child_process import Child, SpawnError
+from quire.engine.processes.control_channel import (
+    ControlMessage,
+    EngineDown,
+    EngineStarted,
+    EngineUp,
+    ForgetClient,
+    StartEngine,
+    StartFailed,
+    StartWorker,
+    WorkerReady,
+)
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.restarts import MAX_DEATHS
-from quire.engine.processes.server_supervisor import (
-    MAX_ENGINES,
-    ServerSupervisor,
-    ServerSupervisorSettings,
-)
+from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
-from quire.errors import EngineError
+from quire.engine.processes.worker_supervisor import WorkerSupervisor
+from quire.errors import EngineError, QuireError
 from quire.logs import LogOptions
-from quire.shared_memory import create_shared_memory
+from quire.shared_memory import PAGE_BYTES, create_shared_memory
 
 
 class Mortal:
@@ -62,6 +72,7 @@ INFO = EngineInfo(
     kv_cache_bytes=0,
 )
 STEADY = 0.4
+FAILED = StartFailed(kind="CheckpointError", message="there is no tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -113,29 +124,126 @@ def test_an_engine_that_is_of_no_use_is_given_up(
     assert last_used == sorted(set(last_used))  # each process has worked: later than the last
 
 
-def test_an_engine_that_is_stopped_leaves_no_files(
+def test_an_engine_that_is_stopped_leaves_no_files_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models may be loaded and unloaded for months."""
+    counts: list[int] = []  # of files, while it is there and afterwards
 
     async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
         Path(first.address.removeprefix("ipc://")).touch()
         return Mortal(first, num_steps=1, seconds=60.0)
 
-    async def load_and_unload() -> tuple[int, int, int]:
+    async def load_and_unload() -> int:
         settings = ServerSupervisorSettings(
             worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
             log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         with socket.socket() as listener:
             async with ServerSupervisor(settings, [listener]) as supervisor:
-                engine = supervisor.start_engine("m", EngineConfig(), supervisor.fail)
-                await supervisor.wait_until_started(engine)
-                folder, pages = supervisor._folder, supervisor._free_pages
-                while_there = len(list(folder.glob("engine-*")))
-                await supervisor.stop_engine("m", "it is over")
-                return while_there, len(list(folder.glob("engine-*"))), MAX_ENGINES - len(pages)
+                for _ in range(5):
+                    engine = supervisor.start_engine("m", EngineConfig(), supervisor.fail)
+                    await supervisor.wait_until_started(engine)
+                    counts.append(len(list(supervisor._folder.glob("engine-*"))))
+                    await supervisor.stop_engine("m", "it is over")
+                    counts.append(len(list(supervisor._folder.glob("engine-*"))))
+                return os.fstat(supervisor._memory).st_size
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
-    assert asyncio.run(load_and_unload()) == (1, 0, 0)
+    # one page for heartbeats of API processes, two for the model's engines in turn
+    assert asyncio.run(load_and_unload()) == 3 * PAGE_BYTES
+    assert counts == [1, 0] * 5
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
+    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies: list[type[Mortal] | None] = [None] if is_first else [Mortal, None, Mortal]
+    num_up = 0
+
+    async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
+        if (kind := replies.pop(0)) is None:
+            raise SpawnError("no process can be started")
+        return kind(first, num_steps=1, seconds=0.0 if replies else 60.0)
+
+    async def keep() -> None:
+        settings = EngineProcessSettings(
+            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
+            hang=0, log=LogOptions(level="info", format="text"),
+        )  # fmt: skip
+
+        def note(message: EngineUp | EngineDown) -> None:
+            nonlocal num_up
+            num_up += isinstance(message, EngineUp)
+            if num_up == 2:
+                task.cancel()
+
+        task = asyncio.create_task(EngineSupervisor("m", EngineConfig(), settings, note).run())
+        await task
+
+    monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
+    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    with pytest.raises(SpawnError if is_first else asyncio.CancelledError):
+        asyncio.run(keep())
+    assert not replies
+
+
+def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    with pytest.raises(SpawnError, match=r"temporarily unavailable.*raise their limits"):
+        asyncio.run(Child.spawn("module", ForgetClient(client="")))
+
+
+@pytest.mark.parametrize(
+    ("lives", "error"),
+    [
+        ([None] * MAX_DEATHS, "5 times in a row"),  # the system has no process for it
+        ([[FAILED]], "no tokenizer"),  # at the start of the server
+        # its files are not there for a moment, while other API processes serve
+        ([[WorkerReady()], *[[FAILED]] * (MAX_DEATHS - 1)], "5 times in a row"),
+    ],
+    ids=["no process", "at first", "later"],
+)
+def test_an_api_process_that_cannot_start_is_tried_again(
+    lives: list[list[ControlMessage] | None], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = lives.copy()
+
+    async def spawn(*_: object, **__: object) -> SimpleNamespace:
+        if (messages := left.pop(0)) is None:
+            raise SpawnError("no process can be started")
+        replies = [*messages, None]
+
+        async def receive() -> ControlMessage | None:
+            return replies.pop(0)
+
+        async def end() -> int:
+            return 1
+
+        return SimpleNamespace(receive=receive, end=end)
+
+    first = StartWorker(
+        client="0", settings=b"", listeners=[], memory=0, counters=0, metrics_folder="",
+        log=LogOptions(level="info", format="text"),
+    )  # fmt: skip
+
+    async def keep() -> None:
+        nothing = lambda *_: None  # noqa: E731
+        parent = SimpleNamespace(
+            statuses=list, reachable=list, on_death=nothing, on_message=nothing
+        )
+        heartbeats = SimpleNamespace(clear=nothing)
+        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0).run()  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
+    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    with pytest.raises(QuireError, match=error):
+        asyncio.run(keep())
+    assert not left

@@ -9,7 +9,10 @@ import queue
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config import EngineConfig
@@ -103,7 +106,7 @@ def test_what_cannot_be_read_is_counted_and_dropped(
     assert engine.num_bad_frames == before + 1
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(st.one_of(st.binary(max_size=200), st.builds(frame)), min_size=1, max_size=3))
 def test_any_bytes_leave_the_engine_in_working_order(
     ends: tuple[EngineSocket, zmq.Socket], parts: list[bytes]
@@ -141,6 +144,45 @@ def test_what_is_no_zeromq_is_hung_up_on(tmp_path: Path) -> None:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         assert engine.receive(0.1) == []
     engine.close()
+
+
+FEW_DESCRIPTORS = """
+import asyncio, os, resource, sys
+import zmq
+from quire.engine.processes.ipc import EngineConnection
+
+def connect():
+    return EngineConnection(f"ipc://{sys.argv[1]}/none", "front", print)
+
+async def main():
+    connect().close()  # to an engine that has died since
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    files = []
+    try:
+        while True:
+            files.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    for _ in range(8):
+        try:
+            connection = connect()
+        except zmq.ZMQError as error:
+            print(error)
+        else:
+            await asyncio.sleep(0.01)
+            connection.close()
+            await asyncio.sleep(0.01)
+        os.close(files.pop())
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_without_file_descriptors_does_not_die_of_a_new_engine(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Too many open files" in done.stdout
 
 
 # ---------------------------------------------------------------------- fronts and engines
@@ -245,6 +287,31 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, "quire.engine.frontend.request_tracker"):
         run(tmp_path, scenario)
     assert "4 unfinished answers continue in it" in caplog.text
+
+
+def test_a_request_whose_first_step_ends_an_idle_engine_is_seen(tmp_path: Path) -> None:
+    """A death without work is nobody's fault, and would be caused again and again."""
+    engine, context = Engine(tmp_path, 0, is_running=False), zmq.Context()
+    had_work: list[bool] = []
+
+    def die() -> None:
+        had_work.append(engine.page.has_work)
+        raise KeyboardInterrupt
+
+    client = context.socket(zmq.DEALER)
+    client.connect(engine.address)
+    client.send(frame(GetEngineView()))  # no request: who watches keeps no model loaded
+    assert engine.socket._socket.poll(60_000), "the message has not come"
+    engine.process.run_once(0.0)
+    assert (engine.page.has_work, engine.page.last_work) == (False, 0.0)
+    engine.core.step = die  # type: ignore[assignment]
+    client.send(frame(add("poison")))
+    assert engine.socket._socket.poll(60_000), "the request has not come"
+    with pytest.raises(KeyboardInterrupt):
+        engine.process.run_once(0.0)
+    assert had_work == [True]
+    context.destroy(linger=0)
+    engine.socket.close()
 
 
 def test_a_request_that_was_there_at_two_deaths_is_given_up(tmp_path: Path) -> None:
@@ -385,10 +452,25 @@ def test_who_only_watches_has_the_figures_of_all(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_the_figures_of_an_idle_engine_are_those_of_now(tmp_path: Path) -> None:
+    async def scenario(front: Front) -> None:
+        await front.collect(40)
+        assert front.engine.stats.num_cached_blocks == 2
+        await front.engine.reset_prefix_cache()
+        async with asyncio.timeout(30):
+            while front.engine.stats.num_cached_blocks:
+                await asyncio.sleep(0.01)
+
+    run(tmp_path, scenario)
+
+
 def test_a_view_waits_for_a_client_that_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client asks for the next view only after it got this one."""
+    """The client asks for the next view only after it got this one.
+
+    Its outbox is not encoded with each step: it grows, and others wait for that.
+    """
     engine = Engine(tmp_path, 0, is_running=False)
     sent: list[StepOutput] = []
     outcomes = [Sent.FULL, Sent.OK, Sent.OK]
@@ -397,10 +479,14 @@ def test_a_view_waits_for_a_client_that_does_not_read(
         sent.append(step)
         return outcomes.pop(0)
 
-    arrived = [[(b"front", [GetEngineView()])], []]
+    arrived = [[(b"front", [GetEngineView()])], [], []]
     monkeypatch.setattr(engine.socket, "receive", lambda _patience: arrived.pop(0))
     monkeypatch.setattr(engine.socket, "send", send)
     engine.process.run_once(0.0)
+    engine.process._stats_sent_at = time.monotonic() + 60
+    engine.process.run_once(0.0)
+    assert [step.view is not None for step in sent] == [True]
+    engine.process._stats_sent_at = 0.0
     engine.process.run_once(0.0)
     assert [step.view is not None for step in sent] == [True, True]
     engine.socket.close()

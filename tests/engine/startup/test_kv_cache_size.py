@@ -20,10 +20,10 @@ from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup import backend, gpu_backend, torch_start
 from quire.engine.startup.gpu_backend import measured_bytes, run_largest_step
 from quire.engine.startup.kv_cache_size import choose_num_blocks
-from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
 from quire.engine.startup.resolved_config import resolve
 from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup.step_memory import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.batch_layout import BatchLayout

@@ -17,16 +17,14 @@ from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup import footprint, memory_plan
 from quire.engine.startup.footprint import BASE_BYTES
-from quire.engine.startup.memory_plan import (
+from quire.engine.startup.memory_plan import DeviceMemory, MemoryPlan, plan_memory
+from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup.step_memory import (
     DEQUANTIZED_BYTES,
     DEQUANTIZED_QUERIES,
     GRAPH_BYTES,
-    DeviceMemory,
-    MemoryPlan,
     activation_bytes,
-    plan_memory,
 )
-from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError, UserError
 from quire.kernels.batch_layout import SHARED_MEMBERS
 from quire.kernels.operands import AttentionParams

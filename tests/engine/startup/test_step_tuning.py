@@ -11,12 +11,7 @@ import torch
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
-from quire.engine.startup import (
-    backend,
-    compiled_start,
-    step_tuning,
-    torch_start,
-)
+from quire.engine.startup import backend, compiled_start, step_tuning, torch_start
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.step_tuning import (
     StepTable,

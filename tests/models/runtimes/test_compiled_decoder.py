@@ -105,9 +105,8 @@ def test_families(
     assert sum(FEW) <= FEW_TOKENS < sum(MANY)
     assert_same_bits(model, paces=MANY)
     assert_same_bits(model)
-    monkeypatch.setattr(
-        compiled_decoder, "_TOGETHER", 1
-    )  # so that the second is another call's first
+    # so that the second is another call's first
+    monkeypatch.setattr(compiled_decoder, "_TOGETHER", 1)
     assert_same_bits(model)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from asgi_client import JSON
 from fake_engine import FakeEngine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Message
@@ -90,7 +90,6 @@ def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, outcome: 
     asyncio.run(scenario())
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9 * FREE_BYTES)), max_size=30))
 def test_the_count_is_what_the_bodies_hold(parts: list[tuple[int, int]]) -> None:
     limit = 10 * FREE_BYTES

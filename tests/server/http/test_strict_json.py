@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from asgi_client import JSON, call
 from fake_engine import FakeEngine
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
@@ -204,7 +204,6 @@ json_values = st.recursive(
 FIELDS = ["prompt", "n", "max_tokens", "stop", "logit_bias", "stream_options", "echo", "top_p", "x"]
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text reads Unicode's tables
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values))
 def test_any_json_object_is_answered(fields: dict[str, object]) -> None:
     app = build_app(FakeEngine(), ServerSettings())

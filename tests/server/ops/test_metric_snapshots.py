@@ -57,7 +57,7 @@ def sums(folder: Path) -> tuple[float, ...]:
 
 
 def files(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob(f"*{SUFFIX}")}
+    return {path.stem for path in folder.glob(f"*{SUFFIX}")}
 
 
 def test_the_dead_are_folded_and_the_living_are_not(tmp_path: Path, dead_pid: int) -> None:
@@ -70,12 +70,12 @@ def test_the_dead_are_folded_and_the_living_are_not(tmp_path: Path, dead_pid: in
     assert before[:2] == (211, 211)
     for _ in range(2):  # a second time changes nothing
         SnapshotFolder(tmp_path).fold_dead()
-        assert files(tmp_path) == {FOLDED, alive + SUFFIX}
+        assert files(tmp_path) == {FOLDED, alive}
         assert sums(tmp_path) == before
     leave(tmp_path, f"{dead_pid}-late", requests=3)
     before = sums(tmp_path)
     SnapshotFolder(tmp_path).fold_dead()
-    assert files(tmp_path) == {FOLDED, alive + SUFFIX}
+    assert files(tmp_path) == {FOLDED, alive}
     assert sums(tmp_path) == before
     assert not list(tmp_path.glob("*.draft"))
 
@@ -148,9 +148,9 @@ def test_who_reads_during_a_fold_reads_again(
 
 def test_what_cannot_be_read_is_neither_lost_nor_replaced(tmp_path: Path, dead_pid: int) -> None:
     leave(tmp_path, f"{dead_pid}-a")
-    (tmp_path / FOLDED).write_bytes(b"\x93")
+    (tmp_path / (FOLDED + SUFFIX)).write_bytes(b"\x93")
     SnapshotFolder(tmp_path).fold_dead()
-    assert files(tmp_path) == {FOLDED, f"{dead_pid}-a{SUFFIX}"}
+    assert files(tmp_path) == {FOLDED, f"{dead_pid}-a"}
     SnapshotFolder(tmp_path / "gone").fold_dead()
 
 
@@ -159,7 +159,7 @@ def test_damaged_figures_go_with_their_process(tmp_path: Path, dead_pid: int) ->
     for name in (f"{dead_pid}-torn", f"{os.getpid()}-alive"):
         (tmp_path / (name + SUFFIX)).write_bytes(b"\x93")
     SnapshotFolder(tmp_path).fold_dead()
-    assert files(tmp_path) == {FOLDED, f"{os.getpid()}-alive{SUFFIX}"}
+    assert files(tmp_path) == {FOLDED, f"{os.getpid()}-alive"}
     assert sums(tmp_path)[0] == 1
 
 
@@ -189,7 +189,7 @@ def test_folding_loses_nothing_of_ended_processes(tmp_path: Path, dead_pid: int)
     assert sums(tmp_path) == before
     own.fold_dead()
     assert sums(tmp_path) == before
-    (tmp_path / FOLDED).write_bytes(b"\x93")
+    (tmp_path / (FOLDED + SUFFIX)).write_bytes(b"\x93")
     assert own.sum_epochs(Snapshot()) == {}
 
 
@@ -206,6 +206,6 @@ def test_a_server_folds_as_it_starts(tmp_path: Path, dead_pid: int) -> None:
 
     async def live() -> None:
         async with app.router.lifespan_context(app):
-            assert f"{dead_pid}-a{SUFFIX}" not in files(tmp_path)
+            assert f"{dead_pid}-a" not in files(tmp_path)
 
     asyncio.run(live())

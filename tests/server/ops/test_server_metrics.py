@@ -125,9 +125,8 @@ def test_openmetrics_is_spoken_to_those_who_ask(app: Starlette) -> None:
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     reply = call(app, "/metrics", headers=headers)
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
-    assert (
-        b"# TYPE llamacpp:n_tokens_max gauge\n" in reply.body
-    )  # a counter's name ends with _total
+    # a counter's name ends with _total
+    assert b"# TYPE llamacpp:n_tokens_max gauge\n" in reply.body
     assert reply.body.endswith(b"# EOF\n")
 
 

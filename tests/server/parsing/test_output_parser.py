@@ -360,7 +360,7 @@ READINGS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(READINGS, TEXTS, st.data())
 def test_how_the_text_is_cut_has_no_influence(
     how: ParserConfig, words: list[str], data: st.DataObject
@@ -376,7 +376,7 @@ def test_how_the_text_is_cut_has_no_influence(
         assert all(isinstance(json.loads(call.arguments), dict) for call in answer.calls)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(FORMATS), TEXTS)
 def test_without_tools_every_text_stays_whole(format_name: str, words: list[str]) -> None:
     text = "".join(words)
@@ -393,7 +393,7 @@ OBJECTS = st.dictionaries(st.text(max_size=4), JSON_VALUES, max_size=4)
 STYLES = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OBJECTS, STYLES, st.sampled_from(sorted(WELL_FORMED)), st.data())
 def test_arguments_arrive_as_they_were_written(
     value: dict[str, Any], style: dict[str, Any], format_name: str, data: st.DataObject
@@ -405,7 +405,7 @@ def test_arguments_arrive_as_they_were_written(
     assert [call.arguments for call in answer.calls] == [written]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OBJECTS, st.data())
 def test_arguments_are_accepted_as_json_does(value: dict[str, Any], data: st.DataObject) -> None:
     written = json.dumps(value)

@@ -251,7 +251,7 @@ def test_a_forced_call_that_is_cut_leaves_no_text(format_name: str) -> None:
         assert answer.text == "", text[:end]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(FORMATS), st.lists(st.integers(0, 2**20), min_size=40, max_size=40))
 def test_a_model_that_answers_anything_calls_tools(format_name: str, numbers: list[int]) -> None:
     how = reading(format_name, most_calls=1)
@@ -299,7 +299,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(FORMATS),
     st.dictionaries(st.sampled_from(["a", "KEY", "n b", "é"]), VALUES, max_size=3),

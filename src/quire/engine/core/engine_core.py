@@ -27,7 +27,7 @@ from quire.core.request import FinishReason, Request
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core.device_errors import is_device_lost, out_of_memory_message
-from quire.engine.core.executor import Executor, Outcome
+from quire.engine.core.executor import Executor, Failed, Outcome
 from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.core.plan_window import PlanWindow
 from quire.engine.core.queue_deadlines import QueueDeadlines
@@ -94,6 +94,11 @@ class EngineCore:
         return self._can_step or self._grammars.num_pending > 0 or self._weights.holds_any
 
     @property
+    def has_requests(self) -> bool:
+        """Whether requests run or wait; a view that somebody asks for is work, but no request."""
+        return self._scheduler.has_unfinished or self._grammars.num_pending > 0
+
+    @property
     def _can_step(self) -> bool:
         return bool(
             self._in_flight
@@ -140,7 +145,7 @@ class EngineCore:
             held = self._weights.take(0.0 if self._can_step else THREAD_WAIT_SECONDS)
             self._add_deltas(held)
         most = self._executor.max_in_flight
-        started = len(self._in_flight) < most and self._start_next()
+        started = len(self._in_flight) < most and not self._is_broken and self._start_next()
         if started and self._starts_report():
             return self._take_output()
         if self._in_flight and (not started or len(self._in_flight) >= most):
@@ -148,6 +153,14 @@ class EngineCore:
             if self._has_failed:
                 self._restart_batch()
         return self._take_output()
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether the latest step could not be launched; then none may follow before a reset.
+
+        The device's block tables may lack its blocks, so the next step would write into others.
+        """
+        return bool(self._in_flight) and isinstance(self._in_flight[-1][1], Failed)
 
     def _restart_batch(self) -> None:
         """Let all requests enter the batch anew: what a failed step has left in it is unknown."""
@@ -245,14 +258,10 @@ class EngineCore:
                 if failure is not None:
                     raise failure
                 self._scheduler.add(request)
-                continue
-            except InvalidRequestError as refusal:
-                self._refuse(request.request_id, str(refusal), ErrorKind.REQUEST)
-            except Exception:  # any failure ends this request alone
-                logger.exception("a grammar could not be prepared")
-                problem = "the engine could not prepare this request's structured output"
-                self._refuse(request.request_id, problem, ErrorKind.ENGINE)
-            self._grammars.remove(request.request_id)
+            except Exception as error:  # any failure ends this request alone
+                task = "prepare this request's structured output"
+                self._refuse_for(error, request.request_id, task)
+                self._grammars.remove(request.request_id)
 
     def _add(self, message: AddRequest) -> None:
         try:
@@ -267,14 +276,18 @@ class EngineCore:
                 self._scheduler.add(request)
             else:
                 self._grammars.start_compiling(request, request.sampling.structured_outputs)
-            self._deadlines.add(message.request_id, message.queue_timeout)
             self._log.record_arrival(message.request_id, request.num_prompt_tokens)
-        except InvalidRequestError as refusal:
-            self._refuse(message.request_id, str(refusal), ErrorKind.REQUEST)
-        except Exception:  # a message that no check foresaw fails alone
-            logger.exception("a request could not be added")
-            problem = "the engine could not take this request"
-            self._refuse(message.request_id, problem, ErrorKind.ENGINE)
+            self._deadlines.add(message.request_id, message.queue_timeout, self._log.unfinished)
+        except Exception as error:  # a message that no check foresaw fails alone
+            self._refuse_for(error, message.request_id, "take this request")
+
+    def _refuse_for(self, error: Exception, request_id: str, task: str) -> None:
+        """Refuse a request that raised an error; only the texts of refusals are for clients."""
+        if isinstance(error, InvalidRequestError):
+            self._refuse(request_id, str(error), ErrorKind.REQUEST)
+        else:
+            logger.error("the engine could not %s", task, exc_info=error)
+            self._refuse(request_id, f"the engine could not {task}", ErrorKind.ENGINE)
 
     def _refuse(self, request_id: str, error: str, kind: ErrorKind) -> None:
         self._deltas.append(

@@ -12,12 +12,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Fixed facts of a started engine. seconds: start-up time by phase, see docs/startup.md.
 
     quantization: the scheme of the weights, or the method of a quantized checkpoint; "none" where
-    they have the data type.
-    kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
-    pooling: how embeddings are made unless a request says otherwise. sampling_defaults: sampling
-    params that the model's files ask for, by name. quality: figures of the weights' quality report.
-    model: the folder, file or hub name that was loaded. file_bytes: of the files with its weights;
-    0 where there are none. family: of models, such as "llama".
+    they have the data type. kv_cache_dtype: of keys and values, by PyTorch's name; empty where
+    there are none. pooling: how embeddings are made unless a request says otherwise.
+    sampling_defaults: sampling params that the model's files ask for, by name. quality: figures of
+    the weights' quality report. model: the folder, file or hub name that was loaded. file_bytes: of
+    the files with its weights; 0 where there are none. family: of models, such as "llama".
     """
 
     model_name: str

@@ -109,9 +109,9 @@ class InputBatch:
         prompt_lens = self.num_prompt_tokens[rows].astype(np.int64)
         decodes_only = not has_prompts and bool((seq_lens > prompt_lens).all())
         ragged = RaggedBatch.of(
-            *(query_lens, seq_lens, table, self.block_size),
+            query_lens, seq_lens, table, self.block_size,
             prompt_lens=None if decodes_only else prompt_lens,
-        )
+        )  # fmt: skip
         flat = ragged.flat
         return StepInputs(
             scheduled=scheduled,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 
 import msgspec
 
@@ -43,6 +44,11 @@ class StepLog:
         self._last_end = 0.0
         self._tokens = Histogram(STEP_TOKEN_BOUNDS)
         self._seconds = Histogram(STEP_SECONDS_BOUNDS)
+
+    @property
+    def unfinished(self) -> Collection[str]:
+        """The ids of the requests that have not ended."""
+        return self._times.keys()
 
     @property
     def recent(self) -> list[StepSummary]:

@@ -22,10 +22,11 @@ SEARCH_SECONDS = 20.0  # after which requests end without its outcome
 class WeightSearch:
     """Runs `find` at the first failure, and never again.
 
-    find: describes a weight that is not finite, with what to do; "" if there is none.
+    find: describes a weight that is not finite, with what to do; "" if there is none. None: nobody
+    looks for one.
     """
 
-    def __init__(self, find: Callable[[], str] | None = None) -> None:
+    def __init__(self, find: Callable[[], str] | None) -> None:
         self._find = find
         self._thread: threading.Thread | None = None
         self._due = 0.0  # monotonic seconds

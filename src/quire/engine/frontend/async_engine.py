@@ -55,9 +55,7 @@ class AsyncEngine(ModelOwner):
         self.tokenizer = tokenizer
         self._loop = asyncio.get_running_loop()
         self._link = link
-        self._inputs = InputProcessor(
-            tokenizer, info.limits, info.eos_token_ids, seed, grammar_subprocess=True
-        )
+        self._inputs = InputProcessor(tokenizer, info, seed, grammar_subprocess=True)
         self._tracker = RequestTracker(link, tokenizer, info, self._inputs.set_limits)
         self.metrics = self._tracker.metrics
         self._threads = FairExecutor(NUM_THREADS, "quire-encode")
@@ -78,6 +76,11 @@ class AsyncEngine(ModelOwner):
     def info(self) -> EngineInfo:
         """The fixed facts of the engine that runs, or ran last."""
         return self._tracker.info
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """The tokens that end the answers of all requests."""
+        return self._inputs.eos_token_ids
 
     @property
     def stats(self) -> EngineStats:

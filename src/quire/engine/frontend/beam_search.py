@@ -43,7 +43,9 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 class BeamSearchSequence(msgspec.Struct, frozen=True):
     """One answer. tokens: the prompt's and its own. text: of all tokens.
-    finish_reason: "stop"; None where max_tokens ended it."""
+
+    finish_reason: "stop"; None where max_tokens ended it.
+    """
 
     tokens: list[int]
     logprobs: list[PositionLogprobs]

@@ -19,6 +19,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt, token_ids_of
 from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.grammar_checker import (
@@ -89,6 +90,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 class InputProcessor:
     """Encodes prompts and refuses requests that can never run.
 
+    info: of the engine. eos_token_ids: end the answers of all requests, the tokenizer's own too.
     grammar_subprocess: whether grammars are checked in a process that can be killed, for callers
     that are not trusted.
     """
@@ -96,19 +98,18 @@ class InputProcessor:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        limits: RequestLimits,
-        eos_token_ids: list[int],
+        info: EngineInfo,
         seed: int,
         *,
         grammar_subprocess: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._limits = limits
-        self._eos_token_ids = end_ids = tokenizer.end_ids(eos_token_ids, limits.vocab_size)
+        self._limits = limits = info.limits
+        self.eos_token_ids = ends = tokenizer.end_ids(info.eos_token_ids, limits.vocab_size)
         self._seeds = random.Random(seed)
 
         def vocabulary() -> Vocabulary:
-            return Vocabulary(tokenizer, limits.vocab_size, end_ids)
+            return Vocabulary(tokenizer, limits.vocab_size, ends)
 
         if grammar_subprocess:
             self.grammar_checker = GrammarChecker(
@@ -164,7 +165,7 @@ class InputProcessor:
                 request_id=f"{request_id}/{index}",
                 prompt_token_ids=token_ids,
                 sampling=answer,
-                eos_token_ids=self._eos_token_ids,
+                eos_token_ids=self.eos_token_ids,
                 bad_words_ids=bad_words_ids,
                 priority=priority,
                 cache_salt=cache_salt,

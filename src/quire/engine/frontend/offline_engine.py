@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
@@ -20,11 +21,7 @@ from quire.core.request_output import RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.inline_engine import InlineEngine
-from quire.engine.frontend.input_processor import (
-    InputProcessor,
-    PreparedRequest,
-    errors_name_field,
-)
+from quire.engine.frontend.input_processor import InputProcessor, PreparedRequest, errors_name_field
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.progress_bar import ProgressBar
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
@@ -35,7 +32,35 @@ from quire.processes import interrupted
 from quire.tokenizer.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
+Arguments = ParamSpec("Arguments")
 OnOutput = Callable[[RequestOutput], None]
+Outputs = list[RequestOutput]
+
+
+def _one_call(
+    work: Callable[Concatenate[OfflineEngine, DeferredInterrupt, Arguments], Outputs],
+) -> Callable[Concatenate[OfflineEngine, Arguments], Outputs]:
+    """Run a method under the engine's lock, with Ctrl-C between its steps only."""
+
+    @wraps(work)
+    def call(
+        engine: OfflineEngine, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Outputs:
+        with engine._call_lock:  # an interrupt anywhere inside of it releases the lock
+            return _interruptible(lambda interrupt: work(engine, interrupt, *args, **kwargs))
+
+    return call
+
+
+def _interruptible(work: Callable[[DeferredInterrupt], Outputs]) -> Outputs:
+    """The result of work in which Ctrl-C comes where it delivers one, and half does nothing."""
+    interrupted.clear()  # a program may go on after Ctrl-C
+    try:
+        with DeferredInterrupt() as interrupt:
+            return work(interrupt)
+    except KeyboardInterrupt:
+        interrupted.set()
+        raise
 
 
 class OfflineEngine:
@@ -50,15 +75,14 @@ class OfflineEngine:
         core, self.info = start_engine(config)
         self._engine: InlineEngine | None = InlineEngine(core)
         self._is_closed = False
-        self._inputs = InputProcessor(
-            tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
-        )
+        self._inputs = InputProcessor(tokenizer, self.info, config.model.seed)
+        self.eos_token_ids = self._inputs.eos_token_ids
         self._num_requests = 0
         self._lock = threading.Lock()
         self._thread: int | None = None  # in which an on_output runs
 
     @property
-    def _one_call(self) -> threading.Lock:
+    def _call_lock(self) -> threading.Lock:
         """The lock of a call. Raises ConfigError in an on_output, which would wait for itself."""
         if self._thread == threading.get_ident():
             text = "on_output is part of a call of this LLM, which makes no other one meanwhile"
@@ -72,7 +96,7 @@ class OfflineEngine:
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
-        with self._one_call:
+        with self._call_lock:
             self._awake().reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
@@ -84,7 +108,7 @@ class OfflineEngine:
         from quire.compat.sleep_tags import check_level  # a start needs none
 
         check_level(level)
-        with self._one_call:
+        with self._call_lock:
             if self._engine is not None:
                 self._engine = None
                 _free_memory()
@@ -97,7 +121,7 @@ class OfflineEngine:
         from quire.compat.sleep_tags import check_tags  # a start needs none
 
         check_tags(tags or ())
-        with self._one_call:
+        with self._call_lock:
             if self._engine is None and not self._is_closed:
                 core, self.info = start_engine(self._config)
                 self._engine = InlineEngine(core)
@@ -122,8 +146,10 @@ class OfflineEngine:
             raise ConfigError("this LLM sleeps; call wake_up()")
         return self._engine
 
+    @_one_call
     def answer(
         self,
+        interrupt: DeferredInterrupt,
         field: str,
         items: Sequence[tuple[Item, SamplingParams]],
         prompt_of: Callable[[Item], Prompt],
@@ -141,33 +167,6 @@ class OfflineEngine:
         on_output: gets each part of an answer as it comes; there is no progress bar then.
         on_answer: gets each result in the order of the prompts, once those before it have ended.
         """
-        with self._one_call:  # one call: an interrupt anywhere inside of it releases the lock
-            return self._interruptible(
-                lambda interrupt: self._answer(
-                    interrupt,
-                    field,
-                    items,
-                    prompt_of,
-                    encoding,
-                    use_tqdm,
-                    raise_errors,
-                    on_output,
-                    on_answer,
-                )
-            )
-
-    def _answer(
-        self,
-        interrupt: DeferredInterrupt,
-        field: str,
-        items: Sequence[tuple[Item, SamplingParams]],
-        prompt_of: Callable[[Item], Prompt],
-        encoding: Encoding,
-        use_tqdm: bool,
-        raise_errors: bool,
-        on_output: OnOutput | None,
-        on_answer: OnOutput | None,
-    ) -> list[RequestOutput]:
         self._awake()
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
         for index, (item, params) in enumerate(items):
@@ -199,8 +198,10 @@ class OfflineEngine:
         )
         return [answers[request_id] for request_id in ids]
 
+    @_one_call
     def embed(
         self,
+        interrupt: DeferredInterrupt,
         prompts: Sequence[Prompt],
         params: PoolingParams,
         encoding: Encoding = USUAL_ENCODING,
@@ -208,19 +209,6 @@ class OfflineEngine:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """The embeddings of prompts, in their order. encoding: how texts become token ids."""
-        with self._one_call:
-            return self._interruptible(
-                lambda interrupt: self._embed(interrupt, prompts, params, encoding, use_tqdm)
-            )
-
-    def _embed(
-        self,
-        interrupt: DeferredInterrupt,
-        prompts: Sequence[Prompt],
-        params: PoolingParams,
-        encoding: Encoding,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
         self._awake()
         prepared = []
         for index, prompt in enumerate(prompts):
@@ -237,18 +225,6 @@ class OfflineEngine:
     def _next_id(self) -> str:
         self._num_requests += 1
         return str(self._num_requests)
-
-    def _interruptible(
-        self, work: Callable[[DeferredInterrupt], list[RequestOutput]]
-    ) -> list[RequestOutput]:
-        """The result of work in which Ctrl-C comes where it delivers one, and half does nothing."""
-        interrupted.clear()  # a program may go on after Ctrl-C
-        try:
-            with DeferredInterrupt() as interrupt:
-                return work(interrupt)
-        except KeyboardInterrupt:
-            interrupted.set()
-            raise
 
     def _run(
         self,

@@ -83,8 +83,7 @@ def token_ids_of(
         encode = partial(tokenizer.encode, parse_special=True, add_special_tokens=special)
     if encoding.keep is not None:
         most = _most_tokens(limits, encoding.keep, reserved)
-        cut = _first_tokens if encoding.keeps_first else _last_tokens
-        return cut(encode, prompt, most)
+        return _cut(encode, prompt, most, keeps_first=encoding.keeps_first)
     assert isinstance(prompt, str)
     param = "messages" if is_rendered else "prompt"
     limits.check_chars(len(prompt), param)
@@ -160,35 +159,18 @@ def _most_tokens(limits: RequestLimits, keep: int, reserved: int) -> int:
     return keep if keep >= 0 else max(1, limits.max_model_len - reserved)
 
 
-def _last_tokens(encode: Callable[[str], list[int]], prompt: Prompt, most: int) -> list[int]:
-    """The last `most` token ids of a prompt; of a text no more is encoded than can be kept."""
+def _cut(
+    encode: Callable[[str], list[int]], prompt: Prompt, most: int, *, keeps_first: bool
+) -> list[int]:
+    """The first or the last `most` token ids of a prompt; of a text little more is encoded."""
+
+    def part(size: int) -> slice:
+        return slice(size) if keeps_first else slice(-size, None)
+
     if isinstance(prompt, str):
-        prompt = _encode_end(encode, prompt, most + CUT_TOKENS)
-    return prompt[-most:]
-
-
-def _first_tokens(encode: Callable[[str], list[int]], prompt: Prompt, most: int) -> list[int]:
-    """The first `most` token ids of a prompt; of a text no more is encoded than can be kept."""
-    if isinstance(prompt, str):
-        prompt = _encode_begin(encode, prompt, most + CUT_TOKENS)
-    return prompt[:most]
-
-
-def _encode_end(encode: Callable[[str], list[int]], text: str, num_tokens: int) -> list[int]:
-    """The ids of the end of a text: at least this many tokens, if it has them."""
-    size = USUAL_CHARS_PER_TOKEN * num_tokens
-    ids = encode(text[-size:])
-    while len(ids) < num_tokens and size < len(text):
-        size *= 2
-        ids = encode(text[-size:])
-    return ids
-
-
-def _encode_begin(encode: Callable[[str], list[int]], text: str, num_tokens: int) -> list[int]:
-    """The ids of the begin of a text: at least this many tokens, if it has them."""
-    size = USUAL_CHARS_PER_TOKEN * num_tokens
-    ids = encode(text[:size])
-    while len(ids) < num_tokens and size < len(text):
-        size *= 2
-        ids = encode(text[:size])
-    return ids
+        text, size = prompt, USUAL_CHARS_PER_TOKEN * (most + CUT_TOKENS)
+        prompt = encode(text[part(size)])
+        while len(prompt) < most + CUT_TOKENS and size < len(text):
+            size *= 2
+            prompt = encode(text[part(size)])
+    return prompt[part(most)]

@@ -11,11 +11,16 @@ import sys
 
 from quire.background import MODULE as BACKGROUND
 from quire.engine.processes.control_channel import ControlMessage, pack, read_control
+from quire.errors import EngineError
 
 
 def describe(status: int) -> str:
     """A description of how a process ended. status: see `Child.end`."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+class SpawnError(EngineError):
+    """The system has no process, thread, memory or file descriptor for a child."""
 
 
 class Child:
@@ -42,19 +47,17 @@ class Child:
     ) -> Child:
         """Start a module in a process and send it its first message.
 
-        low_priority: import the module in a thread of low priority (background.py).
+        low_priority: import the module in a thread of low priority (background.py). Raises
+        SpawnError.
         """
         command = (BACKGROUND, module) if low_priority else (module,)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", *command),
-                stdin=theirs.fileno(),
-                pass_fds=pass_fds,
-                # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
-                # child's low priority only against itself
-                process_group=0,
+        try:
+            process, ours = await _start(command, pass_fds)
+        except (OSError, RuntimeError) as error:  # the second for the thread that waits for it
+            text = (
+                f"no process or thread can be started ({error}); free some, or raise their limits"
             )
+            raise SpawnError(text) from error
         child = cls(process, *await asyncio.open_connection(sock=ours))
         child.send(first)
         return child
@@ -92,3 +95,24 @@ class Child:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+async def _start(
+    command: tuple[str, ...], pass_fds: tuple[int, ...]
+) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Start a process, and return it with our end of its control channel."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", *command),
+                stdin=theirs.fileno(),
+                pass_fds=pass_fds,
+                # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
+                # child's low priority only against itself
+                process_group=0,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours

@@ -13,9 +13,9 @@ from pathlib import Path
 
 # What a process does to itself by a fault of its own code; other signals are sent by others.
 FAULTS = {
-    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
-    *(signal.SIGTRAP, signal.SIGSYS),
-}
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP,
+    signal.SIGSYS,
+}  # fmt: skip
 
 
 # From the kernel's kill of a process for lack of memory to its end: its pages are freed meanwhile

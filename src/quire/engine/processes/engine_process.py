@@ -120,11 +120,11 @@ class EngineProcess:
     def run_once(self, timeout: float) -> None:
         """Receive messages, run a step, send outputs. timeout: seconds to wait while idle."""
         core = self._core
-        has_work = core.has_work
-        self._page.heartbeat(self._stats.num_steps, has_work=has_work)
-        self._receive(0.0 if has_work else timeout)
+        self._receive(0.0 if core.has_work else timeout)
         while not self._control.empty():
             self._handle_control(self._control.get())
+        # after messages: a request may end an idle engine in its first step, and must be blamed
+        self._page.heartbeat(self._stats.num_steps, has_work=core.has_requests)
         if core.has_work:
             step = core.step()
             self._clients.put(step.deltas)
@@ -166,11 +166,12 @@ class EngineProcess:
 
     def _send_outputs(self) -> None:
         """Send each client a frame with its deltas; now and then one with statistics alone."""
-        self._stats.num_bad_frames = self._socket.num_bad_frames
         now = time.monotonic()
         everyone = now - self._stats_sent_at > STATS_SECONDS
         if everyone:
             self._stats_sent_at = now
+            self._stats = self._with_epoch(self._core.stats)  # messages change it without a step
+        self._stats.num_bad_frames = self._socket.num_bad_frames
         for client, outbox in self._clients.waiting(everyone=everyone):
             deltas = list(outbox.ready.values())
             output = StepOutput(deltas=deltas, stats=self._stats, view=outbox.view)
@@ -180,7 +181,7 @@ class EngineProcess:
                 case Sent.GONE:
                     self._forget(client)
                 case Sent.FULL:  # its deltas are joined with later ones
-                    pass
+                    outbox.is_full = True
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import restarts
-from quire.engine.processes.child_process import Child, describe
+from quire.engine.processes.child_process import Child, SpawnError, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineDown,
@@ -36,6 +36,7 @@ from quire.shared_memory import clear_page
 
 logger = logging.getLogger(__name__)
 
+SOCKET = "ipc://"  # before a path, in ZeroMQ's addresses
 ENGINE_MODULE = "quire.engine.processes.engine_process"
 
 
@@ -99,11 +100,6 @@ class EngineSupervisor:
         if self._child is not None:
             self._child.send(message)
 
-    def remove_files(self) -> None:
-        """Remove the files of its processes, once no client reads them."""
-        for path in self._settings.folder.glob(f"engine-{self._settings.number}-*"):
-            path.unlink(missing_ok=True)
-
     async def run(self) -> None:
         """Keep the engine process running until cancelled.
 
@@ -112,7 +108,13 @@ class EngineSupervisor:
         """
         deaths = Deaths()
         while True:
-            was_useful, is_outside = await self._run_once(self.epoch)
+            try:
+                was_useful, is_outside = await self._run_once(self.epoch)
+            except SpawnError as error:
+                if not self.started.done():
+                    raise
+                logger.error("engine of %s: %s", self.name, error)
+                was_useful, is_outside = False, True
             self.epoch += 1
             deaths.add(was_steady=was_useful)
             will_return = not deaths.are_too_many
@@ -135,9 +137,9 @@ class EngineSupervisor:
         """
         first = self._first_message(epoch)
         clear_page(first.memory, first.page)
+        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         page, cause = StatusPage(first.memory, first.page), DeathCause()
         self._page = page
-        child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         begin = math.inf
         try:
             reply = await child.receive()
@@ -152,6 +154,7 @@ class EngineSupervisor:
         finally:
             self._child = None
             status = await child.end()
+            Path(first.address.removeprefix(SOCKET)).unlink(missing_ok=True)
             # not by steps alone: a fault at the first large batch comes after some steps
             was_useful = page.num_steps > 0 and time.monotonic() - begin > restarts.STEADY_SECONDS
             is_outside = cause.is_outside(status, had_work=page.has_work)
@@ -167,12 +170,11 @@ class EngineSupervisor:
 
     def _first_message(self, epoch: int) -> StartEngine:
         settings = self._settings
-        stem = settings.folder / f"engine-{settings.number}-{epoch}"
         return StartEngine(
             config=self._config,
             epoch=epoch,
             num_restarts=self.num_restarts,
-            address=f"ipc://{stem}.sock",
+            address=f"{SOCKET}{settings.folder}/engine-{settings.number}-{epoch}",
             memory=settings.memory,
             page=settings.pages[epoch % 2],
             log=settings.log,

@@ -105,8 +105,8 @@ class EngineConnection:
         self.num_bad_frames = 0
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        # of the process: a new one would end it where too few file descriptors are left
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, MAX_UNREAD_FRAMES)
@@ -157,7 +157,7 @@ class EngineConnection:
         self._loop.remove_reader(self._fd)
         self._read()
         self._is_open = False
-        self._context.destroy()
+        self._socket.close()
 
     def _send_frame(self, messages: list[msgspec.Raw]) -> None:
         if messages and self._is_open:

@@ -33,6 +33,7 @@ from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.errors import ConfigError, QuireError, UserError
+from quire.processes import in_detached_thread
 
 if TYPE_CHECKING:
     from quire.engine.startup.footprint import Footprint
@@ -214,7 +215,7 @@ class ModelFleet:
     async def _measure(self, model: FleetModel) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes
         try:
-            model.footprint = await asyncio.to_thread(_measured, config, limit)
+            model.footprint = await in_detached_thread(partial(_measured, config, limit))
         except UserError as error:
             raise model.plan.explain(error) from error
 

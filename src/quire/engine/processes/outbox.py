@@ -15,23 +15,26 @@ class Outbox:
     """The output of one client that has not been sent yet.
 
     ready: one joined delta per request id. wants_view: the client has asked for the next engine
-    view; view: one that has not been sent yet.
+    view; view: one that has not been sent yet. is_full: the client did not read at the last try;
+    there is none before the next statistics, as each one encodes all that has accumulated.
     """
 
     def __init__(self) -> None:
         self.ready: dict[str, RequestDelta] = {}
         self.wants_view = False
         self.view: EngineView | None = None
+        self.is_full = False
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is output to send."""
-        return bool(self.ready) or self.view is not None
+        """Whether there is output to send now."""
+        return (bool(self.ready) or self.view is not None) and not self.is_full
 
     def clear(self) -> None:
         """Remove everything, after it has been sent."""
         self.ready.clear()
         self.view = None
+        self.is_full = False
 
     def put(self, delta: RequestDelta) -> None:
         """Add a delta, joined with an unsent one of the same request."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
@@ -28,6 +25,8 @@ from quire.engine.processes.control_channel import (
     StartWorker,
 )
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.orphans import reap_forever
+from quire.engine.processes.private_folder import private_folder
 from quire.engine.processes.worker_heartbeats import PAGE as HEARTBEATS_PAGE
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerParent, WorkerSupervisor
@@ -36,8 +35,6 @@ from quire.logs import LogOptions
 from quire.shared_memory import clear_page, create_shared_memory
 
 T = TypeVar("T")
-
-MAX_ENGINES = 4096  # at one time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,17 +70,21 @@ class ServerSupervisor:
         self._engines: dict[str, EngineSupervisor] = {}
         self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
         self._workers: list[WorkerSupervisor] = []
-        self._pages: dict[EngineSupervisor, tuple[int, int]] = {}
+        self._pages: dict[str, tuple[int, int]] = {}  # of shared memory, by model
         self._tasks: dict[EngineSupervisor | WorkerSupervisor, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
-        self._free_pages = deque((2 * index + 1, 2 * index + 2) for index in range(MAX_ENGINES))
+        self._at_end = ExitStack()
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
+        self._folder = self._at_end.enter_context(private_folder())
         self._memory, self._counters = create_shared_memory(), create_shared_memory()
+        for memory in (self._memory, self._counters):
+            self._at_end.callback(os.close, memory)
         clear_page(self._memory, HEARTBEATS_PAGE)
+        if os.getpid() == 1:
+            self.spawn(reap_forever())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -92,9 +93,7 @@ class ServerSupervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._failure.cancel()
-        for memory in (self._memory, self._counters):
-            os.close(memory)
-        shutil.rmtree(self._folder)
+        self._at_end.close()
 
     async def run(self) -> None:
         """Wait until a process cannot be kept running, and raise its error."""
@@ -147,11 +146,11 @@ class ServerSupervisor:
         """
         assert name not in self._engines
         first_epoch, num_restarts = self._past.get(name, (0, 0))
-        pages = self._free_pages.popleft()  # the longest unused ones
+        last = HEARTBEATS_PAGE + 2 * len(self._pages)
         settings = EngineProcessSettings(
             folder=self._folder,
             memory=self._memory,
-            pages=pages,
+            pages=self._pages.setdefault(name, (last + 1, last + 2)),
             number=self._num_engines,
             first_epoch=first_epoch,
             num_restarts=num_restarts,
@@ -160,7 +159,6 @@ class ServerSupervisor:
         )
         self._num_engines += 1
         engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
-        self._pages[engine] = pages
 
         def end(error: BaseException) -> None:
             self._forget_engine(engine)
@@ -187,12 +185,10 @@ class ServerSupervisor:
         self._forget_engine(engine)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        engine.remove_files()
         self.broadcast(EngineDown(name=name, will_return=False, why=why))
 
     def _forget_engine(self, engine: EngineSupervisor) -> None:
         if self._engines.pop(engine.name, None) is not None:
-            self._free_pages.append(self._pages.pop(engine))
             self._past[engine.name] = engine.epoch + 1, engine.num_restarts
             del self._tasks[engine]
 

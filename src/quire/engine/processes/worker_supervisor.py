@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from quire.engine.processes import restarts
-from quire.engine.processes.child_process import Child, describe
+from quire.engine.processes.child_process import Child, SpawnError, describe
 from quire.engine.processes.control_channel import (
     ControlMessage,
     EngineUp,
@@ -95,7 +95,10 @@ class WorkerSupervisor:
         for incarnation in itertools.count():
             begin = time.monotonic()
             client = f"{self._first.client}.{incarnation}"
-            how = await self._run_once(client)
+            try:
+                how = await self._run_once(client)
+            except SpawnError as error:
+                how = str(error)
             self._parent.on_death(client)
             if self._is_leaving:
                 return
@@ -125,7 +128,9 @@ class WorkerSupervisor:
         try:
             while (message := await child.receive()) is not None:
                 if isinstance(message, StartFailed):
-                    raise message.as_error()
+                    if not self.ready.is_set():
+                        raise message.as_error()
+                    return message.message  # it did start before, and may again
                 if isinstance(message, WorkerReady):
                     self.ready.set()
                 self._parent.on_message(client, message)

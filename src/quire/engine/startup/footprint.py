@@ -14,12 +14,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES
-from quire.engine.startup.device_policy import (
-    FP8,
-    choose_dtype,
-    choose_kv_dtype,
-    device_type,
-)
+from quire.engine.startup.device_policy import FP8, choose_dtype, choose_kv_dtype, device_type
 from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.machine_limits import available_bytes, most_bytes
 from quire.errors import ConfigError

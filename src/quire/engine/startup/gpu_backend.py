@@ -23,8 +23,8 @@ from quire.engine.core.model_runner import ModelRunner
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.gpu.device_runner import DeviceRunner
 from quire.engine.gpu.step_work import hidden_states, layers_of_all_kinds, run_layers
-from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.resolved_config import ResolvedConfig
+from quire.engine.startup.step_memory import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.step_tuning import StepTable
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for

@@ -156,9 +156,8 @@ class _Probe:
     """Steps through a model's first layers and its head. share: the part of its layers."""
 
     def __init__(self, with_cache: WithCache, model_config: ModelConfig, block_size: int) -> None:
-        layer_bytes = (
-            model_config.num_parameters // model_config.num_layers
-        )  # 8 bits each, at least
+        # 8 bits each, at least
+        layer_bytes = model_config.num_parameters // model_config.num_layers
         num_layers = min(model_config.num_layers, -(-COLD_BYTES // layer_bytes))
         self.share = num_layers / model_config.num_layers
         self._model_config, self._block_size = model_config, block_size

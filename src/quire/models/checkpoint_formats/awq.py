@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import (
-    SCALE_DTYPES,
-    StoredTensor,
-)
+from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored

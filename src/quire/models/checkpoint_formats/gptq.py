@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import (
-    SCALE_DTYPES,
-    StoredTensor,
-)
+from quire.models.checkpoint_formats.checkpoint_format import SCALE_DTYPES, StoredTensor
 from quire.models.checkpoint_formats.input_order import permutation_of
 from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear

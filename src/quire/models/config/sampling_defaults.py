@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import resolve_model
 from quire.models.checkpoints.config_file import ConfigFile
+from quire.options import json_object
 
 # key of the file: sampling param; those that vLLM reads
 _PARAMS = {
@@ -35,15 +35,7 @@ def read_sampling_defaults(config: EngineConfig) -> dict[str, float]:
 def _overrides(text: str | None) -> dict[str, float]:
     if text is None:
         return {}
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(
-            "override_generation_config must be a JSON object, such as "
-            f'{{"temperature": 0.5}}, not {text[:64]!r}'
-        )
+    found = json_object("override_generation_config", text, '{"temperature": 0.5}')
     if unknown := sorted(found.keys() - _PARAMS.keys()):
         known = ", ".join(_PARAMS)
         raise ConfigError(f"override_generation_config has {unknown[0][:64]!r}; known: {known}")

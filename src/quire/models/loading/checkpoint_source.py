@@ -53,7 +53,7 @@ class CheckpointSource:
             for name in source.tensors(checkpoint.entries.keys())
         }
         self._names: set[str] = set()
-        self._log_numbers(model_config)
+        self._log_numbers()
 
     @property
     def num_bytes(self) -> int:
@@ -126,9 +126,9 @@ class CheckpointSource:
                 num_bytes = sum(each.nbytes for each in own.values())
                 yield source.weight, source.load(waiting.pop(source.weight), dtype), num_bytes
 
-    def _log_numbers(self, model_config: ModelConfig) -> None:
+    def _log_numbers(self) -> None:
         """Log how many weights become numbers, which take more memory than their codes."""
-        stored, numbers = model_config.checkpoint_format, Counter[str]()
+        stored, numbers = self._model_config.checkpoint_format, Counter[str]()
         for source in self._quantized.values():
             numbers[source.stored.settings] += not source.keeps_codes
         for settings, count in (+numbers).items():

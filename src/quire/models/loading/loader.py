@@ -52,15 +52,11 @@ def load_model(
 ) -> LlamaForCausalLM:
     """Build the model of a folder and fill it, converting weights to `dtype`.
 
-    kernels: the operations that it calls; the device's own if None.
-
-    Weights are quantized one by one, as soon as they are loaded.
-
-    A CPU stores models in their run-time format on disk (prepared_weights.py), and maps that next
-    time.
-
-    With load_format "dummy" the weights are random and only the config files are read.
-    Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
+    Weights are quantized one by one, as soon as they are loaded. A CPU stores models in their
+    run-time format on disk (prepared_weights.py), and maps that next time. With load_format "dummy"
+    the weights are random and only the config files are read. kernels: the operations that the
+    model calls; the device's own if None. Raises CheckpointError for whatever is missing, left
+    over, damaged or of the wrong shape.
     """
     model, prepared = load_unsaved(config, model_config, path, device, dtype, kernels)
     if prepared is not None:
@@ -76,7 +72,7 @@ def load_unsaved(
     dtype: torch.dtype,
     kernels: Kernels | None = None,
 ) -> tuple[LlamaForCausalLM, PreparedWeights | None]:
-    """The model as `load` makes it, and the prepared weights that are still to be written.
+    """The model as `load_model` makes it, and the prepared weights that are still to be written.
 
     None in place of these where there is nothing to write. The caller writes them when it likes,
     since that takes processor time from steps.

@@ -15,11 +15,7 @@ from quire.errors import CheckpointError
 from quire.kernels.operands import LoadedWeight
 from quire.kernels.torch_dtypes import dtype_name
 from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
-from quire.models.checkpoint_formats.checkpoint_scheme import (
-    common_spec,
-    parts_of,
-    stored_weights,
-)
+from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of, stored_weights
 from quire.models.checkpoint_formats.input_order import check_groups, permutation_of
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.safetensors_header import TensorEntry
@@ -104,7 +100,7 @@ class QuantizedSource:
 
 
 def quantized_sources(
-    model_config: ModelConfig, scheme: FormatChoice | None, prefix: str = ""
+    model_config: ModelConfig, scheme: FormatChoice | None, prefix: str
 ) -> list[QuantizedSource]:
     """The quantized weights of a checkpoint.
 

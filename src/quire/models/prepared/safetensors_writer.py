@@ -110,7 +110,6 @@ def bring_to_disk(path: Path, stops: Callable[[], bool]) -> None:
                 if sync(file.fileno(), begin, _PIECE_BYTES, _WRITE_AND_WAIT) != 0:
                     number = ctypes.get_errno()
                     if number not in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
-                        raise OSError(
-                            number, os.strerror(number)
-                        )  # this thread's write alone sees it
+                        # this thread's write alone sees it
+                        raise OSError(number, os.strerror(number))
         os.fsync(file.fileno())

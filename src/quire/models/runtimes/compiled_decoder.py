@@ -20,14 +20,7 @@ from quire.array_types import Array, Flags, Ints, Logits, Singles
 from quire.core.layer_spec import ModelSpec
 from quire.core.messages import TokenLogprobs
 from quire.kernels.cpu import native
-from quire.kernels.cpu.array_ops import (
-    ARRAY_DTYPES,
-    address,
-    embedding,
-    linear,
-    scale,
-    soft_capped,
-)
+from quire.kernels.cpu.array_ops import ARRAY_DTYPES, address, embedding, linear, scale, soft_capped
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch

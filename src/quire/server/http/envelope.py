@@ -15,7 +15,7 @@ from quire.server.http.http_errors import (
     api_path_of,
     describe,
     id_headers,
-    send_error,
+    send_complete,
     send_in_two_messages,
 )
 from quire.server.http.ids import new_id
@@ -39,8 +39,8 @@ class Envelope:
     rebuilt from headers.
 
     open_paths: need no API key; all others do, whether they exist or not. hosts: the names that the
-    server is known by, on any path; None: any. on_end: called with the
-    record of each request that has ended.
+    server is known by, on any path; None: any. on_end: called with the record of each request that
+    has ended.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Envelope:
             if (record.method, reply.status) == ("OPTIONS", 405) and b"origin" in headers:
                 reply.error.message = _NO_CORS  # a browser asks before a page's request
             if not record.status:
-                await send_error(send_with_id, reply, api_path_of(scope))
+                body = reply.body(api_path_of(scope))
+                await send_complete(send_with_id, reply.status, body, reply.headers)
         finally:
             self._on_end(record)
 

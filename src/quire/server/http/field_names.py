@@ -14,11 +14,10 @@ from quire.errors import InvalidRequestError
 class FieldNames:
     """A client's own names of the fields of a request, such as a ChatRequest, for error messages.
 
-    names: field of the request → the client's own, longer names first. messages: the name of
-    that field.
-    A name that starts with a dot may stand anywhere in a field, any other only at its start. As a
-    context manager it renames the fields of the InvalidRequestErrors that pass, and fields with an
-    underscore, which are not words, also where the text mentions them.
+    names: field of the request → the client's own, longer names first. messages: the name of that
+    field. A name that starts with a dot may stand anywhere in a field, any other only at its start.
+    As a context manager it renames the fields of the InvalidRequestErrors that pass, and fields
+    with an underscore, which are not words, also where the text mentions them.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:

@@ -92,7 +92,7 @@ class ErrorReply(msgspec.Struct):
     headers: dict[str, str]
     request_id: str | None = None
 
-    def body(self, path: str = "") -> bytes:
+    def body(self, path: str) -> bytes:
         """The JSON text: OpenAI's `{"error": {...}}`, or another API's on its paths."""
         if path.startswith(_OLLAMA_ROOT) and not path.startswith(_DOUBLED):
             return _encoder.encode(PlainError(self.error.message))
@@ -188,11 +188,6 @@ def _described(error: BaseException, request_id: str) -> ErrorReply:
     logger.error("request %s: internal error %s at\n%s", request_id, type(error).__name__, where)
     text = f"internal error; see the server log for request id {request_id}"
     return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"), {})
-
-
-async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
-    """Send a failure as a complete response, in the format of the path's API."""
-    await send_complete(send, reply.status, reply.body(path), reply.headers)
 
 
 async def send_complete(

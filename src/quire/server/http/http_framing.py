@@ -189,6 +189,15 @@ class FramedProtocol(HttpToolsProtocol):
         if self.pipeline or not self.flow.read_paused:  # else the application has to ask for more
             self.scope["state"][BODY] = bytes(self.cycle.body)
 
+    def _line(self) -> tuple[str, str]:
+        """Method and path of the request that is being received, as far as they are known."""
+        if self._phase is Phase.BODY:
+            return self.scope["method"], self.scope["path"]
+        if self._phase is not Phase.NONE and self.url:
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            return self.parser.get_method().decode("latin-1"), path
+        return "-", "-"
+
 
 def _malformed() -> HttpError:
     text = "the request is not valid HTTP/1.1; send a well-formed request"

@@ -256,15 +256,6 @@ class BoundedProtocol(FramedProtocol):
         record = self.cycle.scope["state"].get("record")
         return record if isinstance(record, RequestRecord) else None
 
-    def _line(self) -> tuple[str, str]:
-        """Method and path of the request that is being received, as far as they are known."""
-        if self._phase is Phase.BODY:
-            return self.scope["method"], self.scope["path"]
-        if self._phase is not Phase.NONE and self.url:
-            path = self.url.partition(b"?")[0].decode("latin-1")
-            return self.parser.get_method().decode("latin-1"), path
-        return "-", "-"
-
     # ------------------------------------------------------------------ writing
 
     def pause_writing(self) -> None:

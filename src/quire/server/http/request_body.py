@@ -24,6 +24,7 @@ from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.strict_json import NeutralValues
 
 SCOPES: tuple[Scope, ...] = ("request", "sampling")
+NONE: NeutralValues = {}
 
 
 class RequestBody(msgspec.Struct, kw_only=True, dict=True):
@@ -54,7 +55,7 @@ T = TypeVar("T", bound=RequestBody)
 def read_body(
     data: bytes,
     decoder: msgspec.json.Decoder[T],
-    refused: NeutralValues,
+    refused: NeutralValues = NONE,
     *,
     long: str = "",
     check: Callable[[T], None] = lambda _: None,
@@ -87,7 +88,7 @@ def read_body(
     return request, found
 
 
-def neutral_values(body: type[RequestBody], refused: NeutralValues) -> NeutralValues:
+def neutral_values(body: type[RequestBody], refused: NeutralValues = NONE) -> NeutralValues:
     """The fields that a body may have without effect, with their values, for the documents."""
     known = strict_json.names_of(body)
     return {name: values for name, values in _foreign().items() if name not in known} | {**refused}

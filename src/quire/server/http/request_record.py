@@ -16,9 +16,9 @@ class RequestRecord(msgspec.Struct, eq=False):
 
     begin, end: seconds of the monotonic clock; begin_ns: wall clock, nanoseconds. status: 0 until
     the response starts, and for ever if the client disconnects before. error_code: the code of the
-    error body, also of an error at the end of a stream. no_effect: a
-    sentence for each field of the body that has none. generation: the
-    api/common/generation_record.py of a request that runs a model; None for any other.
+    error body, also of an error at the end of a stream. no_effect: a sentence for each field of the
+    body that has none. generation: the api/common/generation_record.py of a request that runs a
+    model; None for any other.
     """
 
     method: str

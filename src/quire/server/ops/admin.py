@@ -183,17 +183,17 @@ async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def _status(entry: ModelEntry) -> ModelStatus:
-    condition, engine = entry.condition, None if entry.model is None else entry.model.engine
-    stats = None if engine is None or condition.state == "unloaded" else engine.stats
+    status, engine = entry.status, None if entry.model is None else entry.model.engine
+    stats = None if engine is None or status.state == "unloaded" else engine.stats
     last_work = 0.0 if engine is None else engine.last_work
     return ModelStatus(
-        name=condition.name,
+        name=status.name,
         state=entry.state,
-        at_start=condition.at_start,
-        num_bytes=condition.num_bytes,
+        at_start=status.at_start,
+        num_bytes=status.num_bytes,
         idle_seconds=round(time.monotonic() - last_work, 1) if last_work else None,
         running=0 if stats is None else stats.num_running,
         waiting=0 if stats is None else stats.num_waiting,
         waiting_for_load=entry.num_waiting,
-        failure=condition.failure or None,
+        failure=status.failure or None,
     )

@@ -79,9 +79,9 @@ class Health:
         if self._drain.is_draining:
             return "draining"
         for entry in self._models.entries():
-            condition = entry.condition
-            is_missing = condition.at_start and not entry.is_usable
-            if is_missing and (condition.state != "unloaded" or condition.failure):
+            status = entry.status
+            is_missing = status.at_start and not entry.is_usable
+            if is_missing and (status.state != "unloaded" or status.failure):
                 return f"model {entry.name} is {entry.state}"
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None

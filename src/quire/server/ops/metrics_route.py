@@ -33,12 +33,12 @@ class MetricsPage:
         from quire.server.ops.prometheus_page import expose  # brings prometheus_client: 20 ms
 
         accept = request.headers.get("accept", "")
-        conditions = [entry.condition for entry in self._models.entries()]
+        statuses = [entry.status for entry in self._models.entries()]
         # This process writes its file first, so that another process, if scraped next, reports no
         # smaller counts of it: Prometheus would take them for a restart.
         self._metrics.share()
         total = self._metrics.total()
-        content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
+        content, media_type = expose(total, self._gpu_hour_cost, accept, statuses)
         started = time.time() - (time.monotonic() - total.started)
         headers = {
             "content-type": media_type,

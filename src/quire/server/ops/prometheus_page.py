@@ -27,7 +27,10 @@ from quire.version import __version__
 LABELS = ("model_name", "engine")
 # block size, blocks, tokens that fit, and how many requests of the model's whole length fit
 CACHE_LABELS = (
-    *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
+    "block_size",
+    "num_gpu_blocks",
+    "kv_cache_size_tokens",
+    "kv_cache_max_concurrency",
 )
 ENGINE = "0"  # one engine per model
 
@@ -90,15 +93,15 @@ def expose(
     total: Total,
     gpu_hour_cost: float | None,
     accept: str,
-    conditions: Sequence[ModelStatus] = (),
+    statuses: Sequence[ModelStatus] = (),
 ) -> tuple[bytes, str]:
     """The text and its content type, in the format that the Accept header asks for.
 
-    conditions: the state of all models, loaded or not.
+    statuses: the state of all models, loaded or not.
     """
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ScrapeCollector(total, gpu_hour_cost, conditions))
+    registry.register(_ScrapeCollector(total, gpu_hour_cost, statuses))
     return _as_llama_cpp(encode(registry)), media_type
 
 
@@ -115,16 +118,16 @@ class _ScrapeCollector(Collector):
     """The metric families of one scrape."""
 
     def __init__(
-        self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelStatus]
+        self, total: Total, gpu_hour_cost: float | None, statuses: Sequence[ModelStatus]
     ) -> None:
         self._total = total
         self._gpu_hour_cost = gpu_hour_cost
-        self._conditions = conditions
+        self._statuses = statuses
 
     def collect(self) -> Iterator[Metric]:
         """All metric families, each with the values of all engines."""
         engines = list(self._total.engines.items())
-        yield from _models(self._conditions)
+        yield from _models(self._statuses)
         yield from _engine_gauges(engines)
         yield from _engine_counters(engines)
         yield from _requests(engines)
@@ -137,13 +140,13 @@ class _ScrapeCollector(Collector):
 Engines = list[tuple[str, EngineTotal]]
 
 
-def _models(conditions: Sequence[ModelStatus]) -> Iterator[Metric]:
+def _models(statuses: Sequence[ModelStatus]) -> Iterator[Metric]:
     """State and memory of models; one that is being loaded or unloaded counts with its memory."""
-    loaded = [((model.name,), float(model.state == "loaded")) for model in conditions]
+    loaded = [((model.name,), float(model.state == "loaded")) for model in statuses]
     yield _gauge("quire:model_loaded", "1 for a loaded model, else 0.", loaded)
     sizes = [
         ((model.name,), 0 if model.state == "unloaded" else model.num_bytes)
-        for model in conditions
+        for model in statuses
         if model.num_bytes is not None
     ]
     text = "Planned memory of a model's process; 0 while it is unloaded."
@@ -160,14 +163,9 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
     waiting = [((model, "capacity"), e.latest.num_waiting) for model, e in engines]
     text = "Requests in the queue, by reason."
     yield _gauge("vllm:num_requests_waiting_by_reason", text, waiting, "reason")
-    config = GaugeMetricFamily(
-        "vllm:cache_config_info",
-        "Block size and number of blocks of the KV cache, and what it holds.",
-        labels=[*LABELS, *CACHE_LABELS],
-    )
-    for model, engine in engines:
-        config.add_metric([model, ENGINE, *_cache_layout(engine)], 1)
-    yield config
+    layouts = [((model, *_cache_layout(e)), 1) for model, e in engines]
+    text = "Block size and number of blocks of the KV cache, and what it holds."
+    yield _gauge("vllm:cache_config_info", text, layouts, *CACHE_LABELS)
     states = [((model, state), n) for model, e in engines for state, n in _blocks(e)]
     yield _gauge(
         "quire:kv_blocks", "KV blocks by state; shared ones are also used ones.", states, "state"
@@ -231,44 +229,26 @@ def _requests(engines: Engines) -> Iterator[Metric]:
 
 
 def _http(total: Total) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        "quire:http_requests", "HTTP requests answered.", labels=["path", "method", "status"]
+    requests = [
+        ((path, method, str(status)), count)
+        for (path, method, status), count in sorted(total.http_requests.items())
+    ]
+    text, labels = "HTTP requests answered.", ("path", "method", "status")
+    yield _family(CounterMetricFamily, "quire:http_requests", text, labels, requests)
+    errors = [((reason,), count) for reason, count in sorted(total.errors.items())]
+    text = "HTTP requests answered with an error, by code."
+    yield _family(CounterMetricFamily, "quire:rejections", text, ("reason",), errors)
+    full = [(("queue_full",), total.errors.get("queue_full", 0))]  # the label that vLLM has
+    text = "HTTP requests refused by a full queue."
+    yield _family(CounterMetricFamily, "vllm:admission_rejections", text, ("reason",), full)
+    num_dropped = sum(e.counted.num_dropped_log_lines for e in total.engines.values())
+    dropped = [(("api",), total.dropped_log_lines), (("engine",), num_dropped)]
+    text = "Log lines dropped because nothing reads them."
+    yield _family(CounterMetricFamily, "quire:log_lines_dropped", text, ("process",), dropped)
+    version = [((__version__,), 1)]
+    yield _family(
+        GaugeMetricFamily, "quire:build_info", "The version of Quire.", ("version",), version
     )
-    for (path, method, status), count in sorted(total.http_requests.items()):
-        requests.add_metric([path, method, str(status)], count)
-    yield requests
-    errors = CounterMetricFamily(
-        "quire:rejections", "HTTP requests answered with an error, by code.", labels=["reason"]
-    )
-    for reason, count in sorted(total.errors.items()):
-        errors.add_metric([reason], count)
-    yield errors
-    yield _admission_rejections(total)
-    yield _dropped_log_lines(total)
-    build = GaugeMetricFamily("quire:build_info", "The version of Quire.", labels=["version"])
-    build.add_metric([__version__], 1)
-    yield build
-
-
-def _admission_rejections(total: Total) -> Metric:
-    """Requests refused because a queue was full, with the label that vLLM has."""
-    refused = CounterMetricFamily(
-        "vllm:admission_rejections", "HTTP requests refused by a full queue.", labels=["reason"]
-    )
-    refused.add_metric(["queue_full"], total.errors.get("queue_full", 0))
-    return refused
-
-
-def _dropped_log_lines(total: Total) -> Metric:
-    family = CounterMetricFamily(
-        "quire:log_lines_dropped",
-        "Log lines dropped because nothing reads them.",
-        labels=["process"],
-    )
-    engines = sum(e.counted.num_dropped_log_lines for e in total.engines.values())
-    for process, count in (("api", total.dropped_log_lines), ("engine", engines)):
-        family.add_metric([process], count)
-    return family
 
 
 def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
@@ -277,15 +257,13 @@ def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
     yield CounterMetricFamily("quire:cost", "Cost of the server since its start.", value=spent)
     generated = sum(e.counted.num_generation_tokens for e in total.engines.values())
     prompt = sum(e.counted.num_prompt_tokens for e in total.engines.values())
-    family = GaugeMetricFamily(
-        "quire:cost_per_million_tokens",
-        "Cost per million tokens since the start.",
-        labels=["tokens"],
-    )
-    for kind, count in (("generated", generated), ("all", generated + prompt)):
-        if count:
-            family.add_metric([kind], spent / count * 1e6)
-    yield family
+    costs = [
+        ((kind,), spent / count * 1e6)
+        for kind, count in (("generated", generated), ("all", generated + prompt))
+        if count
+    ]
+    text = "Cost per million tokens since the start."
+    yield _family(GaugeMetricFamily, "quire:cost_per_million_tokens", text, ("tokens",), costs)
 
 
 def _cache_layout(engine: EngineTotal) -> list[str]:
@@ -310,20 +288,31 @@ def _blocks(engine: EngineTotal) -> list[tuple[str, int]]:
     ]
 
 
-Values = Sequence[tuple[tuple[str, ...], float]]  # (model name, other label values), value
+Values = Sequence[tuple[tuple[str, ...], float]]  # label values, value; of engines the model first
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[*LABELS, *labels])
-    for (model, *others), value in values:
-        family.add_metric([model, ENGINE, *others], value)
-    return family
+    return _family(GaugeMetricFamily, name, text, (*LABELS, *labels), _with_engine(values))
 
 
 def _counter(name: str, text: str, values: Values, *labels: str) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[*LABELS, *labels])
-    for (model, *others), value in values:
-        family.add_metric([model, ENGINE, *others], value)
+    return _family(CounterMetricFamily, name, text, (*LABELS, *labels), _with_engine(values))
+
+
+def _with_engine(values: Values) -> Values:
+    return [((model, ENGINE, *others), value) for (model, *others), value in values]
+
+
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    values: Values,
+) -> Metric:
+    family = kind(name, text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
     return family
 
 

@@ -35,8 +35,10 @@ OTHER = "other"  # stands for unknown paths: clients must not create metric seri
 
 
 class EngineTotal:
-    """One engine, over all API processes. latest: its newest statistics, for gauges; counted: its
-    counters summed over all epochs."""
+    """One engine, over all API processes.
+
+    latest: its newest statistics, for gauges. counted: its counters, summed over all epochs.
+    """
 
     def __init__(self, figures: EngineFigures) -> None:
         self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
@@ -53,7 +55,7 @@ class EngineTotal:
 
 
 class Total(msgspec.Struct):
-    """The sums over all processes. started: of the first one, in Unix seconds."""
+    """The sums over all processes. started: when the first one was, in monotonic seconds."""
 
     started: float
     engines: dict[str, EngineTotal]

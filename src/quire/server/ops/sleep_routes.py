@@ -110,14 +110,14 @@ class SleepRoutes:
         """Load the models of the start. Raises ModelNotLoadedError."""
         tags = request.query_params.getlist("tags")
         check_tags(tags)
-        names = [entry.name for entry in self._entries if entry.condition.at_start]
+        names = [entry.name for entry in self._entries if entry.status.at_start]
         seconds = self._settings.model_load_timeout
         await asyncio.gather(*(self._loader.load(name, seconds) for name in names))
         return JsonResponse(Awake(tags or None))
 
     async def is_sleeping(self, _request: Request) -> Response:
         """The reply that says whether every model is unloaded."""
-        states = {entry.condition.state for entry in self._entries}
+        states = {entry.status.state for entry in self._entries}
         return JsonResponse(IsSleeping(states == {"unloaded"}))
 
     @property

@@ -16,9 +16,9 @@ async def unload_models(loader: ModelLoader, entries: Iterable[ModelEntry], grac
     grace: seconds that requests have. Raises HttpError before anything is unloaded, and the first
     error of an unload after the last has ended.
     """
-    there = [entry for entry in entries if entry.condition.state != "unloaded"]
+    there = [entry for entry in entries if entry.status.state != "unloaded"]
     for entry in there:
-        if entry.condition.state == "loading":
+        if entry.status.state == "loading":
             text = f"model: {entry.name} is being loaded; unload it when it is there"
             raise HttpError(409, text, code="model_is_loading")
     unloads = (loader.unload(entry.name, grace) for entry in there)

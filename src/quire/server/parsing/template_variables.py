@@ -6,9 +6,8 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from quire.errors import ConfigError
+from quire.options import json_object
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +23,7 @@ def parse_template_defaults(text: str | None) -> dict[str, Any]:
     """The variables of the setting default_chat_template_kwargs. Raises ConfigError."""
     if text is None:
         return {}
-    try:
-        found = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise ConfigError(
-            "default_chat_template_kwargs must be a JSON object, such as "
-            f'{{"enable_thinking": false}}, not {text[:64]!r}'
-        ) from None
+    found = json_object("default_chat_template_kwargs", text, '{"enable_thinking": false}')
     if reserved := sorted(RESERVED_NAMES & found.keys()):
         raise ConfigError(f"default_chat_template_kwargs cannot set {reserved[0]!r}; remove it")
     return found
@@ -44,10 +37,8 @@ def known_defaults(
     variables: the names that the template reads.
     """
     if unread := [name for name in defaults if name not in variables]:
-        logger.warning(
-            "default_chat_template_kwargs: the chat template of %s does not read %s",
-            *(model, ", ".join(unread)),
-        )
+        text = "default_chat_template_kwargs: the chat template of %s does not read %s"
+        logger.warning(text, model, ", ".join(unread))
     return {name: value for name, value in defaults.items() if name in variables}
 
 

@@ -31,9 +31,9 @@ from quire.server.parsing.tool_parser import (
 
 # of a tool's schema, and not enforced where each argument has a tag of its own
 _OF_ALL_ARGUMENTS = (
-    *("$ref", "allOf", "anyOf", "const", "dependentRequired", "dependentSchemas"),
-    *("enum", "if", "maxProperties", "minProperties", "not", "oneOf"),
-)
+    "$ref", "allOf", "anyOf", "const", "dependentRequired", "dependentSchemas",
+    "enum", "if", "maxProperties", "minProperties", "not", "oneOf",
+)  # fmt: skip
 _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [ANY_TEXT, r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
 # as models write calls

@@ -18,9 +18,8 @@ from quire.server.parsing.tool_parser import CallTemplate, TagTemplate, ToolPars
 _LISTED = ('{"name": "NAME", "arguments": ', "}", ", ")
 _DEEPSEEK_FRAME = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK_INNER = (
-    *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    _DEEPSEEK_FRAME[1],
-)
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", _DEEPSEEK_FRAME[1],
+)  # fmt: skip
 
 TOOL_PARSERS = {
     parser.name: parser

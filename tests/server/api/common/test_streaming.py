@@ -10,12 +10,7 @@ from asgi_client import Post, call, request, run_leaping
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-from quire.errors import (
-    ContextLengthError,
-    EngineError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from quire.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
 from quire.server.api.common.job_runner import merged
 
 FAILURES = [

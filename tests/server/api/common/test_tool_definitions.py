@@ -254,10 +254,10 @@ def test_the_parser_sees_control_tokens_that_the_text_leaves_out() -> None:
 def test_efforts_go_by_the_names_of_the_template() -> None:
     server = Server("yes")
     server.chat(reasoning_effort="none")
-    assert "[enable_thinking=False]" in "".join(map(chr, server.engine.calls[-1]["ids"]))
+    assert "[enable_thinking=False]" in server.engine.last_prompt
     server.tokenizer.chat_variables |= {"reasoning_effort"}
     server.chat(reasoning_effort="low")
-    assert "[reasoning_effort=low]" in "".join(map(chr, server.engine.calls[-1]["ids"]))
+    assert "[reasoning_effort=low]" in server.engine.last_prompt
 
 
 def schema(**fields: Any) -> dict[str, Any]:

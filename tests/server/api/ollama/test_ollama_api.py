@@ -39,10 +39,6 @@ def lines(reply: Reply) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.body.decode().splitlines()]
 
 
-def prompt_of(engine: FakeEngine) -> str:
-    return "".join(map(chr, engine.calls[-1]["ids"]))
-
-
 def test_a_chat_is_streamed_unless_it_says_otherwise(app: Starlette, engine: FakeEngine) -> None:
     *parts, end = lines(ask(app, model="fake:latest"))
     assert "".join(part["message"]["content"] for part in parts) == "Hello!"
@@ -64,13 +60,13 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw(
 ) -> None:
     whole = call(app, "/api/generate", {"prompt": "hi", "system": "be", "stream": False}).json()
     assert (whole["response"], whole["done"]) == ("Hello!", True)
-    assert prompt_of(engine) == "<system>be<user>hi<assistant>"
+    assert engine.last_prompt == "<system>be<user>hi<assistant>"
     parts = lines(call(app, "/api/generate", {"prompt": "hi", "raw": True}))
     assert "".join(part["response"] for part in parts) == "Hello!"
-    assert prompt_of(engine) == "hi"
+    assert engine.last_prompt == "hi"
     engine.tokenizer.has_chat_template = False
     call(app, "/api/generate", {"prompt": "hi"})
-    assert prompt_of(engine) == "hi"
+    assert engine.last_prompt == "hi"
 
 
 def test_options(app: Starlette, engine: FakeEngine) -> None:
@@ -183,7 +179,7 @@ def test_the_older_path_embeds_one_text(app: Starlette, engine: FakeEngine) -> N
     (wanted,) = call(app, "/api/embed", {"input": ["abc"]}).json()["embeddings"]
     assert reply.json() == {"embedding": wanted}
     assert "keep_alive" in reply.headers["x-quire-no-effect"]
-    assert prompt_of(engine) == "abc"
+    assert engine.last_prompt == "abc"
     for wrong in ({}, {"prompt": ""}, {"prompt": ["a"]}, {"input": "a"}):
         assert call(app, "/api/embeddings", wrong).status == 400
     engine.info.limits = msgspec.structs.replace(LIMITS, max_kv_tokens=2)
@@ -240,7 +236,7 @@ def test_thoughts_have_a_field_of_their_own(
     app, engine = calling
     engine.script = "<think>hm</think>Yes."
     reply = ask(app, think=False, stream=stream)
-    assert prompt_of(engine) == "<user>hi[enable_thinking=False]<assistant>"
+    assert engine.last_prompt == "<user>hi[enable_thinking=False]<assistant>"
     parts = [part["message"] for part in (lines(reply) if stream else [reply.json()])]
     assert "".join(part.get("thinking", "") for part in parts).strip() == "hm"
     assert "".join(part["content"] for part in parts).strip() == "Yes."
@@ -279,7 +275,7 @@ def test_a_prompt_that_is_too_long_is_cut_if_asked(
     assert reply.status == 200, reply.body
     assert "truncate" not in reply.headers.get("x-quire-no-effect", "")
     assert limit - 5 >= len(engine.calls[-1]["ids"]) > limit // 2
-    assert "end" in prompt_of(engine)
+    assert "end" in engine.last_prompt
 
 
 def test_vectors(app: Starlette, engine: FakeEngine) -> None:

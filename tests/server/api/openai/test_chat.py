@@ -18,13 +18,9 @@ from quire.server.settings import ServerSettings
 from quire.version import __version__
 
 
-def rendered(engine: FakeEngine) -> str:
-    return "".join(map(chr, engine.calls[-1]["ids"]))
-
-
 def test_whole_answer(chat: Post, engine: FakeEngine) -> None:
     reply = chat().json()
-    assert rendered(engine) == "<user>hi<assistant>"
+    assert engine.last_prompt == "<user>hi<assistant>"
     assert reply["id"].startswith("chatcmpl-")
     assert reply["object"] == "chat.completion"
     assert reply["choices"] == [
@@ -54,7 +50,7 @@ def test_messages_as_the_template_sees_them(chat: Post, engine: FakeEngine) -> N
         {"role": "user", "content": parts, "name": "bob"},
     ]
     chat(messages=messages, chat_template_kwargs={"mood": "calm"}, add_generation_prompt=False)
-    assert rendered(engine) == "<developer>be kind<userbob>one+two[mood=calm]"
+    assert engine.last_prompt == "<developer>be kind<userbob>one+two[mood=calm]"
 
 
 def test_template_variables_of_the_server_are_those_of_requests_without_them(
@@ -71,7 +67,7 @@ def test_template_variables_of_the_server_are_those_of_requests_without_them(
     ):
         body = {"messages": [{"role": "user", "content": "hi"}]} | asked
         assert call(app, "/v1/chat/completions", body).status == 200
-        assert rendered(engine) == f"<user>hi{shown}<assistant>"
+        assert engine.last_prompt == f"<user>hi{shown}<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +81,7 @@ def test_an_effort_beside_the_variable_that_it_stands_for(
     body = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": effort}
     variables = {"enable_thinking": thinks}
     reply = call(app, "/v1/chat/completions", body | {"chat_template_kwargs": variables})
-    assert rendered(engine) == f"<user>hi[enable_thinking={thinks}]<assistant>"
+    assert engine.last_prompt == f"<user>hi[enable_thinking={thinks}]<assistant>"
     text = "reasoning_effort has no effect: enable_thinking has another value"
     assert reply.headers.get("x-quire-no-effect") == (text if is_reported else None)
 
@@ -114,7 +110,7 @@ def test_an_answer_that_goes_on_from_the_last_message(chat: Post, engine: FakeEn
     asked = {"messages": messages, "continue_final_message": True, "echo": True}
     assert chat(**asked).json()["choices"][0]["message"]["content"] == "Well, Hello!"
     assert engine.tokenizer.continued
-    assert rendered(engine) == "<user>hi<assistant>Well, "
+    assert engine.last_prompt == "<user>hi<assistant>Well, "
     chunks = chat(**asked, stream=True).events[:-1]
     parts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(parts) == "Well, Hello!"
@@ -122,11 +118,11 @@ def test_an_answer_that_goes_on_from_the_last_message(chat: Post, engine: FakeEn
 
 def test_a_prompt_is_cut_to_its_last_tokens(chat: Post, engine: FakeEngine) -> None:
     chat(truncate_prompt_tokens=5, add_special_tokens=True)
-    assert rendered(engine) == "tant>"
+    assert engine.last_prompt == "tant>"
     chat(messages=[{"role": "user", "content": "x" * 80_000}], truncate_prompt_tokens=-1)
     assert len(engine.calls[-1]["ids"]) == LIMITS.max_model_len - 1
     chat(add_special_tokens=True)
-    assert rendered(engine) == "^<user>hi<assistant>"
+    assert engine.last_prompt == "^<user>hi<assistant>"
 
 
 def test_tokens_of_logprobs_as_ids(chat: Post) -> None:

@@ -68,7 +68,7 @@ def test_a_conversation_goes_on(app: Starlette, engine: FakeEngine) -> None:
     read(app, first["id"], method="DELETE")  # later turns have what they need
     ask(app, input="so?", previous_response_id=second["id"])
     rendered = "<user>hi<assistant>Hello!<user>and?<assistant>Hello!<user>so?<assistant>"
-    assert "".join(map(chr, engine.calls[-1]["ids"])) == rendered
+    assert engine.last_prompt == rendered
     body = {"input": "so?", "previous_response_id": second["id"]}
     for prefix in ("/v1", ""):  # counted as it is answered
         counted = call(app, f"{prefix}/responses/input_tokens", body).json()

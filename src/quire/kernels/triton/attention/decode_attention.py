@@ -209,8 +209,8 @@ def _attend(
         inside = seen[:, None]
         if HEAD_DIM != BLOCK_D:
             inside = inside & (d < HEAD_DIM * WIDTH // BLOCK_D)
-        k = tl.load(k_ptr + offset + d, mask=inside, other=0)
-        v = tl.load(v_ptr + offset + d, mask=inside, other=0)
+        k = tl.load(k_ptr + offset + d, mask=inside, other=0 if PAIRS else 0.0)
+        v = tl.load(v_ptr + offset + d, mask=inside, other=0 if PAIRS else 0.0)
         if PAIRS:
             k, k_odd = codes_to_float16(k, CODES_PATH, INT8)
             scores = tl.dot(q_odd, tl.trans(k_odd), tl.dot(q, tl.trans(k)))

@@ -20,6 +20,7 @@ from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.attention.kv_codes import scale_to_float16
 from quire.kernels.triton.attention.prefill_attention import attend_tiles
 from quire.kernels.triton.launch.attention_config import padded_head_dim
+from quire.kernels.triton.launch.attention_memory import SHARED_STAGES, shared_rows, shared_tile
 from quire.kernels.triton.launch.workspace import workspace
 
 MOST_SPLITS = 8
@@ -66,15 +67,16 @@ def shared_attention(
     block_d = padded_head_dim(k_cache)  # as decode attention reads the sums
     sums = torch.empty(most_members, num_heads, block_d, device=query.device)
     stats = torch.empty(most_members, num_heads, 2, device=query.device)
-    rows = SHARED_MEMBERS * triton.next_power_of_2(group)
+    rows, tile = shared_rows(group), shared_tile(query, k_cache, space.shared_memory)
+    assert tile, "callers share where there is a tile"
     shared_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, *scales, layout.block_table, layout.query_start_loc,
         layout.shared.rows, layout.shared.lens, plan, sums, stats,
         log2_scale, query.stride(0), query.stride(1), *k_cache.stride()[:3],
         layout.block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_D=block_d, MEMBERS=SHARED_MEMBERS, TILE=32 if rows * block_d > 2**14 else 64,
-        SOFT_CAP=log2_soft_cap, STAGES=2, PRECISION=precision, num_warps=4 if rows <= 64 else 8,
+        BLOCK_D=block_d, MEMBERS=SHARED_MEMBERS, TILE=tile, SOFT_CAP=log2_soft_cap,
+        STAGES=SHARED_STAGES, PRECISION=precision, num_warps=4 if rows <= 64 else 8,
     )  # fmt: skip
     return SharedParts(sums, stats, plan)
 

@@ -149,13 +149,13 @@ def _multiply(
             acc += tl.dot(w, tl.trans(codes)).to(tl.float32) * scale[None, :]
         else:
             if WEIGHT_FORMAT == "bytes":
-                w = _fp8_to_float(w, x.dtype)
+                w = fp8_to_float(w, x.dtype)
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit
-def _fp8_to_float(w, dtype: tl.constexpr):
+def fp8_to_float(w, dtype: tl.constexpr):
     """Bytes of FP8 as 16-bit numbers, 256 times too small: the exponent's bias is 7, not 15."""
     bits = ((w & 0x80).to(tl.uint16) << 8) | ((w & 0x7F).to(tl.uint16) << 7)
     return bits.to(tl.float16, bitcast=True).to(dtype)

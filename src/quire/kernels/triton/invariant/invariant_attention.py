@@ -24,6 +24,7 @@ from quire.kernels.triton.attention.prefill_attention import (
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
 from quire.kernels.triton.attention.softmax_options import softmax_of_sinks
 from quire.kernels.triton.launch.attention_config import padded_head_dim, prefill_config
+from quire.kernels.triton.launch.attention_memory import fitting_prefill
 from quire.kernels.triton.launch.work_partition import arrive
 from quire.kernels.triton.launch.workspace import (
     NUM_COUNTERS,
@@ -54,13 +55,14 @@ def attention(
     """Twin of `reference.attention`."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group, window = query.shape[1] // num_kv_heads, params.window or 0
-    config = prefill_config(k_cache, group)
+    out, space = query.new_empty(query.shape), workspace(query.device)
+    usual = prefill_config(k_cache, group)
+    config = fitting_prefill(usual, query, k_cache, group, space.shared_memory)
     tokens = config.tokens(group)
     plan = layout.once(
         ("invariant attention", window, tokens),
         lambda: make_plan(layout, window, None, tokens, num_kv_heads),
     )
-    out, space = query.new_empty(query.shape), workspace(query.device)
     most_tiles, pdl = len(plan.work), launches_early(query.device)
     # about two programs for each multiprocessor
     sharers = triton.cdiv(2 * space.num_sms, num_kv_heads * most_tiles)

@@ -27,7 +27,7 @@ from quire.kernels.triton.step.elementwise import gelu_and_mul
 _BY_ROW = {
     "rms_norm", "rms_norm_residual", "silu_and_mul", "gelu_and_mul", "rope_angles", "embedding",
     "rope_write_kv", "build_inputs", "finish_step", "move", "penalise", "normalized_rows",
-    "order_gate_up",
+    "order_gate_up", "quantize", "pack",
 }  # fmt: skip
 
 

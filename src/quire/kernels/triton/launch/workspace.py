@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-NUM_COUNTERS = 2**16
+NUM_COUNTERS = 2**18
 NUM_PARTIALS = 2**23  # float32, 32 MiB
 
 

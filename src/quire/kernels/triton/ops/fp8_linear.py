@@ -72,6 +72,7 @@ class _Fp8Linear(ByteLinear[Fp8Weight]):
         if isinstance(x, RoundedRows):
             return invariant_gemm(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
         if x.dtype == torch.float32 or not _is_rounded_for(weight) or len(x) == 0:
+            codes = codes if multiplies_fp8(codes.device) else codes.view(torch.uint8)
             return invariant_gemm(x, None, codes, scale, bias, x.dtype)
         rows = quantize_rows(x)
         return invariant_gemm(rows.codes, rows.scale, codes, scale, bias, x.dtype)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.gemm.skinny_gemm_kernel import fp8_to_float
 from quire.kernels.triton.launch.gemm_operands import GemmOperands
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
@@ -51,7 +52,8 @@ def invariant_gemm(
 ) -> Tensor:
     """x [T, K] · weight [N, K]ᵀ + bias → [T, N] of dtype.
 
-    x_scale float32 [T, 1], scale float32 [N]: of operands in eight bits, else None.
+    x_scale float32 [T, 1], scale float32 [N]: of operands in eight bits, else None. A weight in
+    uint8 is FP8 that the GPU's tensor cores do not know.
     """
     out = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
     assert x.stride(1) == weight.stride(1) == 1
@@ -119,7 +121,8 @@ def tile_gemm_kernel(
 ):  # fmt: skip
     """x [M, K] · w [N, K]ᵀ → out [M, N]; one program for each tile, over all of K.
 
-    X_SCALED, W_SCALED: whether x and w are in eight bits. If only w is, it becomes x's dtype.
+    X_SCALED, W_SCALED: whether x and w are in eight bits. If only w is, it becomes x's dtype. w in
+    uint8 is FP8 that the GPU does not know.
     """
     m_tile, n_tile = _tile_of_program(
         tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), IN_LINE
@@ -138,14 +141,17 @@ def tile_gemm_kernel(
             inside = (ks < K - start)[None, :]
             x = tl.load(x_ptrs + start, mask=inside, other=0.0)
             w = tl.load(w_ptrs + start, mask=inside, other=0.0)
-        if W_SCALED and not X_SCALED:
+        if w.dtype == tl.uint8:
+            w = fp8_to_float(w, x.dtype)
+        elif W_SCALED and not X_SCALED:
             w = w.to(x.dtype)
         acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION, out_dtype=acc.dtype)
     acc = acc.to(tl.float32)
     if X_SCALED:
         acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[:, None]
     if W_SCALED:
-        acc *= tl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)[None, :]
+        by = tl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)
+        acc *= (by * 256.0 if w_ptr.dtype.element_ty == tl.uint8 else by)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     offset = rows.to(tl.int64)[:, None] * stride_out + columns[None, :]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Set
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -34,6 +35,11 @@ from quire.kernels.triton.launch.attention_config import (
     padded_head_dim,
     prefill_config,
     short_config,
+)
+from quire.kernels.triton.launch.attention_memory import (
+    fitting_decode,
+    fitting_prefill,
+    shared_tile,
 )
 from quire.kernels.triton.launch.workspace import (
     NUM_COUNTERS,
@@ -65,13 +71,15 @@ def attention(
     scales: KVScales | None = None,
 ) -> Tensor:
     """PagedAttention: twin of `reference.attention`, for any block size."""
-    group = query.shape[1] // k_cache.shape[2]
+    num_kv_heads, space = k_cache.shape[2], workspace(query.device)
     decode = choose_decode_config(query, k_cache, params)
     prefill = choose_prefill_config(query, k_cache, params, has_few_keys=layout.has_few_keys)
-    window, tokens = params.window or 0, prefill.tokens(group)
-    key = ("triton attention", window, decode, tokens)
+    window, tokens = params.window or 0, prefill.tokens(query.shape[1] // num_kv_heads)
+    if layout.shared is not None and not shared_tile(query, k_cache, space.shared_memory):
+        layout = replace(layout, shared=None)  # each request reads its prefix itself
+    key = ("triton attention", window, decode, tokens, num_kv_heads, layout.shared is None)
     is_fresh = not layout.knows(key)
-    plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, k_cache.shape[2]))
+    plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, num_kv_heads))
     out = query.new_empty(query.shape)
     if layout.has_decodes:
         shared = None
@@ -205,7 +213,8 @@ def choose_decode_config(
     group = query.shape[1] // k_cache.shape[2]
     if group <= 16 and hopper_serves(query, k_cache, params, _FOR_DECODES):
         return hopper_decode_config(k_cache, group, len(query))
-    return decode_config(k_cache, len(query))
+    capacity = workspace(query.device).shared_memory
+    return fitting_decode(decode_config(k_cache, len(query)), query, k_cache, group, capacity)
 
 
 def choose_prefill_config(
@@ -217,12 +226,11 @@ def choose_prefill_config(
     stalls at each step of a short prompt; of the plain kernel several programs work on different
     prompts at a time.
     """
-    group = query.shape[1] // k_cache.shape[2]
-    if has_few_keys:
-        return short_config(k_cache, group)
-    if group <= 64 and hopper_serves(query, k_cache, params):
-        return choose_hopper_config(k_cache, len(query), group, workspace(query.device).num_sms)
-    return prefill_config(k_cache, group)
+    group, space = query.shape[1] // k_cache.shape[2], workspace(query.device)
+    if not has_few_keys and group <= 64 and hopper_serves(query, k_cache, params):
+        return choose_hopper_config(k_cache, len(query), group, space.num_sms)
+    config = short_config(k_cache, group) if has_few_keys else prefill_config(k_cache, group)
+    return fitting_prefill(config, query, k_cache, group, space.shared_memory)
 
 
 def hopper_serves(

@@ -235,23 +235,28 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+_EVENTS = (
+    MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop,
+    AnthropicError,
+)  # fmt: skip
+
 ROUTE = GenerationRoute(
     OpenApiEntry(
         method="post",
         path="/v1/messages",
         summary="Answer a conversation, in Anthropic's format.",
         rules=(
-            *(route_rules.MODEL, route_rules.CONTEXT, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            route_rules.MODEL,
+            route_rules.CONTEXT,
+            *route_rules.CHAT,
+            route_rules.TOOL_CHOICE,
             route_rules.LAST_MESSAGE,
         ),
         example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8},
         body=MessagesRequest,
         struct_rules=MESSAGES_RULES,
         reply=MessageReply,
-        events=(
-            *(MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop),
-            AnthropicError,
-        ),
+        events=_EVENTS,
         errors=RUN_ERRORS,
     ),
     prepare,
@@ -264,7 +269,9 @@ COUNT_ROUTE = LightRoute(
         path="/v1/messages/count_tokens",
         summary="Count a conversation's tokens.",
         rules=(
-            *(route_rules.MODEL, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            route_rules.MODEL,
+            *route_rules.CHAT,
+            route_rules.TOOL_CHOICE,
             route_rules.LAST_MESSAGE,
         ),
         example={"messages": [route_rules.USER_MESSAGE]},

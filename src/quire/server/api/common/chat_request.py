@@ -73,6 +73,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return getattr(self, name) is None
 
 
+# of those that other routes take in place of a text
+CHAT_FIELDS = "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
+
 CHAT_REFUSED: strict_json.NeutralValues = {
     **ASKS_FOR_NOTHING,
     "chat_template": (None,),

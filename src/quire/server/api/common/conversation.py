@@ -136,11 +136,9 @@ def prepare(
         if use.allowed or sampling.structured_outputs is not None:
             sampling = names.rename_fields(_with_grammar(sampling, use, config, tokenizer))
         job = make_job(
-            *(id_prefix, request, [token_ids], sampling, model),
-            names=names,
-            prompt_field=names.messages,
-            cut_to_context=cut,
-        )
+            id_prefix, request, [token_ids], sampling, model,
+            names=names, prompt_field=names.messages, cut_to_context=cut,
+        )  # fmt: skip
     hides = request.include_reasoning is False
     if is_plain:
         return Conversation(job, PlainParser, hides)

@@ -6,6 +6,7 @@ Hidden states become a vector in engine/core/pooler.py.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -39,7 +40,8 @@ async def embed_all(
 
     async def embed(index: int, prompt: Prompt) -> RequestOutput:
         output = await admitted.engine.embed(
-            *(prompt, pooling),
+            prompt,
+            pooling,
             request_id=f"{job.reply_id}-{index}",
             encoding=job.encoding,
             priority=job.priority,
@@ -92,3 +94,15 @@ async def encode_vectors(
     if len(outputs) <= _MAX_VECTORS_INLINE:
         return encode(outputs)
     return await asyncio.to_thread(encode, outputs)
+
+
+def vector_of(output: RequestOutput) -> bytes:
+    """The vector of an input: float32, little-endian."""
+    assert output.embedding is not None, "a request for an embedding got none"
+    return output.embedding
+
+
+def numbers_of(output: RequestOutput) -> list[float]:
+    """The vector of an input as numbers."""
+    data = vector_of(output)
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

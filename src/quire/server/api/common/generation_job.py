@@ -21,16 +21,14 @@ from quire.server.model_registry import RegisteredModel
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts and sampling params, ready to run.
 
-    sampling: of all prompts, unless samplings has one for each, which then agree in `n`.
-    reply_id: the id in the answer, such as "cmpl-...". fingerprint: of the model, see
-    system_fingerprint. prompt_alone: only the prompt's log
-    probabilities are returned, without sampled tokens. spells_token_ids: tokens of
-    log-probabilities are "token_id:5". stop_when: see GenerateOptions.
+    sampling: of all prompts, unless samplings has one for each, which then agree in `n`. reply_id:
+    the id in the answer, such as "cmpl-...". fingerprint: of the model, see system_fingerprint.
+    prompt_alone: only the prompt's log probabilities are returned, without sampled tokens.
+    spells_token_ids: tokens of log-probabilities are "token_id:5". stop_when: see GenerateOptions.
     continuous_usage: each chunk of a stream has the token counts so far. cut_to_context: answers
     end with the context where max_tokens would not. is_stored: the end of the answer is made in a
-    thread, as that also stores it. has_timings, reports_progress: see timings.py.
-    no_effect: a sentence for each field of the request that has none. names: of its fields, for
-    errors.
+    thread, as that also stores it. has_timings, reports_progress: see timings.py. no_effect: a
+    sentence for each field of the request that has none. names: of its fields, for errors.
     """
 
     reply_id: str
@@ -57,9 +55,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reports_progress: bool = False
     no_effect: Sequence[str] = ()
     names: FieldNames = SAME
-    created: int = msgspec.field(
-        default_factory=lambda: int(time.time())
-    )  # seconds of the wall clock
+    # seconds of the wall clock
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     def sampling_of(self, index: int) -> SamplingParams:
         """The sampling params of the prompt with this index."""

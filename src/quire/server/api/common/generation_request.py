@@ -40,15 +40,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class GenerationRequest(ResponseFormatFields, kw_only=True, dict=True):
     """The fields that /v1/completions and /v1/chat/completions share.
 
-    user: accepted without any effect. priority: lower runs first, where the
-    server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
-    the same salt. return_token_ids: also return the token ids of prompt and answer.
-    return_tokens_as_token_ids: tokens of log-probabilities are spelled "token_id:5". timeout:
-    seconds after which the request is aborted.
-    logprob_token_ids: report the log-probabilities of these tokens in place of the most probable.
-    thinking_token_budget: tokens of reasoning after which its end is forced; -1: no limit.
-    return_progress: stream how much of the prompt is processed. timings_per_token: return timings,
-    in each chunk of a stream.
+    user: accepted without any effect. priority: lower runs first, where the server schedules by
+    priority. cache_salt: prefix-cache blocks are shared only with requests of the same salt.
+    return_token_ids: also return the token ids of prompt and answer. return_tokens_as_token_ids:
+    tokens of log-probabilities are spelled "token_id:5". timeout: seconds after which the request
+    is aborted. logprob_token_ids: report the log-probabilities of these tokens in place of the most
+    probable. thinking_token_budget: tokens of reasoning after which its end is forced; -1: no
+    limit. return_progress: stream how much of the prompt is processed. timings_per_token: return
+    timings, in each chunk of a stream.
     """
 
     model: str | None = None

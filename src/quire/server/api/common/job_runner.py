@@ -55,7 +55,8 @@ async def _gathered(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestO
 def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, None]:
     job = admitted.job
     outputs = admitted.engine.generate(
-        *(job.prompts[index], job.sampling_of(index)),
+        job.prompts[index],
+        job.sampling_of(index),
         request_id=f"{job.reply_id}-{index}",
         stream=job.stream,
         **_options(admitted, index),

@@ -24,6 +24,7 @@ PRIORITY = "`priority` other than 0 needs `--scheduling-policy priority`."
 LAST_MESSAGE = "The last message is the user's; tool results are the user's, calls the assistant's."
 TEXTS = "Texts of a conversation hold no U+FDD0."
 VERSIONED = "With the header `anthropic-version` the answer is that of Anthropic's Models API."
+GENERATION = (MODEL, CONTEXT, VOCABULARY, LOGPROBS, STRUCTURED_OUTPUT, TOKENS, PRIORITY)
 CHAT = (TEMPLATE, ARGUMENTS, TOOLS, SIZES, TEXTS)
 
 USER_MESSAGE = {"role": "user", "content": "hello"}  # for examples

@@ -51,9 +51,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     yield
     with request.sent_as:
         job = _job(request, model)
-    tokenizer, info = model.engine.tokenizer, model.engine.info
-    ends = tokenizer.end_ids(info.eos_token_ids, info.limits.vocab_size)
-    return NativeFormatter(job, request, tokenizer, ends)
+    return NativeFormatter(job, request, model.engine.tokenizer, model.engine.eos_token_ids)
 
 
 def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Job:
@@ -66,10 +64,9 @@ def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Job:
     prompts = completion_request.PROMPTS.read(bytes(request.prompt), encode)
     check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
     return make_job(
-        *("cmpl-", request, prompts, sampling, model),
-        encoding=request.encoding,
-        cut_to_context=True,
-    )
+        "cmpl-", request, prompts, sampling, model,
+        encoding=request.encoding, cut_to_context=True,
+    )  # fmt: skip
 
 
 class _Answer(msgspec.Struct):
@@ -233,10 +230,9 @@ def _route(path: str) -> GenerationRoute[NativeFormatter]:
         path=path,
         summary="Continue a text, in llama.cpp's own format.",
         rules=(
-            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
-            f"{route_rules.LOGPROBS[:-1]} (`n_probs`).",
-            *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
-            route_rules.PRIORITY,
+            *route_rules.GENERATION,
+            route_rules.STREAM,
+            "`n_probs` is `logprobs`.",
             "`n_predict` is `max_tokens`; an answer may end before, with the context.",
             "`logit_bias` has token ids or texts, as a map or as pairs; biases of a token add up.",
         ),

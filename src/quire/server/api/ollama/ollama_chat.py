@@ -95,11 +95,9 @@ def _plain(chat: ChatRequest, prompt: str, model: RegisteredModel) -> Conversati
         sampling = ollama_to_chat.PROMPT_NAMES.rename_fields(chat_request.sampling(chat))
         check_num_logprobs(sampling, [prompt], model.engine.info.limits, "top_logprobs")
         job = make_job(
-            *("gen-", chat, [prompt], sampling, model),
-            encoding=chat.encoding,
-            names=ollama_to_chat.PROMPT_NAMES,
-            cut_to_context=True,
-        )
+            "gen-", chat, [prompt], sampling, model,
+            encoding=chat.encoding, names=ollama_to_chat.PROMPT_NAMES, cut_to_context=True,
+        )  # fmt: skip
     return Conversation(job, PlainParser)
 
 
@@ -115,7 +113,10 @@ async def answer_lines(
 
 
 _RULES = (
-    *(route_rules.MODEL, route_rules.CONTEXT, route_rules.STRUCTURED_OUTPUT, route_rules.LOGPROBS),
+    route_rules.MODEL,
+    route_rules.CONTEXT,
+    route_rules.STRUCTURED_OUTPUT,
+    route_rules.LOGPROBS,
     "`format` is `json` or a JSON schema.",
     "`think` as a text needs a chat template that reads `reasoning_effort`.",
     "`options.num_predict` is not 0; the answer may end before, with the context.",
@@ -147,14 +148,14 @@ def _route(
 
 _FIELDS_BY_ROLE = "`thinking` and `tool_calls` are the assistant's, `tool_call_id` is a tool's."
 _CHAT = _route(
-    *("/api/chat", "Answer a conversation", (*route_rules.CHAT, _FIELDS_BY_ROLE)),
-    *({"messages": [route_rules.USER_MESSAGE]}, OllamaChat, ChatPart),
-)
+    "/api/chat", "Answer a conversation", (*route_rules.CHAT, _FIELDS_BY_ROLE),
+    {"messages": [route_rules.USER_MESSAGE]}, OllamaChat, ChatPart,
+)  # fmt: skip
 _PROMPT_RULES = (route_rules.TEMPLATE, "A `raw` prompt has no `system`.")
 _PROMPT = _route(
-    *("/api/generate", "Answer or continue a prompt", _PROMPT_RULES),
-    *({"prompt": "hello"}, OllamaPrompt, PromptPart),
-)
+    "/api/generate", "Answer or continue a prompt", _PROMPT_RULES,
+    {"prompt": "hello"}, OllamaPrompt, PromptPart,
+)  # fmt: skip
 ROUTES = (
     GenerationRoute(_CHAT, prepare_chat, answer_lines),
     GenerationRoute(_PROMPT, prepare_prompt, answer_lines),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
@@ -14,7 +13,12 @@ from quire.core.request_output import RequestOutput
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
-from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
+from quire.server.api.common.embedding_runner import (
+    embed_all,
+    encode_vectors,
+    numbers_of,
+    start_embedding,
+)
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
@@ -79,7 +83,7 @@ _older_decoder = msgspec.json.Decoder(OlderEmbedBody)
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | NothingToEmbed]:
     """Decode a body and check its texts, in stages. Raises InvalidRequestError."""
-    request, _ = read_ollama(data, _decoder, {})
+    request, _ = read_ollama(data, _decoder)
     inputs = [request.input] if isinstance(request.input, str) else request.input
     if not request.input:
         model = models.find(served_name(request.model, models))
@@ -92,7 +96,7 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob | Nothing
 
 def prepare_older(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Decode a body of /api/embeddings and check its text, in stages; see `prepare`."""
-    request, _ = read_ollama(data, _older_decoder, {})
+    request, _ = read_ollama(data, _older_decoder)
     return (yield from _prepared(request, [request.prompt], models, -1, None, field="prompt"))
 
 
@@ -146,7 +150,7 @@ async def _answer(
 
 
 def _encoded_older(outputs: Sequence[RequestOutput]) -> bytes:
-    return msgspec.json.encode(OlderEmbedReply(_vector(outputs[0])))
+    return msgspec.json.encode(OlderEmbedReply(numbers_of(outputs[0])))
 
 
 def _encoded(model: str, outputs: Sequence[RequestOutput]) -> bytes:
@@ -154,16 +158,11 @@ def _encoded(model: str, outputs: Sequence[RequestOutput]) -> bytes:
     last = max(each.last_token or each.first_token or each.arrival for each in times)
     reply = EmbedReply(
         model=model,
-        embeddings=[_vector(output) for output in outputs],
+        embeddings=[numbers_of(output) for output in outputs],
         total_duration=int((last - min(each.arrival for each in times)) * 1e9),
         prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
     )
     return msgspec.json.encode(reply)
-
-
-def _vector(output: RequestOutput) -> list[float]:
-    assert output.embedding is not None, "a request for an embedding got none"
-    return list(struct.unpack(f"<{len(output.embedding) // 4}f", output.embedding))
 
 
 OLDER_ROUTE = GenerationRoute(
@@ -174,9 +173,7 @@ OLDER_ROUTE = GenerationRoute(
         rules=(route_rules.MODEL, "The text has at least one token, and fits the KV cache."),
         example={"prompt": "red shoes"},
         body=OlderEmbedBody,
-        struct_rules=(
-            StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody, {})),
-        ),
+        struct_rules=(StructRules(struct=OlderEmbedBody, neutral=neutral_values(OlderEmbedBody)),),
         reply=OlderEmbedReply,
         errors=RUN_ERRORS,
     ),
@@ -189,12 +186,13 @@ ROUTE = GenerationRoute(
         path="/api/embed",
         summary="Texts to vectors, in Ollama's format.",
         rules=(
-            *(route_rules.MODEL, "Each text has at least one token, and fits the KV cache."),
+            route_rules.MODEL,
+            "Each text has at least one token, and fits the KV cache.",
             "`dimensions` is at most the model's hidden size.",
         ),
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
         body=EmbedBody,
-        struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody, {})),),
+        struct_rules=(StructRules(struct=EmbedBody, neutral=neutral_values(EmbedBody)),),
         reply=EmbedReply,
         errors=RUN_ERRORS,
     ),

@@ -112,7 +112,7 @@ class OllamaModels:
         for name, entry in self._models.named_entries():
             if entry.model is not None and entry.is_usable:
                 one, info = self._tagged(name, entry), entry.model.engine.info
-                one.size = entry.condition.num_bytes or 0
+                one.size = entry.status.num_bytes or 0
                 one.size_vram = one.size if info.device != "cpu" else 0
                 one.expires_at, one.context_length = _NEVER, info.limits.max_model_len
                 found.append(one)
@@ -169,7 +169,7 @@ _show_decoder = msgspec.json.Decoder(ShowBody)
 
 def show(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/show. Raises InvalidRequestError."""
-    request, _ = read_body(data, _show_decoder, {})
+    request, _ = read_body(data, _show_decoder)
     if request.verbose:
         request.note_no_effect("verbose has no effect: vocabularies are not shown; use /tokenize")
     model = models.find(served_name(request.model or request.name, models))
@@ -212,7 +212,7 @@ _pull_decoder = msgspec.json.Decoder(PullBody)
 
 def pull(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body of /api/pull: a model that is served is there. Raises HttpError."""
-    request, _ = read_body(data, _pull_decoder, {})
+    request, _ = read_body(data, _pull_decoder)
     name = served_name(request.model or request.name, models)
     if name is not None and name not in [known for known, _ in models.named_entries()]:
         text = f"model: {name[:64]!r} is not served here; fetch it with hf download, and serve it"

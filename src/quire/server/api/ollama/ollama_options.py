@@ -14,7 +14,7 @@ from quire.errors import InvalidRequestError, invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32
 from quire.server.http.openapi_entry import StructRules
-from quire.server.http.request_body import RequestBody, read_body, refused_field
+from quire.server.http.request_body import NONE, RequestBody, read_body, refused_field
 
 T = TypeVar("T", bound=RequestBody)
 
@@ -27,11 +27,10 @@ _MORE = re.compile("[1-9]")
 _EXACT = 2.0**53  # below it each whole number is a float
 _plain_decoder = msgspec.json.Decoder(dict[str, Any])
 _LOAD_OPTIONS = (
-    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
-    *("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all"),
-    *("embedding_only", "num_gqa", "rope_frequency_base", "rope_frequency_scale"),
-    *("draft_num_predict",),
-)
+    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram",
+    "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "num_gqa",
+    "rope_frequency_base", "rope_frequency_scale", "draft_num_predict",
+)  # fmt: skip
 _NO_EFFECT = "has no effect: the model is loaded with the server's settings"
 _NO_REACH = "has no effect: penalties cover the whole answer and its prompt"
 
@@ -73,9 +72,8 @@ class Options(msgspec.Struct, kw_only=True):
     @property
     def has_penalties(self) -> bool:
         """Whether it asks for penalties, of which repeat_last_n says how far they reach."""
-        return bool(self.presence_penalty or self.frequency_penalty) or self.repeat_penalty not in (
-            *(None, 1.0),
-        )
+        repeats = self.repeat_penalty not in (None, 1.0)
+        return repeats or bool(self.presence_penalty or self.frequency_penalty)
 
 
 _OPTION_NAMES = strict_json.names_of(Options)
@@ -88,7 +86,7 @@ _NEUTRAL_OPTIONS: strict_json.NeutralValues = {
 
 
 def read_ollama(
-    data: bytes, decoder: msgspec.json.Decoder[T], refused: strict_json.NeutralValues
+    data: bytes, decoder: msgspec.json.Decoder[T], refused: strict_json.NeutralValues = NONE
 ) -> tuple[T, dict[str, Any]]:
     """Decode a body with `options`; see `read_body`. Whole numbers of them are integers, as Go's
     JSON has no others: Home Assistant sends a num_ctx of 8192.0. Raises InvalidRequestError.

@@ -24,7 +24,6 @@ from quire.server.api.common.tool_definitions import check_tool_names
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.api.openai.chat import ChatFormatter
 from quire.server.api.openai.chat_reply import ChatReply
-from quire.server.http import strict_json
 from quire.server.http.field_names import FieldNames
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
 from quire.server.http.request_body import neutral_values, read_body
@@ -39,15 +38,13 @@ class BatchChatRequest(ChatRequest, kw_only=True):
     ]
 
 
-BATCH_REFUSED: strict_json.NeutralValues = {**CHAT_REFUSED}
-
 _decoder = msgspec.json.Decoder(BatchChatRequest)
 _SHARED = tuple(name for name in ChatRequest.__struct_fields__ if name != "messages")
 
 
 def parse(data: bytes) -> list[ChatRequest]:
     """Decode a body; one request for each conversation. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, BATCH_REFUSED)
+    request, found = read_body(data, _decoder, CHAT_REFUSED)
     check_request_names(found, request)
     for index, messages in enumerate(found["messages"]):
         for position, message in enumerate(messages):
@@ -121,7 +118,7 @@ class BatchChatFormatter(OpenAIReplyFormatter):
 
 
 BATCH_RULES = (
-    StructRules(struct=BatchChatRequest, neutral=neutral_values(BatchChatRequest, BATCH_REFUSED)),
+    StructRules(struct=BatchChatRequest, neutral=neutral_values(BatchChatRequest, CHAT_REFUSED)),
     *CHAT_RULES[1:],
 )
 
@@ -131,9 +128,9 @@ ROUTE = GenerationRoute(
         path="/v1/chat/completions/batch",
         summary="Answer several conversations.",
         rules=(
-            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
-            *(route_rules.LOGPROBS, route_rules.STRUCTURED_OUTPUT, route_rules.TOKENS),
-            *(route_rules.PRIORITY, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            *route_rules.GENERATION,
+            *route_rules.CHAT,
+            route_rules.TOOL_CHOICE,
             "Fields are those of `/v1/chat/completions`, without `stream` and with `n` of 1.",
         ),
         example={"messages": [[route_rules.USER_MESSAGE]] * 2, "max_tokens": 8, "temperature": 0},

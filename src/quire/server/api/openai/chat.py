@@ -184,9 +184,9 @@ class ChatFormatter(OpenAIReplyFormatter):
         if self._num_logprobs is None:
             return None
         return chat_logprobs(
-            *(output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer),
+            output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer,
             as_ids=self._spells_ids,
-        )
+        )  # fmt: skip
 
 
 def _text_of(message: Message) -> str:
@@ -203,10 +203,10 @@ ROUTE = GenerationRoute(
         path="/v1/chat/completions",
         summary="Answer a conversation.",
         rules=(
-            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
-            route_rules.LOGPROBS,
-            *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
-            *(route_rules.PRIORITY, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            *route_rules.GENERATION,
+            route_rules.STREAM,
+            *route_rules.CHAT,
+            route_rules.TOOL_CHOICE,
             "`top_logprobs` need `logprobs`.",
             "`max_tokens` and `max_completion_tokens` are the same, or one of them is left out.",
             "`chat_template_kwargs` are at most 16 KiB, 16 deep, and set no `messages` or `tools`.",

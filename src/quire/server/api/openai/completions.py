@@ -96,10 +96,9 @@ def _job(request: CompletionRequest, model: RegisteredModel) -> Job:
         prompts = [encode(prompt, tokenizer, limits, request.encoding) for prompt in prompts]
     check_num_logprobs(sampling, prompts, limits)
     return make_job(
-        *("cmpl-", request, prompts, sampling, model),
-        encoding=request.encoding,
-        cut_to_context=is_cut,
-    )
+        "cmpl-", request, prompts, sampling, model,
+        encoding=request.encoding, cut_to_context=is_cut,
+    )  # fmt: skip
 
 
 class CompletionFormatter(OpenAIReplyFormatter):
@@ -207,9 +206,9 @@ class CompletionFormatter(OpenAIReplyFormatter):
             token_ids = [*item.prompt_token_ids, *token_ids]
             offsets = [*echoed, *offsets]
         return completion_logprobs(
-            *(positions, token_ids, self._num_logprobs or 0, offsets, self._tokenizer),
+            positions, token_ids, self._num_logprobs or 0, offsets, self._tokenizer,
             as_ids=self._spells_ids,
-        )
+        )  # fmt: skip
 
     def _text_offsets(self, before: Sequence[int], *, begin: int = 0) -> TextOffsets:
         skip = self.job.sampling.skip_special_tokens
@@ -231,10 +230,8 @@ ROUTE = GenerationRoute(
         path="/v1/completions",
         summary="Continue a text.",
         rules=(
-            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
-            route_rules.LOGPROBS,
-            *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
-            route_rules.PRIORITY,
+            *route_rules.GENERATION,
+            route_rules.STREAM,
             "`prompt` has at least one token; prompts times `n` is at most 1024.",
             "`max_tokens` is 0 only with `echo`.",
         ),

@@ -102,7 +102,9 @@ async def answer(request: VectorJob, context: RequestContext, send: Send) -> Non
 
 
 _RULES = (
-    *(route_rules.MODEL, route_rules.VOCABULARY, route_rules.PRIORITY),
+    route_rules.MODEL,
+    route_rules.VOCABULARY,
+    route_rules.PRIORITY,
     "Each `input` has at least one token and fits the model's context and the KV cache.",
     "`messages` need a chat template, and there is no `input` then.",
     "`dimensions` is at most the model's hidden size.",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from quire.core.request_output import RequestOutput
+from quire.server.api.common.embedding_runner import numbers_of, vector_of
 from quire.server.api.common.generation_job import Job
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -47,6 +46,12 @@ class EmbeddingUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
+
+    @classmethod
+    def of(cls, outputs: Sequence[RequestOutput]) -> EmbeddingUsage:
+        """The counts of all prompts of a request."""
+        count = sum(len(output.prompt_token_ids) for output in outputs)
+        return cls(prompt_tokens=count, total_tokens=count)
 
 
 class EmbeddingReply(msgspec.Struct, kw_only=True):
@@ -122,19 +127,17 @@ def encoded(
     job: Job, vector_format: VectorFormat, outputs: Sequence[RequestOutput]
 ) -> tuple[bytes, dict[str, str]]:
     """The body of the reply, and headers of its own."""
-    count = sum(len(output.prompt_token_ids) for output in outputs)
-    usage, created = EmbeddingUsage(prompt_tokens=count, total_tokens=count), int(time.time())
     if vector_format.media_type == JSON_TYPE:
-        return _json(job, vector_format, outputs, usage, created), {}
-    vectors = [vector_format.bytes_of(_data(output)) for output in outputs]
+        return _json(job, vector_format, outputs), {}
+    vectors = [vector_format.bytes_of(vector_of(output)) for output in outputs]
     if vector_format.encoding == "bytes_only":
         return b"".join(vectors), {}
     metadata = BytesMetadata(
         id=job.reply_id,
-        created=created,
+        created=job.created,
         model=job.model,
         data=list(_positions(vector_format, vectors, outputs)),
-        usage=usage,
+        usage=EmbeddingUsage.of(outputs),
     )
     return b"".join(vectors), {"metadata": _ascii(metadata)}
 
@@ -144,49 +147,35 @@ def _ascii(metadata: BytesMetadata) -> str:
     return json.dumps(msgspec.to_builtins(metadata), separators=(",", ":"))
 
 
-def _json(
-    job: Job,
-    vector_format: VectorFormat,
-    outputs: Sequence[RequestOutput],
-    usage: EmbeddingUsage,
-    created: int,
-) -> bytes:
+def _json(job: Job, vector_format: VectorFormat, outputs: Sequence[RequestOutput]) -> bytes:
     """The reply as JSON, encoded vector by vector: Python floats take more memory than text."""
     written = [
         msgspec.Raw(_encoder.encode(_item(vector_format, index, output)))
         for index, output in enumerate(outputs)
     ]
-    if vector_format.item is PoolingItem:
-        pooled = cast(list[PoolingItem], written)
-        reply: EmbeddingReply | PoolingReply = PoolingReply(
-            id=job.reply_id, created=created, data=pooled, model=job.model, usage=usage
+    reply = PoolingReply if vector_format.item is PoolingItem else EmbeddingReply
+    return _encoder.encode(
+        reply(
+            id=job.reply_id,
+            created=job.created,
+            data=cast(Any, written),
+            model=job.model,
+            usage=EmbeddingUsage.of(outputs),
         )
-    else:
-        embedded = cast(list[Embedding], written)
-        reply = EmbeddingReply(
-            id=job.reply_id, created=created, data=embedded, model=job.model, usage=usage
-        )
-    return _encoder.encode(reply)
+    )
 
 
 def _item(
     vector_format: VectorFormat, index: int, output: RequestOutput
 ) -> Embedding | PoolingItem:
-    vector = _vector(vector_format, _data(output))
+    vector: list[float] | str
+    if vector_format.encoding == "base64":
+        vector = base64.b64encode(vector_format.bytes_of(vector_of(output))).decode()
+    else:
+        vector = numbers_of(output)
     if vector_format.item is PoolingItem:
         return PoolingItem(index=index, data=vector)
     return Embedding(index=index, embedding=vector)
-
-
-def _vector(vector_format: VectorFormat, data: bytes) -> list[float] | str:
-    if vector_format.encoding == "base64":
-        return base64.b64encode(vector_format.bytes_of(data)).decode()
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
-
-
-def _data(output: RequestOutput) -> bytes:
-    assert output.embedding is not None, "a request for an embedding got none"
-    return output.embedding
 
 
 def _positions(
@@ -201,6 +190,6 @@ def _positions(
             endianness=vector_format.order,
             start=start,
             end=end,
-            shape=(len(_data(output)) // 4,),
+            shape=(len(vector_of(output)) // 4,),
         )
         start = end

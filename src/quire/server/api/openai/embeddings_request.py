@@ -10,26 +10,16 @@ from quire.core.pooling_params import Pooling
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common.chat_messages import check_message_names
-from quire.server.api.common.chat_request import ChatRequest, Messages
-from quire.server.api.common.embedding_fields import (
-    MAX_INPUTS,
-    Dimensions,
-    PoolingFields,
-    Text,
-)
+from quire.server.api.common.chat_request import CHAT_FIELDS, ChatRequest, Messages
+from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
-from quire.server.http import strict_json
 from quire.server.http.field_bounds import ShortText, one_of
 from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import StructRules
 from quire.server.http.request_body import neutral_values, read_body
 
 INPUTS = PromptTypes("input", Text, MAX_INPUTS, mixes=False)
-
-_CHAT_FIELDS = (
-    *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
-)
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True, dict=True):
@@ -60,20 +50,18 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, dict=True):
     task: Annotated[ShortText, one_of("embed")] | None = None
 
 
-EMBEDDING_REFUSED: strict_json.NeutralValues = {}
-
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
 
 
 def parse(data: bytes) -> EmbeddingRequest:
     """Decode a body of /v1/embeddings. Raises InvalidRequestError."""
-    return _checked(*read_body(data, _decoder, EMBEDDING_REFUSED, long="input"))
+    return _checked(*read_body(data, _decoder, long="input"))
 
 
 def parse_pooling(data: bytes) -> PoolingRequest:
     """Decode a body of /pooling. Raises InvalidRequestError."""
-    request, found = read_body(data, _pooling_decoder, EMBEDDING_REFUSED, long="input")
+    request, found = read_body(data, _pooling_decoder, long="input")
     if request.task not in (None, "embed"):
         problem = f"Unsupported task: {request.task!r}"
         if request.task == "plugin":
@@ -94,7 +82,7 @@ def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
         raise one_of_two("input", "messages", is_missing=False)
     if request.messages is None and not _raw_input(request):
         raise one_of_two("input", "messages", is_missing=True)
-    for name in _CHAT_FIELDS:
+    for name in CHAT_FIELDS:
         if request.messages is None and getattr(request, name) is not None:
             raise invalid_value(name, "it belongs to messages, not to an input; remove it")
     for index, message in enumerate(found.get("messages") or ()):
@@ -104,7 +92,7 @@ def _checked(request: AnyRequest, found: dict[str, Any]) -> AnyRequest:
 
 def chat(request: EmbeddingRequest) -> ChatRequest:
     """The conversation of a request, which nothing is to answer unless it says so."""
-    fields = {name: getattr(request, name) for name in _CHAT_FIELDS}
+    fields = {name: getattr(request, name) for name in CHAT_FIELDS}
     fields["add_generation_prompt"] = bool(request.add_generation_prompt)
     return ChatRequest(**fields, add_special_tokens=request.add_special_tokens)
 
@@ -122,7 +110,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schem
     {
         "required": ["input"],
         "properties": {"input": {"type": ["string", "array", "object"]}}
-        | {name: {"type": "null"} for name in _CHAT_FIELDS},
+        | {name: {"type": "null"} for name in CHAT_FIELDS},
     },
     {
         "required": ["messages"],
@@ -132,7 +120,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (  # an input or messages, as JSON Schem
 
 
 def _rules(body: type[EmbeddingRequest]) -> StructRules:
-    neutral = neutral_values(body, EMBEDDING_REFUSED)
+    neutral = neutral_values(body)
     raw = {"input": (*INPUTS.types, None)}
     return StructRules(struct=body, neutral=neutral, variants=_VARIANTS, raw=raw)
 

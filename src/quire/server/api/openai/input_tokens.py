@@ -74,7 +74,8 @@ _RESPONSES_ENTRY = OpenApiEntry(
     path="/v1/responses/input_tokens",
     summary="Count the tokens of a response's input.",
     rules=(
-        *(route_rules.MODEL, *route_rules.CHAT),
+        route_rules.MODEL,
+        *route_rules.CHAT,
         "`previous_response_id` names a stored response of the same API key.",
     ),
     example={"input": "hello"},

@@ -10,13 +10,13 @@ is an OverloadedError, so that a locked file is not taken for a response that is
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 from pathlib import Path
 from typing import NamedTuple
 
 from quire.errors import OverloadedError
+from quire.processes import is_alive
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class StoredResponse(NamedTuple):
     @property
     def is_abandoned(self) -> bool:
         """Whether its process has ended before it was complete."""
-        return not _is_alive(self.process)
+        return self.process > 0 and not is_alive(self.process)
 
 
 class ResponseStore:
@@ -143,14 +143,10 @@ class ResponseStore:
         key = (response_id, tenant)
         with self._lock:
             try:
-                row = (
-                    self._opened()
-                    .execute(
-                        "SELECT reply, items, process FROM responses WHERE id = ? AND tenant = ?",
-                        key,
-                    )
-                    .fetchone()
+                found = self._opened().execute(
+                    "SELECT reply, items, process FROM responses WHERE id = ? AND tenant = ?", key
                 )
+                row = found.fetchone()
             except sqlite3.Error as error:
                 raise _failed("read", error) from error
             if row is None:
@@ -185,7 +181,7 @@ class ResponseStore:
         if self._connection is None:
             connection = sqlite3.connect(self._path, timeout=_WAIT_SECONDS, check_same_thread=False)
             try:
-                connection.create_function("is_alive", 1, _is_alive)
+                connection.create_function("is_alive", 1, is_alive)
                 for statement in _SETUP:
                     connection.execute(statement)
             except sqlite3.Error:
@@ -218,18 +214,6 @@ class ResponseStore:
             connection.execute("DELETE FROM responses WHERE id = ?", oldest[:1])
             count, total = count - 1, total - oldest[1]
         return True
-
-
-def _is_alive(process: int) -> bool:
-    if process <= 0:
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _failed(what: str, error: sqlite3.Error) -> OverloadedError:

@@ -75,11 +75,8 @@ def _keep(
 
 def route(store: ResponseStore) -> GenerationRoute[ResponsesFormatter]:
     """The route, which keeps responses in the store."""
-    return GenerationRoute(
-        *(_ENTRY, partial(prepare, store), partial(_answer, BackgroundWatch(store))),
-        in_thread=_is_long,
-        needs_tenant=True,
-    )
+    run = partial(_answer, BackgroundWatch(store))
+    return GenerationRoute(_ENTRY, partial(prepare, store), run, _is_long, needs_tenant=True)
 
 
 def _is_long(data: bytes) -> bool:
@@ -104,10 +101,13 @@ _ENTRY = OpenApiEntry(
     path="/v1/responses",
     summary="Answer a conversation, as a response, which is stored unless `store` is false.",
     rules=(
-        *(route_rules.MODEL, route_rules.CONTEXT, route_rules.STRUCTURED_OUTPUT),
+        route_rules.MODEL,
+        route_rules.CONTEXT,
+        route_rules.STRUCTURED_OUTPUT,
         route_rules.LOGPROBS,
         "`previous_response_id` names a stored response of the same API key.",
-        *(*route_rules.CHAT, route_rules.TOOL_CHOICE),
+        *route_rules.CHAT,
+        route_rules.TOOL_CHOICE,
         "`reasoning.effort` needs a chat template that reads it.",
     ),
     example={"input": "hello", "max_output_tokens": 8},

@@ -142,10 +142,8 @@ class ResponsesFormatter:
 
     def _add_logprobs(self, part: CompletionOutput) -> None:
         if (count := num_shown(self.job.sampling)) is not None:
-            shown = chat_logprobs(
-                *(part.logprobs or [], part.token_ids, count, self._tokenizer),
-                as_ids=self.job.spells_token_ids,
-            )
+            positions, as_ids = part.logprobs or [], self.job.spells_token_ids
+            shown = chat_logprobs(positions, part.token_ids, count, self._tokenizer, as_ids=as_ids)
             self._output.logprobs += shown.content
 
     def _numbered(self, event: replies.StreamEvent) -> replies.StreamEvent:

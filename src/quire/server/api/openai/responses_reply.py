@@ -271,15 +271,6 @@ class ArgumentsDone(
 
 
 EVENTS = (
-    *(
-        Created,
-        InProgress,
-        ItemAdded,
-        PartAdded,
-        TextPiece,
-        TextDone,
-        ReasoningPiece,
-        ReasoningDone,
-    ),
-    *(ArgumentsPiece, ArgumentsDone, PartDone, ItemDone, Completed, Incomplete, Failure),
-)
+    Created, InProgress, ItemAdded, PartAdded, TextPiece, TextDone, ReasoningPiece, ReasoningDone,
+    ArgumentsPiece, ArgumentsDone, PartDone, ItemDone, Completed, Incomplete, Failure,
+)  # fmt: skip

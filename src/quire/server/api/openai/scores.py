@@ -19,7 +19,12 @@ from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
-from quire.server.api.common.embedding_runner import embed_all, encode_vectors, start_embedding
+from quire.server.api.common.embedding_runner import (
+    embed_all,
+    encode_vectors,
+    start_embedding,
+    vector_of,
+)
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
 from quire.server.api.common.request_gate import RequestContext
@@ -116,7 +121,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 
 def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/score and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _score_decoder, {})
+    request, _ = read_body(data, _score_decoder)
     query_field, queries = _one_of(request, "queries", "text_1")
     names = ("text_2", "documents") if query_field == "text_1" else ("documents", "text_2")
     field, documents = _one_of(request, *names)
@@ -130,7 +135,7 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
 
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
     """Decode a body of /v1/rerank and check all of its texts. Raises InvalidRequestError."""
-    request, _ = read_body(data, _rerank_decoder, {})
+    request, _ = read_body(data, _rerank_decoder)
     field, documents = _one_of(request, "documents", "texts")
     for name, needed in (("return_text", "texts"), ("return_documents", "documents")):
         if getattr(request, name) and field != needed:
@@ -170,24 +175,17 @@ async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None
     async with context.deadline.enforced():
         outputs = await embed_all(admitted, request.pooling, context.usage)
     scores = await encode_vectors(partial(_cosines, num_queries=request.num_queries), outputs)
-    count = sum(len(output.prompt_token_ids) for output in outputs)
-    usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+    usage = EmbeddingUsage.of(outputs)
     reply = _rerank_reply if request.rerank is not None else _score_reply
     await send_complete(send, 200, msgspec.json.encode(reply(request, scores, usage)))
 
 
 def _cosines(outputs: Sequence[RequestOutput], num_queries: int) -> list[float]:
     """The cosine of each document's vector and its query's; vectors have the length 1."""
-    vectors = [_vector(output) for output in outputs]
+    vectors = [memoryview(vector_of(output)).cast("f") for output in outputs]
     queries, documents = vectors[:num_queries], vectors[num_queries:]
     pairs = zip(queries if len(queries) > 1 else repeat(queries[0]), documents, strict=False)
     return [sum(map(mul, query, document)) for query, document in pairs]
-
-
-def _vector(output: RequestOutput) -> memoryview[float]:
-    data = output.embedding
-    assert data is not None, "a request for an embedding got none"
-    return memoryview(data).cast("f")
 
 
 def _score_reply(request: ScoreJob, scores: list[float], usage: EmbeddingUsage) -> ScoreReply:
@@ -223,7 +221,8 @@ def _rerank_reply(
 
 
 _RULES = (
-    *(route_rules.MODEL, route_rules.PRIORITY),
+    route_rules.MODEL,
+    route_rules.PRIORITY,
     "Each text has at least one token and fits the model's context and the KV cache.",
 )
 
@@ -239,7 +238,7 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
         ),
         example={"queries": "red shoes", "documents": ["crimson boots", "a blue bag"]},
         body=ScoreRequest,
-        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest, {})),),
+        struct_rules=(StructRules(struct=ScoreRequest, neutral=neutral_values(ScoreRequest)),),
         reply=ScoreReply,
         errors=RUN_ERRORS,
     )
@@ -249,7 +248,7 @@ def _score_route(path: str) -> GenerationRoute[ScoreJob]:
 def _rerank_route(path: str) -> GenerationRoute[ScoreJob]:
     rules = StructRules(
         struct=RerankRequest,
-        neutral=neutral_values(RerankRequest, {}),
+        neutral=neutral_values(RerankRequest),
         variants=[
             {"required": [name], "properties": {name: {"type": "array"}, other: {"type": "null"}}}
             for name, other in (("documents", "texts"), ("texts", "documents"))

@@ -79,10 +79,7 @@ class DetokenizeReply(msgspec.Struct):
 
 TOKENIZE_REFUSED: strict_json.NeutralValues = {"chat_template": (None,)}
 
-_CHAT_FIELDS = (
-    *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
-    "tools",
-)
+_CHAT_FIELDS = (*chat_request.CHAT_FIELDS, "tools")
 TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
     {
         "required": ["prompt"],
@@ -129,7 +126,7 @@ def tokenize(data: bytes, models: ModelRegistry) -> LightReply:
 
 def detokenize(data: bytes, models: ModelRegistry) -> LightReply:
     """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
-    request, _ = read_body(data, _detokenize_decoder, {})
+    request, _ = read_body(data, _detokenize_decoder)
     engine = models.find(request.model).engine
     tokenizer, most = engine.tokenizer, counting(engine.info.limits).max_model_len
     if len(request.tokens) > most:

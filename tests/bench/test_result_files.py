@@ -1,0 +1,69 @@
+"""Result files and their tables: each row belongs to the run that measured it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import record
+import serving_table
+import tables
+from gpu_serving import _NO_TIME, Bench, Results
+from workloads.plan import WORKLOADS
+
+BENCHMARKS = Path(tables.__file__).parent
+RUN = {"date": "2026-01-01", "command": "python first.py"}
+MACHINE = {"hardware": {"cpu": "a cpu", "cores": 2}, "versions": {"torch": "2"}}
+
+
+def test_a_row_that_stays_keeps_its_run(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    assert record.earlier_rows(file) == []
+    file.write_text(json.dumps(RUN | {"rows": [{"a": 1}]}))
+    (stored,) = record.earlier_rows(file)
+    assert stored == RUN | {"a": 1}
+    newer = {"date": "2026-02-02", "command": "python second.py", "rows": [stored, {"a": 2}]}
+    text = tables.source("x", newer | MACHINE, "")
+    assert text.startswith("2026-01-01 to 2026-02-02, a cpu, 2 cores")
+    assert "`python first.py`, `python second.py`, [results/x.json]" in text
+    file.write_text(json.dumps(newer))
+    assert record.earlier_rows(file)[0] == stored
+    assert "2026-02-02, a cpu" in tables.source("x", newer | MACHINE | {"rows": 16}, "")
+
+
+def test_a_level_without_time_leaves_earlier_figures_alone(tmp_path: Path) -> None:
+    bench = object.__new__(Bench)
+    bench.num_failed, bench._results = 0, Results(tmp_path, "x")
+    bench._row = lambda workload, level: {"workload": workload.name, "level": level}  # type: ignore[method-assign]
+    bench._report_failure(WORKLOADS[0], 1, _NO_TIME)
+    assert bench.num_failed == 1
+    assert not [*tmp_path.iterdir()]
+    bench._report_failure(WORKLOADS[0], 1, "it broke")
+    assert json.loads((tmp_path / "x.json").read_text())["levels"][0]["errors"] == {"it broke": 1}
+
+
+def test_a_level_that_failed_in_part_says_so() -> None:
+    row = {"ok": 9, "n": 10, "errors": {"unfinished": 1}, "ttft_p50": 1.0}
+    assert serving_table._cell(row, WORKLOADS[0]).endswith("(1 of 10 failed)")
+    assert serving_table._cell(row | {"ok": 0}, WORKLOADS[0]) == "failed"
+    assert serving_table._cell({}, WORKLOADS[0]) == "-"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("migration_tables.py", "name the page: python benchmarks/migration_tables.py"),
+        ("gguf_files.py", "python gguf_files.py CHECKPOINT FILE [TYPE]; types: F32"),
+        ("gguf_files.py a b c", "python gguf_files.py CHECKPOINT FILE [TYPE]; types: F32"),
+        ("cpu_linear.py --layers x", "--layers: 'x' is none of "),
+    ],
+)
+def test_a_script_that_lacks_something_says_it_in_a_line(words: str, said: str) -> None:
+    command = [sys.executable, *words.split()]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr

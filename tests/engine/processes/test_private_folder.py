@@ -1,0 +1,73 @@
+"""A server finds a place for its sockets, or says what to set."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from quire.engine.processes import private_folder as module
+from quire.engine.processes.private_folder import private_folder
+from quire.errors import ConfigError
+
+
+def assert_holds_sockets(folder: Path) -> None:
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(f"ipc://{folder}/engine-1234567-12345.sock")
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a shorter path than pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_used"),
+    [("usual", True), ("ü", True), ("a" * 120, False), ("ü" * 40, False), ("\udcff", False)],
+    ids=["usual", "not ASCII", "long", "long in bytes", "not UTF-8"],
+)
+def test_any_folder_for_temporary_files_will_do(
+    name: str, is_used: bool, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = short / name
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with private_folder() as found:
+        assert (found.parent == folder) == is_used
+        assert_holds_sockets(found)
+    assert not found.exists()
+
+
+def test_no_folder_that_can_be_written_is_an_error_with_the_fix(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    monkeypatch.setattr(module, "OTHERS", (str(short / "none"), str(short)))
+    with private_folder() as found:
+        assert_holds_sockets(found)
+    monkeypatch.setattr(module, "OTHERS", (str(short / "none"),))
+    with pytest.raises(ConfigError, match="TMPDIR"), private_folder():
+        pass
+
+
+def test_cleaners_of_temporary_folders_leave_it_alone() -> None:
+    """They skip what is locked; else counters of dead processes are gone after some days."""
+    with private_folder() as folder:
+        cleaner = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(cleaner)
+        shutil.rmtree(folder)  # a less careful one

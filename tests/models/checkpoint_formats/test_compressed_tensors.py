@@ -1,0 +1,76 @@
+"""compressed-tensors checkpoints that are wrong: refused by name."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harmed_checkpoints import case_id, check_refused, configure, drop, only_one, spoil
+from quantized_checkpoints import Change
+from torch import Tensor
+
+
+def group_of(**weights: Any) -> Change:
+    """Other settings of the weights of a compressed-tensors group."""
+
+    def change(_: dict[str, Tensor], config: dict[str, Any]) -> None:
+        section = copy.deepcopy(config["quantization_config"])  # which other tests use, too
+        section["config_groups"]["group_0"]["weights"] |= weights
+        config["quantization_config"] = section
+
+    return change
+
+
+def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.endswith("weight_shape")]:
+        tensors[name] = tensors[name] + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
+        ("packed", configure(config_groups={}), r"config_groups is missing"),
+        (
+            "packed",
+            configure(format="nvfp4-pack-quantized"),
+            r"num_bits is 4 \(int, group, symmetric",
+        ),
+        ("mxfp4", group_of(group_size=64), r"group_size is 64 \(group\), but MXFP4 has a scale"),
+        ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
+        ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
+        ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
+        ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
+        ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),
+        ("packed", configure(ignore=["re:" + ".*" * 5]), "ignore holds .*very long to match"),
+        ("packed", configure(ignore=["re:" + "a" * 1001]), "ignore holds .*is too long"),
+        (
+            "packed",
+            configure(quantization_status="frozen"),
+            r"is 'frozen'; save the checkpoint com",
+        ),
+        (
+            "int8",
+            spoil("weight_scale"),
+            r"up_proj: its weight_scale has a number that is not finite",
+        ),
+        (
+            "int8",
+            only_one("weight_scale"),
+            r"weight_scale .*its shape is \[1\], not the \[256\] or",
+        ),
+        ("float_channel", only_one("weight_scale"), r"its shape is \[1\], not the \[256\] or"),
+        (
+            "float_block",
+            spoil("weight_scale"),
+            r"up_proj: its weight_scale has a number that is not finite",
+        ),
+    ],
+    ids=case_id,
+)
+def test_what_does_not_fit_compressed_tensors_is_refused_by_name(
+    name: str, change: Change, message: str, tmp_path: Path
+) -> None:
+    check_refused(name, change, message, tmp_path)

@@ -1,0 +1,81 @@
+"""GPTQ and AutoRound checkpoints: act-order, biases, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harmed_checkpoints import case_id, check_refused, configure, drop, spoil
+from harness import load_folder
+from quantized_checkpoints import DOWN, Change, write_quantized
+from torch import Tensor
+
+
+def reorder(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    tensors[name] = tensors[name].flip(0)
+
+
+def reorder_one(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    """A part with an order beside others without any."""
+    reorder(tensors, {})
+    del tensors["model.layers.0.self_attn.q_proj.g_idx"]
+
+
+def one_group_less(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    tensors[name] = tensors[name].clamp(max=2)
+
+
+def give_biases(value: float) -> Change:
+    """A bias for each quantized layer, as AutoGPTQ writes them."""
+
+    def change(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".scales")]:
+            size = tensors[name].shape[1]
+            tensors[name.replace(".scales", ".bias")] = torch.full((size,), value).half()
+
+    return change
+
+
+def test_biases_of_zeros_that_the_model_lacks_are_passed_over(tmp_path: Path) -> None:
+    write_quantized("gptq", tmp_path, give_biases(0.0))
+    load_folder(tmp_path, prepared_weights="none")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gptq", configure(bits=8), r"its shape is"),
+        ("gptq", configure(bits=3), r"bits is 3; take a checkpoint of 4 or 8 bits"),
+        (
+            "gptq",
+            configure(checkpoint_format="marlin"),
+            r"is 'marlin'; take a checkpoint in 'gptq'",
+        ),
+        ("gptq", configure(checkpoint_format="gptq_v2"), r"proj: its qzeros are not those of symm"),
+        ("gptq", configure(dynamic={"-:(": {}}), r"dynamic.-:\( holds '\(', which is not a reg"),
+        ("gptq_order", drop("g_idx"), r"missing: model.layers.0.mlp.up_proj.g_idx"),
+        (
+            "gptq_order",
+            reorder,
+            r"k_proj: its g_idx orders inputs in another way than that of .*q_",
+        ),
+        ("gptq", reorder, r"its g_idx orders inputs in another way"),
+        ("gptq", reorder_one, r"its g_idx orders inputs in another way"),
+        ("gptq_order", one_group_less, r"g_idx .*it does not put its inputs into 4 groups of one"),
+        ("auto_round", configure(data_type="mx_fp"), r"data_type is 'mx_fp'; take integers"),
+        ("auto_round", configure(packing_format="x"), r"packing_format is 'x' with 4 bits; take"),
+        ("auto_round", configure(act_bits=8), r"act_bits is set; take a checkpoint that quantizes"),
+        ("auto_round", configure(extra_config={}), rf"missing: {DOWN}.qweight"),
+        ("gptq_8", spoil("scales"), r"up_proj: its scales has a number that is not finite"),
+        ("gptq", give_biases(0.5), r"left over: model.layers.0.mlp.down_proj.bias"),
+    ],
+    ids=case_id,
+)
+def test_what_does_not_fit_gptq_is_refused_by_name(
+    name: str, change: Change, message: str, tmp_path: Path
+) -> None:
+    check_refused(name, change, message, tmp_path)
