@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -209,8 +208,7 @@ def _row(
         report = compare_models(*pair, samples.verification, [], lambda *_: None)
     for part in ("layers", "bytes", "pooled_cosine"):
         del report[part]
-    today = date.today().isoformat()
-    row = {"what": name, "by": who, "date": today, "seconds": seconds, **report}
+    row = {"what": name, "by": who, "seconds": seconds, **report}
     print(name, "by", who, brief(row), f"{seconds} s", flush=True)
     return row
 
