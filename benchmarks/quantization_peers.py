@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,8 @@ def _row(
         report = compare_models(*pair, samples.verification, [], lambda *_: None)
     for part in ("layers", "bytes", "pooled_cosine"):
         del report[part]
-    row = {"what": name, "by": who, "seconds": seconds, **report}
+    today = date.today().isoformat()
+    row = {"what": name, "by": who, "date": today, "seconds": seconds, **report}
     print(name, "by", who, brief(row), f"{seconds} s", flush=True)
     return row
 

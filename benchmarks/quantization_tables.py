@@ -111,7 +111,12 @@ def quantization_peers(result: Result) -> str:
         cells += [f"{row['hidden_cosine']['mean']:.4f}" for row in pair]
         if len(pair) == 2:  # else the other one is not done yet
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    older = [
+        f"{what}: of {pair[0]['date']}."
+        for what, pair in rows.items()
+        if pair[0]["date"] != result["date"]
+    ]
+    return "\n".join([*lines, *([""] if older else []), *older])
 
 
 def quantization_choice(serving: Result) -> str:

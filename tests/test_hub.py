@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import errors
 
 from quire import hub
+from quire.config import EngineConfig
 from quire.errors import CheckpointError
 
 
@@ -125,6 +126,39 @@ def test_a_page_of_the_hub_is_its_model(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert hub.resolve_model(page) == Path(f"/cache/a/b@{revision}")
     assert hub.resolve_model(page, "v1") == Path("/cache/a/b@v1")
+
+
+def test_processes_that_start_later_get_the_same_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that has died must not come back with what was uploaded meanwhile."""
+    commits = {"main": "1" * 40, "v1": "2" * 40}
+
+    def snapshot_download(name: str, revision: str | None, **_: object) -> str:
+        commit = commits.get(revision or "main", revision)
+        return f"{tmp_path}/{name}/snapshots/{commit}"
+
+    def files_of(config: EngineConfig) -> tuple[Path, Path]:
+        hub._download.cache_clear()  # as in another process
+        model = config.model
+        return hub.resolve_model(model.model, model.revision), hub.tokenizer_folder(config)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    given = [
+        {"model": "a/b"},
+        {"model": "https://huggingface.co/a/b/tree/v1"},
+        {"model": "a/b", "revision": "v1", "tokenizer": "c/d"},
+    ]
+    first = [hub.pinned(EngineConfig.from_options(**options)) for options in given]
+    (tmp_path / "c/d/snapshots" / commits["main"]).mkdir(parents=True)
+    (tmp_path / "c/d/snapshots" / commits["main"] / "tokenizer.json").touch()
+    before = [files_of(config) for config in first]
+    commits |= {"main": "3" * 40, "v1": "4" * 40}
+    assert [files_of(config) for config in first] == before
+    assert [config.model.public_name for config in first] == [each["model"] for each in given]
+    for name in ("quire-tiny", str(hub.BUNDLED_FOLDER / "quire-tiny")):
+        config = EngineConfig.from_options(model=name)
+        assert hub.pinned(config) == config
 
 
 def test_a_page_of_a_file() -> None:

@@ -6,6 +6,7 @@ the hub.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import os
@@ -94,6 +95,23 @@ def hub_name(given: str) -> str:
     """The name of a repository that is given by its name or a page of it."""
     page = _PAGE.fullmatch(given)
     return given if page is None else page["name"]
+
+
+def pinned(config: EngineConfig) -> EngineConfig:
+    """The settings with the commits that the names of the hub in them stand for now.
+
+    Else a process that starts later, in place of one that has died, would load what has been
+    uploaded meanwhile. Downloads what is not there. Raises CheckpointError.
+    """
+    model, folder = config.model, resolve_model(config.model.model, config.model.revision)
+    revision, tokenizer = model.revision, model.tokenizer
+    is_of_hub = model.model not in BUNDLED and _local(model.model, revision) is None
+    if is_of_hub and folder.parent.name == "snapshots":
+        revision = folder.name  # a snapshot's folder has the name of its commit
+    if tokenizer is not None:
+        tokenizer = str(resolve_model(tokenizer))
+    model = dataclasses.replace(model, revision=revision, tokenizer=tokenizer)
+    return dataclasses.replace(config, model=model)
 
 
 def tokenizer_folder(config: EngineConfig) -> Path:

@@ -280,6 +280,23 @@ def test_every_method_makes_a_checkpoint(tmp_path: Path, method: str) -> None:
     assert all(stored[name].dtype == plain[name].dtype for name in plain if "norm" in name)
 
 
+@pytest.mark.parametrize(("method", "wanted"), [("awq+gptq", True), ("smoothquant+gptq", False)])
+def test_four_bits_alone_are_searched_for_in_tf32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, wanted: bool
+) -> None:
+    seen, gptq = list[bool](), HessianRounding.__call__
+
+    def noted(self: HessianRounding, *args: object) -> object:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return gptq(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HessianRounding, "__call__", noted)
+    write_model(tmp_path / "base")
+    quantize(tmp_path / "base", tmp_path / "out", Recipe(method=method, group_size=32))
+    assert set(seen) == {wanted}
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_groups_in_order_of_activations_are_stored(tmp_path: Path) -> None:
     write_model(tmp_path / "base")
     recipe = Recipe(method="gptq", group_size=32, act_order="group")
@@ -289,3 +306,20 @@ def test_groups_in_order_of_activations_are_stored(tmp_path: Path) -> None:
     assert len(wanted) == 14
     for _, tensor in checkpoint.tensors(wanted):
         assert torch.bincount(tensor).tolist() == [32] * (len(tensor) // 32)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8+gptq"])
+def test_corrected_weights_come_closer_to_the_base_model(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "base")
+
+    def divergence(out: Path) -> float:
+        quantize(tmp_path / "base", out, Recipe(method=method, group_size=32))
+        pair = ModelParts(tmp_path / "base", CPU), ModelParts(out, CPU)
+        report = compare_models(*pair, SAMPLES.calibration, [], lambda *_: None)
+        return float(report["kl_divergence"]["mean"])
+
+    with_correction = divergence(tmp_path / "corrected")
+    monkeypatch.setattr("quire.compress.input_errors._SHARE", 0.0)
+    assert with_correction < 0.8 * divergence(tmp_path / "plain")

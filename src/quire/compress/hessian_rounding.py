@@ -33,10 +33,8 @@ class HessianRounding:
     act_order: ActOrder
     damping: float
 
-    def __call__(
-        self, weight: Tensor, stats: InputStatistics, scales: GroupScales | None = None
-    ) -> IntegerCodes | FloatCodes:
-        """The codes of a weight [N, K]. scales: of its groups, if they are known already."""
+    def __call__(self, weight: Tensor, stats: InputStatistics) -> IntegerCodes | FloatCodes:
+        """The codes of a weight [N, K]."""
         k = weight.shape[1]
         size = self.grid.group_size(k)
         order = torch.arange(k, device=weight.device)
@@ -44,9 +42,8 @@ class HessianRounding:
             order = torch.argsort(stats.hessian.diagonal(), descending=True, stable=True)
         by_rank = order if self.act_order == "static" else torch.arange(k, device=order.device)
         group_of = by_rank // size
-        if self.act_order == "group":
-            scales = None
-        if scales is None and (self.act_order == "static" or size == k):
+        scales = None
+        if self.act_order == "static" or size == k:
             scales = self._scales_of(weight, stats.hessian)
         hessian = stats.hessian[order][:, order]
         codes, scales = self._round(weight[:, order], hessian, group_of, scales)

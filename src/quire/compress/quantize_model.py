@@ -80,7 +80,7 @@ class Quantization:
         self.files.open(self._record())
         torch.manual_seed(self.recipe.seed)
         hidden = self.parts.embed(self.samples.calibration) if method.calibrates else []
-        exact = list(hidden) if method.rounding != "nearest" else None
+        exact = list(hidden) if method.needs_exact_states else None
         for index in range(len(spec.layers)):
             notify("quantizing", index, len(spec.layers))
             hidden, exact = self._layer(index, hidden, exact)

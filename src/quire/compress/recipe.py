@@ -41,6 +41,11 @@ class Method:
         """Whether it looks at activations of a text."""
         return self.scaling != "none" or self.rounding != "nearest"
 
+    @property
+    def needs_exact_states(self) -> bool:
+        """Whether it compares with hidden states of the model that is not quantized."""
+        return self.scaling == "awq" or self.rounding != "nearest"
+
     def uses(self, setting: str) -> bool:
         """Whether a setting of a recipe changes what it does; others have no conditions."""
         return {

@@ -193,7 +193,8 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
 def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fail(*_: object, **__: object) -> None:
+    async def fail(*_: object, env: dict[str, str], **__: object) -> None:
+        assert env["HF_HUB_OFFLINE"] == "1"  # what it needs is there
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)

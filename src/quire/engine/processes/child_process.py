@@ -108,6 +108,8 @@ async def _start(
                 *(sys.executable, "-P", "-m", *command),
                 stdin=theirs.fileno(),
                 pass_fds=pass_fds,
+                # the parent has fetched what its models need; a later start depends on no network
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},
                 # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
                 # child's low priority only against itself
                 process_group=0,

@@ -33,6 +33,7 @@ from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.errors import ConfigError, QuireError, UserError
+from quire.hub import pinned
 from quire.processes import in_detached_thread
 
 if TYPE_CHECKING:
@@ -215,9 +216,11 @@ class ModelFleet:
     async def _measure(self, model: FleetModel) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes
         try:
-            model.footprint = await in_detached_thread(partial(_measured, config, limit))
+            measured = await in_detached_thread(partial(_measured, config, limit))
         except UserError as error:
             raise model.plan.explain(error) from error
+        config, model.footprint = measured
+        model.plan = msgspec.structs.replace(model.plan, config=config)
 
     async def _free_memory(self, model: FleetModel) -> None:
         """Unload least recently used models until this one fits. Raises OutOfModelMemoryError."""
@@ -289,8 +292,8 @@ class ModelFleet:
         return all(consent.done() and consent.result() for consent in consents)
 
 
-def _measured(config: EngineConfig, limit: int | None) -> Footprint:
-    """The footprint of a model whose tokenizer has been checked.
+def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Footprint]:
+    """The settings for all processes of a model, and its footprint; its tokenizer is checked.
 
     Imports late: meanwhile the API processes start.
     """
@@ -299,4 +302,4 @@ def _measured(config: EngineConfig, limit: int | None) -> Footprint:
 
     footprint = footprint_of(config, limit)
     check_tokenizer(config)
-    return footprint
+    return pinned(config), footprint
