@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -71,3 +72,13 @@ def test_cleaners_of_temporary_folders_leave_it_alone() -> None:
             fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(cleaner)
         shutil.rmtree(folder)  # a less careful one
+
+
+def test_a_file_system_without_locks_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with private_folder() as folder:
+        assert_holds_sockets(folder)
+    assert not folder.exists()
