@@ -52,7 +52,7 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     ("options", "message"),
     [
         ("--method fp8 --group-size 64", "group_size does nothing with method fp8; leave it out"),
-        ("--method awq --damping 0.1", "damping does nothing .* take gptq, awq[+]gptq"),
+        ("--method autoround --damping 0.1", "damping does nothing .* take awq, gptq, awq[+]gptq"),
         ("--method gptq --steps 9", "steps does nothing .* take autoround, awq[+]autoround"),
         ("--method int8 --weight-only", "weight_only is for methods fp8 and fp8[+]gptq; leave"),
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),

@@ -67,8 +67,9 @@ def make_parser() -> CommandParser:
         "are; group: groups follow that order, too (default: static)",
     )  # fmt: skip
     parser.add_argument(
-        "--damping", type=float, metavar="X", help="damping of GPTQ's Hessian (default: 0.01)"
-    )
+        "--damping", type=float, metavar="X",
+        help="damping of the Hessian of GPTQ and of corrections (default: 0.01)",
+    )  # fmt: skip
     parser.add_argument(
         "--smoothing", type=float, metavar="X", help="strength of SmoothQuant (default: 0.5)"
     )

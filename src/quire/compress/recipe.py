@@ -46,12 +46,17 @@ class Method:
         """Whether it compares with hidden states of the model that is not quantized."""
         return self.scaling == "awq" or self.rounding != "nearest"
 
+    @property
+    def corrects_weights(self) -> bool:
+        """Whether weights are corrected for the errors of their inputs before they are rounded."""
+        return self.needs_exact_states and self.rounding != "signround"
+
     def uses(self, setting: str) -> bool:
         """Whether a setting of a recipe changes what it does; others have no conditions."""
         return {
             "group_size": self.has_groups,
             "act_order": self.rounding == "gptq",
-            "damping": self.rounding == "gptq",
+            "damping": self.corrects_weights,
             "smoothing": self.scaling == "smoothquant",
             "steps": self.rounding == "signround",
         }.get(setting, True)
@@ -83,7 +88,7 @@ class Recipe:
     """The settings of one run, by which a stopped one is known again.
 
     symmetric: None for the method's own. format: of `FORMATS`; None for the method's own. damping:
-    share of the Hessian's mean diagonal that GPTQ adds to it. smoothing: SmoothQuant's alpha.
+    share of the Hessian's mean diagonal that is added to it. smoothing: SmoothQuant's alpha.
     objective: what AWQ ranks scales by, the error of the block's output or of each linear layer's.
     rotate: whether hidden states and values are rotated first. double_quantization: whether NF4 has
     scales of 8 bits. weight_only: whether FP8 leaves activations in 16 bits.
