@@ -1,6 +1,7 @@
 """From a model's folder to a folder with its weights quantized, one decoder layer at a time.
 
-In memory at any time: the hidden states of the calibration text, and one decoder layer twice.
+In memory at any time: the hidden states of the calibration text, also those of the unquantized
+model where a method compares with them, and one decoder layer twice.
 (Layer by layer as in Frantar et al., 2023, section 4)
 """
 

@@ -16,7 +16,7 @@ class Outbox:
 
     ready: one joined delta per request id. wants_view: the client has asked for the next engine
     view; view: one that has not been sent yet. is_full: the client did not read at the last try;
-    there is none before the next statistics, as each one encodes all that has accumulated.
+    the next try comes with statistics, as each one encodes all that has accumulated.
     """
 
     def __init__(self) -> None:
