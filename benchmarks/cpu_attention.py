@@ -25,6 +25,7 @@ from torch import Tensor
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import native_attention, torch_attention
 from quire.kernels.cpu.native import num_threads, set_num_threads
+from quire.kernels.operands import AttentionParams
 
 MODELS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}  # heads, key heads, numbers of a head
 KERNELS = {"compiled": native_attention.attention, "torch": torch_attention.attention}
@@ -80,7 +81,7 @@ def measure(
     for _ in range(args.rounds):
         found["floor"].append(floor() * (num_bytes if decodes else work))
         for name, attend in KERNELS.items():
-            found[name].append(time_calls(attend, query, caches, layout, dim**-0.5, args.seconds))
+            found[name].append(time_calls(attend, query, caches, layout, args.seconds))
     times = {f"{name}_us": statistics.median(t) * 1e6 for name, t in found.items()}
     size = {"gigabytes": num_bytes / 1e9} if decodes else {"gflop": work / 1e9}
     row = {"model": model, "batch": len(lens), "tokens": lens[0], "decodes": decodes}
@@ -89,19 +90,19 @@ def measure(
 
 
 def time_calls(
-    attend: Callable[..., Tensor],
+    attend: Callable[[Tensor, Tensor, Tensor, BatchLayout, AttentionParams], Tensor],
     query: Tensor,
     caches: list[tuple[Tensor, Tensor]],
     layout: BatchLayout,
-    scale: float,
     seconds: float,
 ) -> float:
     """Seconds of a call: the median of calls on one layer's cache after the other."""
     times: list[float] = []
+    params = AttentionParams(query.shape[-1] ** -0.5)
     while not times or (sum(times) < seconds and len(times) < 200):
         cache = caches[len(times) % len(caches)]
         begin = time.perf_counter()
-        attend(query, *cache, layout, scale, None)
+        attend(query, *cache, layout, params)
         times.append(time.perf_counter() - begin)
     return statistics.median(times)
 

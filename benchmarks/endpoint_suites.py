@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="where they are saved")
     args = parser.parse_args()
     suites = [(args.source, run_vllm), (args.llama_cpp, run_llama_cpp)]
+    if not (args.source or args.llama_cpp or args.rows.is_file()):
+        parser.error("name a source tree by --source or --llama-cpp, or a run's outcomes by --rows")
     if any(source for source, _ in suites):
         rows = [row for source, run in suites if source for row in _run(source, run, args.only)]
         args.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -111,6 +111,8 @@ def main() -> None:
         found = [score(model, model_config, ids, cache) for ids in samples]
         rows.append({"what": name, **compare(samples, exact, found)})
         print(rows[-1], flush=True)
+    if all(row is stored.get(row["what"]) for row in rows):
+        sys.exit(f"--only: no row begins with {args.only!r}")
     sizes = [
         block_bytes(model_config.spec.kv_layers, BLOCK_SIZE, dtype)
         for dtype in (kv_name(stored, "bfloat16") for stored in ("auto", "fp8", "int8"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "quire"
@@ -15,6 +17,16 @@ PROGRAMS = sorted(
     path for room in ("training", "benchmarks") for path in (ROOT / room).rglob("*.py")
 )
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def load_program(path: Path) -> ModuleType:
+    """A program that is not part of the package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import shlex
@@ -10,10 +9,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import pytest
+from house_files import ROOT, load_program
 
 from quire.cli import main, serve
 from quire.config import iter_options
@@ -30,7 +29,7 @@ from quire.server.api.openai import (
 )
 from quire.server.settings import ServerSettings
 
-ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "benchmarks" / "tables.py"  # a program, and not part of the package
 DOCS = ROOT / "docs"
 DECISIONS = sorted(DOCS.glob("decisions/*.md"))
 PAGES = sorted(DOCS.glob("*.md"))
@@ -216,19 +215,9 @@ def test_the_architecture_names_what_is_there() -> None:
     assert missing == set()
 
 
-def load_tables() -> ModuleType:
-    """benchmarks/tables.py, which is a program and not part of the package."""
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_tables_are_those_of_the_result_files(document: Path) -> None:
-    tables, text = load_tables(), document.read_text(encoding="utf-8")
+    tables, text = load_program(TABLES), document.read_text(encoding="utf-8")
     up = "../" * (len(document.relative_to(ROOT).parts) - 1)
     assert tables.fill(text, up) == text, "run python benchmarks/tables.py"
     has_table = "<!-- table:" in text
@@ -247,7 +236,7 @@ def test_tables_are_those_of_the_result_files(document: Path) -> None:
 def test_a_table_that_cannot_be_filled_is_an_error(
     text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = load_tables()
+    tables = load_program(TABLES)
     (tmp_path / "empty.json").write_text('{"rows": []}')
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "TABLES", dict.fromkeys(("empty", "lost"), str))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
+import cpu_attention
 import pytest
 import record
 import serving_table
@@ -59,6 +61,7 @@ def test_a_level_that_failed_in_part_says_so() -> None:
         ("gguf_files.py", "python gguf_files.py CHECKPOINT FILE [TYPE]; types: F32"),
         ("gguf_files.py a b c", "python gguf_files.py CHECKPOINT FILE [TYPE]; types: F32"),
         ("cpu_linear.py --layers x", "--layers: 'x' is none of "),
+        ("endpoint_suites.py --rows /nope", "name a source tree by --source or --llama-cpp, or"),
     ],
 )
 def test_a_script_that_lacks_something_says_it_in_a_line(words: str, said: str) -> None:
@@ -67,3 +70,8 @@ def test_a_script_that_lacks_something_says_it_in_a_line(words: str, said: str) 
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert said in done.stderr
+
+
+def test_attention_is_timed_compiled_and_by_pytorch() -> None:
+    row = cpu_attention.measure("1B", [16], [16], Namespace(rounds=1, seconds=0.0))
+    assert min(row["compiled_us"], row["torch_us"], row["floor_us"]) > 0

@@ -237,7 +237,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "-p", "a", "--prepared-weights", ""], "name a folder, or none"),
         (["cache", "--prepared-weights=--", "rm", "x"], "nothing is stored for 'x'"),
         (["serve", "--port=--"], "error: --port: must be an integer, not '--'"),
-        (["serve", "--default-chat-template-kwargs", "\udcff"], "must be a JSON object, such as"),
+        (["serve", "--default-chat-template-kwargs", "[" * 9999], "must be a JSON object, such"),
         (["serve", "--override-generation-config", "[" * 9999, "--dry-run"], "a JSON object, such"),
     ],
 )

@@ -280,24 +280,21 @@ def test_every_method_makes_a_checkpoint(tmp_path: Path, method: str) -> None:
     assert all(stored[name].dtype == plain[name].dtype for name in plain if "norm" in name)
 
 
-def test_only_searches_multiply_in_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, seen = torch.backends.cuda.matmul, list[bool]()
-    error, gptq = BlockError.__call__, HessianRounding.__call__
+@pytest.mark.parametrize(("method", "wanted"), [("awq+gptq", True), ("smoothquant+gptq", False)])
+def test_four_bits_alone_are_searched_for_in_tf32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, wanted: bool
+) -> None:
+    seen, gptq = list[bool](), HessianRounding.__call__
 
-    def noted_error(self: BlockError, weight: torch.Tensor) -> float:
-        seen.append(cuda.allow_tf32)
-        return error(self, weight)
-
-    def noted_gptq(self: HessianRounding, *args: object) -> object:
-        seen.append(not cuda.allow_tf32)
+    def noted(self: HessianRounding, *args: object) -> object:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
         return gptq(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BlockError, "__call__", noted_error)
-    monkeypatch.setattr(HessianRounding, "__call__", noted_gptq)
+    monkeypatch.setattr(HessianRounding, "__call__", noted)
     write_model(tmp_path / "base")
-    quantize(tmp_path / "base", tmp_path / "out", Recipe(method="awq+gptq", group_size=32))
-    assert len(seen) > 10
-    assert all(seen)
+    quantize(tmp_path / "base", tmp_path / "out", Recipe(method=method, group_size=32))
+    assert set(seen) == {wanted}
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_groups_in_order_of_activations_are_stored(tmp_path: Path) -> None:

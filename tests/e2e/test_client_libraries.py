@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import pytest
+from server_process import end_server, running_server
 
 # Loads anyio's part for asyncio now. pytest parses it, for anyio has a plugin, and CPython 3.11
 # fails to parse where a finalizer's warning becomes an error meanwhile.
@@ -43,14 +44,9 @@ def base(module_server: str) -> str:
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[str]:
-    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-key", KEY]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-        assert ready is not None
-        yield ready[1]
-        process.terminate()
-        assert process.wait(30) == 0
+    with running_server("--api-key", KEY) as (process, url):
+        yield url
+        end_server(process)
 
 
 @needs("litellm")

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from server_process import end_server, running_server
 from test_processes import Server, wait_until
-
-SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format", "null"]
 
 
 @pytest.fixture
@@ -43,16 +42,9 @@ def fill(folder: Path) -> None:
 
 
 def test_a_full_temporary_folder_costs_a_line_and_no_request(small_folder: Path) -> None:
-    process = subprocess.Popen(
-        [*SERVE, "--api-server-count", "2"],
-        env=os.environ | {"TMPDIR": str(small_folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split(" ready at ")[1].split()[0]
+    arguments = ["--load-format", "null", "--api-server-count", "2"]
+    env = os.environ | {"TMPDIR": str(small_folder)}
+    with running_server(*arguments, env=env, stderr=subprocess.PIPE) as (process, url):
         server = Server(psutil.Process(process.pid), url)
         fill(small_folder)
         server.complete("a", max_tokens=300)
@@ -67,10 +59,5 @@ def test_a_full_temporary_folder_costs_a_line_and_no_request(small_folder: Path)
         time.sleep(2.0)  # until both accept requests again
         for _ in range(8):
             server.complete("a", max_tokens=300)
-        process.terminate()
-        _, log = process.communicate(timeout=30)
-        assert process.returncode == 0
+        log = end_server(process)
         assert 1 <= log.count("metrics could not be written: No space left on device") <= 3
-    finally:
-        process.kill()
-        process.communicate()

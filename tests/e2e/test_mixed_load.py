@@ -127,15 +127,19 @@ def requests() -> list[AddRequest]:
     return make_requests(seed=11)
 
 
-def run_alone(model: Path, requests: list[AddRequest]) -> Served:
-    """Run each request alone in an engine that shares nothing and has memory for all."""
-    core = start(model, enable_prefix_caching=False, num_blocks=256)
+def one_by_one(core: EngineCore, requests: list[AddRequest]) -> Served:
+    """Run each request after the previous one has ended."""
     served = Served({}, {})
     for request in requests:
         alone = serve(core, [request])
         served.tokens |= alone.tokens
         served.ends |= alone.ends
     return served
+
+
+def run_alone(model: Path, requests: list[AddRequest]) -> Served:
+    """Run each request alone in an engine that shares nothing and has memory for all."""
+    return one_by_one(start(model, enable_prefix_caching=False, num_blocks=256), requests)
 
 
 @pytest.fixture(scope="module")

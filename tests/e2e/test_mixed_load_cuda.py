@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from test_mixed_load import Served, make_requests, serve
+from test_mixed_load import make_requests, one_by_one, serve
 
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
@@ -29,16 +29,6 @@ def requests() -> list[AddRequest]:
 def start(model: Path, **options: object) -> EngineCore:
     settings = {"model": str(model), "device": "cuda", "threads": 1} | options
     return start_engine(EngineConfig.from_options(**settings))[0]
-
-
-def one_by_one(core: EngineCore, requests: list[AddRequest]) -> Served:
-    """Run each request after the previous one has ended."""
-    served = Served({}, {})
-    for request in requests:
-        alone = serve(core, [request])
-        served.tokens |= alone.tokens
-        served.ends |= alone.ends
-    return served
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import anthropic
 import openai
 import pytest
+from server_process import end_server, running_server
 
 MODEL = "quire-tiny"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -19,24 +17,9 @@ KEY = "secret"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-key", KEY],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-        assert ready is not None
-        yield ready[1]
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
-        assert process.returncode == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    with running_server("--api-key", KEY) as (process, url):
+        yield url
+        end_server(process)
 
 
 @pytest.fixture

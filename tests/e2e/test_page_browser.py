@@ -7,13 +7,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from chromium import Chromium, find_chromium
+from server_process import end_server, running_server
 
 from quire.hub import resolve_model
 
@@ -68,20 +68,9 @@ def url() -> Iterator[str]:
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """A server's URL."""
-    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-key", KEY]
-    process = subprocess.Popen(
-        [*command, "--num-blocks", "1024", "--log-level", "error", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-        assert ready is not None
-        yield ready[1]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    with running_server("--api-key", KEY, "--num-blocks", "1024", *options) as (process, url):
+        yield url
+        end_server(process)
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,8 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -21,8 +19,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from server_process import end_server, start_server
 
-QUIRE = [sys.executable, "-m", "quire", "serve"]
 NUM_STREAMS = 8
 LENGTH = 200
 PROMPTS = [f"stream number {number}" for number in range(NUM_STREAMS)]
@@ -102,16 +100,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def serve(model: Path, *options: str) -> tuple[subprocess.Popen[str], Server]:
-    process = subprocess.Popen(
-        [*QUIRE, str(model), "--port", "0", "--num-blocks", "400", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-    assert ready is not None
-    return process, Server(psutil.Process(process.pid), ready[1])
+    process, url = start_server(str(model), "--num-blocks", "400", *options)
+    return process, Server(psutil.Process(process.pid), url)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +111,7 @@ def server(tiny_model: Path) -> Iterator[Server]:
     options += f" --max-num-seqs {NUM_STREAMS} --max-queued-requests 1"
     process, server = serve(tiny_model, *options.split())
     yield server
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
+    end_server(process)
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
 
+from server_process import running_server
+
 NUM_STREAMS = 6
 PATIENCE = 30.0
-SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-server-count", "2"]
 ENDLESS = ["--load-format", "null", "--max-model-len", "400000", "--num-blocks", "65536"]
 
 
@@ -44,14 +42,8 @@ def wait_until_all_run(streams: list[Stream]) -> None:
 
 
 def test_streams_that_a_second_signal_cuts_end_with_an_error() -> None:
-    process = subprocess.Popen(
-        [*SERVE, *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-        assert ready is not None
-        streams = [Stream(ready[1]) for _ in range(NUM_STREAMS)]
+    with running_server("--api-server-count", "2", *ENDLESS) as (process, url):
+        streams = [Stream(url) for _ in range(NUM_STREAMS)]
         wait_until_all_run(streams)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
@@ -63,6 +55,3 @@ def test_streams_that_a_second_signal_cuts_end_with_an_error() -> None:
             assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "draining"
         process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
-    finally:
-        process.kill()
-        process.communicate()

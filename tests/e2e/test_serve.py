@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from server_process import end_server, running_server
 
 from quire.bench.client import stream_request
 
@@ -23,21 +23,10 @@ QUIRE = [sys.executable, "-m", "quire"]
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, float]]:
     """Address, and the seconds it took to be ready; checks that SIGTERM ends it well."""
-    process = subprocess.Popen(
-        [*QUIRE, "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        ready = re.search(r"ready at (http://\S+) after ([\d.]+) s", process.stdout.readline())
-        assert ready is not None
-        yield ready[1], float(ready[2])
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
-        assert process.returncode == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    begin = time.monotonic()
+    with running_server() as (process, url):
+        yield url, time.monotonic() - begin
+        end_server(process)
 
 
 def post(url: str, body: object | bytes) -> tuple[int, dict[str, object]]:

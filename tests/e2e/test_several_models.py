@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -21,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from server_process import end_server, running_server
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import set_num_threads
@@ -126,34 +124,9 @@ class Stream(threading.Thread):
 
 @contextmanager
 def serve(admin: Path, *options: str) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "quire",
-            "serve",
-            "--port",
-            "0",
-            "--admin-uds",
-            str(admin),
-            *options,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
-        assert ready is not None
-        yield Server(psutil.Process(process.pid), ready[1], admin)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    with running_server("--admin-uds", str(admin), *options) as (process, url):
+        yield Server(psutil.Process(process.pid), url, admin)
+        end_server(process)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

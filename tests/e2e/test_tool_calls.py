@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from server_process import end_server, running_server
 
 from quire.config import EngineConfig
 from quire.engine.frontend.async_engine import AsyncEngine
@@ -118,19 +119,12 @@ def test_the_example_completes_two_rounds(tmp_path: Path) -> None:
     model = tmp_path / "tooled"
     shutil.copytree(resolve_model("quire-tiny"), model)
     shutil.copy(EXAMPLE / "chat_template.jinja", model)
-    command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0"]
-    options = ["--num-blocks", "256", "--log-level", "error"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            ready = re.search(r"ready at (http://\S+)", server.stdout.readline())
-            assert ready is not None
-            done = subprocess.run(
-                [sys.executable, str(EXAMPLE / "two_turns.py"), ready[1]],
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
-        finally:
-            server.terminate()
+    with running_server(str(model), "--num-blocks", "256") as (process, url):
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE / "two_turns.py"), url],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        end_server(process)
     call, answer = done.stdout.splitlines()
     hours = {"pharmacy": "Monday to Friday from 9:30 am", "bakery": "Monday to Saturday from 6 am"}
     shop = re.fullmatch(r"opening_hours\({'shop': '(\w+)'}\)", call)

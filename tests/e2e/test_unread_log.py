@@ -14,23 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from server_process import Server, end_server, running_server
 
 REQUESTS = 2_000
-COMMAND = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format", "null"]
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+def server() -> Iterator[tuple[Server, int]]:
     """The process, whose log is never read, and its port."""
-    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready = re.search(r"ready at http://\S+:(\d+) ", process.stdout.readline())
-        assert ready is not None
-        yield process, int(ready[1])
-    finally:
-        process.kill()
-        process.communicate()
+    with running_server("--load-format", "null", stderr=subprocess.PIPE) as (process, url):
+        yield process, int(url.rpartition(":")[2])
 
 
 def children(pid: int) -> dict[int, str]:
@@ -62,7 +55,7 @@ def complete(port: int, count: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_log_that_nobody_reads_stops_nothing(server: tuple[subprocess.Popen[str], int]) -> None:
+def test_a_log_that_nobody_reads_stops_nothing(server: tuple[Server, int]) -> None:
     process, port = server
     with ThreadPoolExecutor(8) as pool:
         found = [s for part in pool.map(complete, [port] * 8, [REQUESTS // 8] * 8) for s in part]
@@ -83,7 +76,7 @@ def test_a_log_that_nobody_reads_stops_nothing(server: tuple[subprocess.Popen[st
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_dropped_lines_are_reported_when_somebody_reads_again(
-    server: tuple[subprocess.Popen[str], int],
+    server: tuple[Server, int],
 ) -> None:
     process, port = server
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -94,8 +87,7 @@ def test_dropped_lines_are_reported_when_somebody_reads_again(
     counted = re.search(rb'log_lines_dropped_total{process="api"} (\d+)', get(port, "/metrics")[1])
     assert counted is not None
     assert int(counted[1]) > 100
-    process.send_signal(signal.SIGTERM)
-    _, log = process.communicate(timeout=20)
+    log = end_server(process)
     reported = re.search(r"WARNING quire.logs: (\d+) log lines dropped: the reader", log)
     assert reported is not None
     # the request for metrics and the end of the server have lines, too

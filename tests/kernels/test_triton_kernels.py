@@ -425,11 +425,11 @@ def test_thousands_of_requests_may_run_with_many_key_heads() -> None:
     close(attention(query, k_cache, v_cache, layout, *rest), reference.attention(*case))
 
 
-def test_layers_may_have_different_numbers_of_key_heads() -> None:
+def test_layers_may_have_different_numbers_of_heads() -> None:
     """All layers of a step have one layout."""
     first, second = (
-        device_case([1, 1], [70, 300], (8, kv_heads, 16), None, torch.float32, padding=0)
-        for kv_heads in (1, 4)
+        device_case([1, 1], [70, 300], (2 * heads, heads, 16), None, torch.float32, padding=0)
+        for heads in (1, 4)
     )
     layout = moved(first[3])
     for query, k_cache, v_cache, _, params in (first, second, first):

@@ -6,7 +6,6 @@ and for longer.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ import pytest
 import schemathesis
 from asgi_client import JSON, Reply, call
 from fake_engine import FakeEngine, FakeInfo
+from house_files import load_program
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.core import NOT_SET
 from starlette.applications import Starlette
@@ -44,12 +44,7 @@ EXAMPLES = 4
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
     """The rules by which the long run judges refusals, too."""
-    spec = importlib.util.spec_from_file_location("api_fuzz_hooks", HOOKS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(HOOKS)
 
 
 @pytest.fixture(scope="module")

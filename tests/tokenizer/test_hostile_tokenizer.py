@@ -28,7 +28,6 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 BUNDLED = next((Path(__file__).parents[2] / "src/quire/bundled").rglob("tokenizer.json"))
 OUT_OF_BOUNDS = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8 + b"abc").decode()
-ID_WITHOUT_TOKEN = {"SpecialToken": {"id": "zz", "type_id": 0}}
 SPLIT_BY_NOTHING = {"type": "FixedLength", "length": 0}
 
 FAILING: dict[str, dict[str, Any]] = {

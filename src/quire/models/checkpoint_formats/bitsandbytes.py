@@ -142,10 +142,6 @@ class FourBitLinear(StoredLinear):
 class EightBitLinear(StoredLinear):
     """Signed codes [N, K], and the largest magnitude of each output."""
 
-    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
-        """See `StoredLinear`: any size will do."""
-        return None
-
     def spec(self, k: int) -> QuantSpec | None:  # noqa: ARG002
         """See `StoredLinear`.
 

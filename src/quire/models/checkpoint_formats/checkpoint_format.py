@@ -46,9 +46,9 @@ class StoredLinear(ABC):
 
     source: str
 
-    @abstractmethod
-    def problem(self, n: int, k: int) -> str | None:
-        """Why a weight of that size cannot be stored so, or None."""
+    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
+        """Why a weight of that size cannot be stored so; None by default: any size will do."""
+        return None
 
     @abstractmethod
     def spec(self, k: int) -> QuantSpec | None:

@@ -35,10 +35,6 @@ class Fp8Linear(StoredLinear):
     per: str = ""
     rounds: bool = True
 
-    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
-        """See `StoredLinear`: any size will do."""
-        return None
-
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
         kind, of_inputs = ("fp8", 0) if self.block is None else ("fp8_block", self.block[1])

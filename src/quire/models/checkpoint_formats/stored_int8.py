@@ -32,10 +32,6 @@ class Int8Linear(StoredLinear):
     rounds: bool
     per: str
 
-    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
-        """See `StoredLinear`: any size will do."""
-        return None
-
     def spec(self, k: int) -> QuantSpec | None:
         """See `StoredLinear`."""
         return integer_spec(8, -1, k, zeros=False, rounds=self.rounds)

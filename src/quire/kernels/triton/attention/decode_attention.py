@@ -122,7 +122,7 @@ def decode_attention_kernel(
     if PDL:  # programs without work wait, too: the next kernel relies on all kernels before
         gdc_wait()
     for spare in range(padding + program, num_tokens, tl.num_programs(0)):
-        _clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
+        clear_row(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def _request_of(tiles_ptr, tile, num_requests, BLOCK_B: tl.constexpr):
 
 
 @triton.jit
-def _clear(out_ptr, SIZE: tl.constexpr):
+def clear_row(out_ptr, SIZE: tl.constexpr):
     """Set a padding token's row to zeros."""
     i = tl.arange(0, triton.next_power_of_2(SIZE))
     tl.store(out_ptr + i, tl.zeros_like(i).to(out_ptr.dtype.element_ty), mask=i < SIZE)

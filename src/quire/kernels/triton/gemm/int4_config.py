@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from quire.kernels.triton.launch.gemm_config import tile_rows
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
@@ -28,6 +29,11 @@ class Int4Config:
     split: int = 1
     warps: int = 4
     registers: int | None = None
+
+
+# of a program: outputs of a tile, parts, warps
+CUTS = ((64, 1, 4), (128, 1, 8), (128, 1, 4), (32, 2, 4), (64, 2, 8), (64, 2, 4), (32, 4, 4))
+Memory = Callable[..., int]  # bytes of shared memory of a program with `config`
 
 
 def block_rows(m: int) -> int:
@@ -82,7 +88,8 @@ def int4_config(
         is_small = split == parts == 1 and block_n == 64
         registers = 128 if warps == 8 or is_small else None  # two programs, or four small ones
     found = Int4Config(block_n, parts, stages, split, warps, registers)
-    return _fitting(found, m, k, group, tiles, zeros=zeros)
+    memory = partial(shared_memory, m, k, group, zeros=zeros)
+    return fitting(found, k, tiles * block_n * block_rows(m), memory)
 
 
 @functools.cache
@@ -101,20 +108,20 @@ def half_heads_config(
     if block_n >= head_dim or split * tiles > at_once * num_sms:
         return None
     found = Int4Config(block_n, parts, 2, max(1, min(split, steps // 2)))
-    return _fitting(found, m, k, group, tiles, zeros=zeros)
+    memory = partial(shared_memory, m, k, group, zeros=zeros)
+    return fitting(found, k, tiles * block_n * block_rows(m), memory)
 
 
-def _fitting(
-    config: Int4Config, m: int, k: int, group: int, tiles: int, *, zeros: bool
-) -> Int4Config | None:
-    """The config, with as many parts of k as it takes for their scales to fit, or None."""
-    steps, sums = math.ceil(k / (256 * config.parts)), tiles * config.block_n * block_rows(m)
-    for split in range(config.split, steps + 1):
+def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config | None:
+    """The config, with as many parts of k as it takes for their scales to fit, or None.
+
+    sums: of all tiles, for each part.
+    """
+    for split in range(config.split, math.ceil(k / (256 * config.parts)) + 1):
         found = replace(config, split=split)
         if split > 1 and split * sums > NUM_PARTIALS:
             return None
-        used = shared_memory(m, k, group, zeros=zeros, config=found)
-        if used <= SHARED_MEMORY:
+        if memory(config=found) <= SHARED_MEMORY:
             return found
     return None
 
@@ -145,8 +152,14 @@ def _cut(
 
 def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[Int4Config]:
     """Configs worth trying for x [m, k] and W [n, k] without zeros."""
-    cuts = ((64, 1, 4), (128, 1, 8), (128, 1, 4), (32, 2, 4), (64, 2, 8), (64, 2, 4), (32, 4, 4),
-            (128, 2, 8))  # fmt: skip
+    memory = partial(shared_memory, m, k, group, zeros=False)
+    return configs_of((*CUTS, (128, 2, 8)), m, n, k, num_sms, memory)
+
+
+def configs_of(
+    cuts: Iterable[tuple[int, int, int]], m: int, n: int, k: int, num_sms: int, memory: Memory
+) -> Iterator[Int4Config]:
+    """Configs of these outputs of a tile, parts and warps that may be quick, and fit."""
     block_m = block_rows(m)
     for (block_n, parts, warps), split, stages in itertools.product(cuts, (1, 2, 3, 4), (2, 3, 4)):
         programs = math.ceil(n / block_n) * math.ceil(m / block_m) * split
@@ -155,14 +168,11 @@ def int4_configs(m: int, n: int, k: int, group: int, num_sms: int) -> Iterator[I
         if parts * block_m < 2 or registers > (2048 if m <= 64 else 4096):
             continue
         found = Int4Config(block_n, parts, stages, split, warps)
-        if shared_memory(m, k, group, zeros=False, config=found) > SHARED_MEMORY:
-            continue
-        if stages > max(2, steps):
+        if memory(config=found) > SHARED_MEMORY or stages > max(2, steps):
             continue
         if split > 1 and (2 * split > steps or programs > 4 * num_sms):
             continue
         if split == 1 and 2 * programs < num_sms:
             continue
-        if split > 1 and programs * block_n * tile_rows(block_m) > NUM_PARTIALS:
-            continue
-        yield found
+        if split == 1 or programs * block_n * tile_rows(block_m) <= NUM_PARTIALS:
+            yield found

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import AttentionParams, KVScales
 from quire.kernels.triton.attention.attention_plan import make_plan
+from quire.kernels.triton.attention.decode_attention import clear_row
 from quire.kernels.triton.attention.prefill_attention import (
     attend_ranges,
     key_tiles,
@@ -123,7 +124,8 @@ def invariant_attention_kernel(
     if share == 0:
         padding = tl.load(query_start_ptr + num_requests)
         for token in range(padding + tile, num_tokens, tl.num_programs(1)):
-            _clear(out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM, GROUP * HEAD_DIM)
+            row = out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM
+            clear_row(row, GROUP * HEAD_DIM)
     if tile >= tl.load(num_tiles_ptr):
         return
     record = work_ptr + tile * FIELDS
@@ -190,13 +192,6 @@ def invariant_attention_kernel(
         token, q_head, there = rows_of_tile(record, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
         at = (token * stride_out_token + q_head * HEAD_DIM)[:, None]
         tl.store(out_ptr + at + tl.arange(0, BLOCK_D)[None, :], out, mask=there)
-
-
-@triton.jit
-def _clear(out_ptr, SIZE: tl.constexpr):
-    i = tl.arange(0, triton.next_power_of_2(SIZE))
-    zeros = tl.zeros([triton.next_power_of_2(SIZE)], out_ptr.dtype.element_ty)
-    tl.store(out_ptr + i, zeros, mask=i < SIZE)
 
 
 @triton.jit

@@ -52,6 +52,11 @@ def pack(weight: LinearWeight) -> LinearWeight:
     return weight if packing is None else packing(weight)
 
 
+def pack_unread(weight: LinearWeight) -> LinearWeight:
+    """`pack` of codes that no `GpuLinear` reads as they are; FP8 may be packed for speed alone."""
+    return weight if type(weight) in _LINEARS else pack(weight)
+
+
 def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
     """Twin of `reference.quantize`, packed."""
     return pack(reference.quantize(weight, spec))
