@@ -11,7 +11,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,6 @@ from reliability.served import Server, paused, until
 from reliability.wire import Answer, Connection, Reply, ask, post_bytes
 
 Findings = dict[str, Any]
-Trouble = Callable[[Server], Awaitable[Findings]]
 
 NUM_LEAVERS = 400
 NUM_SLOW = 16
@@ -32,7 +31,6 @@ NUM_LORISES = 200
 NUM_BAD_BODIES = 2000
 NUM_LOGGED = 2000
 BUSY_SECONDS = 6.0
-HEADER_SECONDS = 10.0  # of the server's patience, see docs/serving.md
 SMALL_BUFFER = 4096
 
 

@@ -44,8 +44,8 @@ class InputStatistics:
         self.magnitude.mul_(share).add_(x.abs().sum(0), alpha=1.0 / self.tokens)
         self.largest = torch.maximum(self.largest, x.abs().amax(0))
         if exact is not None:
-            errors = torch.zeros_like(self.hessian) if self.errors is None else self.errors
-            self.errors = errors.mul_(share).addmm_((exact - x).t(), x, alpha=1.0 / self.tokens)
+            known = torch.zeros_like(self.hessian) if self.errors is None else self.errors
+            self.errors = known.mul_(share).addmm_((exact - x).t(), x, alpha=1.0 / self.tokens)
 
     def divided(self, scale: Tensor) -> InputStatistics:
         """Statistics of x / scale [K]."""

@@ -77,21 +77,12 @@ class LayerRounding:
         """The codes of the chosen linear layers, which from then on multiply by these."""
         names = [name for name in self._linears if name in chosen]
         with _tensor_float_32(allowed=not self._method.is_eight_bit):
-            return self._round(inputs, exact, names)
-
-    def _round(self, inputs: list[Tensor], exact: ExactStates | None, names: list[str]) -> Coded:
-        known = self._rescale(inputs, names)
-        if exact is None or not names:
-            return {name: self._take(name, self._nearest(name)) for name in names}
-        if self._method.rounding != "signround":
-            return self._round_in_turn(inputs, exact.before, names)
-        grid, steps, seed = grid_of(self._layout), self._recipe.steps, self._recipe.seed
-        scales = {
-            name: clipped_scales(weight_of(self._linears[name]), stats.hessian, grid)
-            for name, stats in known.items()
-        }
-        learner = RoundingLearner(self._layer, self._run, grid, scales, names)
-        return dict(learner.learn(inputs, exact.after, steps, seed))
+            known = self._rescale(inputs, names)
+            if exact is None or not names:
+                return {name: self._take(name, self._nearest(name)) for name in names}
+            if self._method.rounding != "signround":
+                return self._round_in_turn(inputs, exact.before, names)
+            return self._learn(inputs, exact.after, names, known)
 
     def _rescale(self, inputs: list[Tensor], names: list[str]) -> dict[str, InputStatistics]:
         """Move scales between weights and inputs, if the method does; statistics of the latter."""
@@ -114,6 +105,22 @@ class LayerRounding:
         if linear is not last and self._recipe.objective == "block":
             loss_of = BlockError(self._layer, self._run, inputs, linear, last)
         return best_scale(weight, stats, grid_of(self._layout), folding, loss_of)
+
+    def _learn(
+        self,
+        inputs: list[Tensor],
+        targets: list[Tensor],
+        names: list[str],
+        known: dict[str, InputStatistics],
+    ) -> Coded:
+        """Learn all roundings together, with clipped groups where statistics are known."""
+        grid, steps, seed = grid_of(self._layout), self._recipe.steps, self._recipe.seed
+        scales = {
+            name: clipped_scales(weight_of(self._linears[name]), stats.hessian, grid)
+            for name, stats in known.items()
+        }
+        learner = RoundingLearner(self._layer, self._run, grid, scales, names)
+        return dict(learner.learn(inputs, targets, steps, seed))
 
     def _round_in_turn(
         self, inputs: list[Tensor], exact_inputs: list[Tensor], names: list[str]
