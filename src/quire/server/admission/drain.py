@@ -19,7 +19,8 @@ from quire.server.http.disconnect import TASK_KEY
 logger = logging.getLogger(__name__)
 
 CUT_SECONDS = 0.5  # for cut requests to send their clients the error
-MIN_RETRY, MAX_RETRY = 1.0, 30.0
+# seconds: another server takes the request at once, and this one ends with its last answer
+RETRY_AFTER = 1.0
 
 _TOO_LATE = "the server shuts down and the time to finish is over"
 
@@ -46,9 +47,8 @@ class Drain:
     def enter(self) -> asyncio.Task[Any]:
         """Register the current task, returned, as serving a request. Raises DrainingError."""
         if self._deadline is not None:
-            left = self._deadline - time.monotonic()
             text = "the server is shutting down; send the request to another one, or again later"
-            raise DrainingError(text, retry_after=min(MAX_RETRY, max(MIN_RETRY, left)))
+            raise DrainingError(text, retry_after=RETRY_AFTER)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -91,7 +91,7 @@ def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:
     if cancelled.args != (_TOO_LATE,):
         raise cancelled
     text = "the server was shut down before the answer was complete; send the request again"
-    return DrainingError(text, retry_after=MIN_RETRY)
+    return DrainingError(text, retry_after=RETRY_AFTER)
 
 
 class DrainGate:
