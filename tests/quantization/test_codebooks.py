@@ -87,7 +87,7 @@ def test_mxfp4_is_that_of_the_standard() -> None:
     assert MXFP4.round_rows(torch.full((1, 32), torch.inf)).scale.tolist() == [[255]]
 
 
-# docs/decisions/weight-formats.md: to add a format
+# docs/quantization.md: to add a format
 FILES = {
     "config.py", "llm_options.py", "kernels/formats/mxfp4.py", "kernels/formats/native_format.py",
     "kernels/formats/table.py", "kernels/operands.py", "kernels/reference_codebook.py",

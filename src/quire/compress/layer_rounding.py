@@ -161,7 +161,7 @@ class LayerRounding:
 def _tensor_float_32(*, allowed: bool) -> Iterator[None]:
     """Let GPUs multiply float32 by tensor cores, several times as fast, with 10 bits of mantissa.
 
-    Four bits' errors are a hundred times larger; an 82M model quantized so lost the same.
+    The errors of four bits are a hundred times larger.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed

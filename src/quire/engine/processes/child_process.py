@@ -105,7 +105,7 @@ async def _start(
     with theirs:
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", *command),
+                sys.executable, "-P", "-m", *command,
                 stdin=theirs.fileno(),
                 pass_fds=pass_fds,
                 # the parent has fetched what its models need; a later start depends on no network
@@ -113,7 +113,7 @@ async def _start(
                 # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
                 # child's low priority only against itself
                 process_group=0,
-            )
+            )  # fmt: skip
         except BaseException:
             ours.close()
             raise
