@@ -135,7 +135,10 @@ def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config
 def _runs_wide_at_once(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool
 ) -> bool:  # fmt: skip
-    """Whether all tiles of 128 outputs run at once, two on a multiprocessor; those of 64 do not."""
+    """Whether tiles of 128 outputs, two for each multiprocessor, are one round; those of 64 not.
+
+    Above 32 rows there may be room for one alone; they were quicker up to 48 rows all the same.
+    """
     if not 16 < m <= 48 or not 64 * (3 if m <= 32 else 2) * num_sms < n <= 2 * 128 * num_sms:
         return False
     return 2 * shared_memory(m, k, group, zeros=zeros, config=WIDE) <= SHARED_MEMORY
