@@ -101,7 +101,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         log = LogOptions(level="info", format="text")
         settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
-            number=0, first_epoch=0, hang=0, log=log,
+            number=0, first_epoch=0, hang=0, load=0, log=log,
         )  # fmt: skip
 
         def note(message: EngineUp | EngineDown) -> None:
@@ -137,7 +137,7 @@ def test_an_engine_that_is_stopped_leaves_no_files_and_no_memory(
     async def load_and_unload() -> int:
         settings = ServerSupervisorSettings(
             worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
-            log=LogOptions(level="info", format="text"),
+            load_timeout=0.0, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         with socket.socket() as listener:
             async with ServerSupervisor(settings, [listener]) as supervisor:
@@ -171,7 +171,7 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
     async def keep() -> None:
         settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
-            hang=0, log=LogOptions(level="info", format="text"),
+            hang=0, load=0, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
 
         def note(message: EngineUp | EngineDown) -> None:

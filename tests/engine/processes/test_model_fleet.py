@@ -33,6 +33,7 @@ SETTINGS = ServerSupervisorSettings(
     worker_settings=b"",
     num_workers=0,
     hang_timeout=0.0,
+    load_timeout=0.0,
     log=LogOptions("error", "text"),
 )
 

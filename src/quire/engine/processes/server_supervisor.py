@@ -42,13 +42,15 @@ class ServerSupervisorSettings:
     """The settings of a server's supervisor, fixed for its lifetime.
 
     worker_module: what API processes run; worker_settings: theirs, as msgpack. hang_timeout:
-    seconds without a heartbeat after which a process is killed; 0: never.
+    seconds without a heartbeat after which a process is killed; load_timeout: seconds without
+    progress of an engine that loads its model; 0: never.
     """
 
     worker_module: str
     worker_settings: bytes
     num_workers: int
     hang_timeout: float
+    load_timeout: float
     log: LogOptions
 
 
@@ -155,6 +157,7 @@ class ServerSupervisor:
             first_epoch=first_epoch,
             num_restarts=num_restarts,
             hang=self._settings.hang_timeout,
+            load=self._settings.load_timeout,
             log=self._settings.log,
         )
         self._num_engines += 1
