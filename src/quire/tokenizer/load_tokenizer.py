@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.hub import tokenizer_folder
+from quire.input_file import read_text
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.tokenizer.tokenizer_folder import check_folder, read_settings, read_templates
 
 _LONGEST_NAME = 4096
+_LARGEST_TEMPLATE = 4 << 20  # bytes
 
 
 def check_tokenizer(config: EngineConfig) -> None:
@@ -54,7 +55,7 @@ def read_template(given: str | os.PathLike[str]) -> tuple[str, str]:
     given = os.fspath(given)
     if len(given) < _LONGEST_NAME and "{" not in given:
         try:
-            return given, Path(given).read_text(encoding="utf-8")
+            return given, read_text(given, _LARGEST_TEMPLATE)
         except (OSError, ValueError) as error:  # or a name that no file can have
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(
