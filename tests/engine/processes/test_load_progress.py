@@ -1,4 +1,4 @@
-"""An engine process whose storage does not answer while it loads its model."""
+"""Processes whose storage does not answer while they start."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from quire.config import EngineConfig
 from quire.engine.processes import engine_supervisor
+from quire.engine.processes.control_channel import StartWorker
 from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.worker_heartbeats import PAGE, WorkerHeartbeats
+from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError
 from quire.logs import LogOptions
-from quire.shared_memory import create_shared_memory
+from quire.shared_memory import clear_page, create_shared_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -70,3 +74,32 @@ def test_an_engine_that_works_is_left_alone(
 ) -> None:
     with pytest.raises(EngineError, match="died while it was loading"):
         run_engine(tmp_path, BUSY.format(limit=LIMIT), monkeypatch)
+
+
+def test_an_api_process_that_waits_for_its_storage_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before its event loop runs, and so before its first heartbeat."""
+    os.mkfifo(tmp_path / "module")
+    writer = os.open(tmp_path / "module", os.O_RDWR)
+    (tmp_path / f"{MODULE}.py").write_text(STALLED.format(path=str(tmp_path / "module")))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    memory = create_shared_memory()
+    clear_page(memory, PAGE)
+    first = StartWorker(
+        client="0", settings=b"", listeners=[], memory=memory, counters=memory, metrics_folder="",
+        log=LogOptions(level="info", format="text"),
+    )  # fmt: skip
+    parent = SimpleNamespace(statuses=list, reachable=list, on_death=lambda _: None)
+
+    async def run() -> str:
+        heartbeats = WorkerHeartbeats(memory)
+        worker = WorkerSupervisor(MODULE, first, parent, heartbeats, 0, LIMIT)  # type: ignore[arg-type]
+        async with asyncio.timeout(30.0):
+            return await worker._run_once("0.0")
+
+    try:
+        assert asyncio.run(run()) == "signal SIGKILL"
+    finally:
+        os.close(writer)
+    assert ["no heartbeat" in line for line in caplog.messages] == [True]

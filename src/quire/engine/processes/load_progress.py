@@ -1,4 +1,4 @@
-"""Progress of an engine process that loads a model, as its supervisor sees it.
+"""Progress of a process that starts and loads a model, as its supervisor sees it.
 
 All work of a load takes processor time, also that of a slow disk's driver; a process that waits for
 storage that does not answer takes none. Linux only: elsewhere each look counts as progress.

@@ -25,6 +25,7 @@ from quire.engine.processes.control_channel import (
     StartWorker,
     WorkerReady,
 )
+from quire.engine.processes.load_progress import LoadProgress
 from quire.engine.processes.restarts import Deaths
 from quire.engine.processes.silence import Silence
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
@@ -141,11 +142,14 @@ class WorkerSupervisor:
         return describe(exit_status)
 
     async def _watch(self, child: Child, client: str) -> None:
-        """Kill the process when its event loop gives no sign of life."""
-        silence = Silence(self._hang)
-        while self._hang:
+        """Kill the process when its event loop gives no sign of life, or does not get that far."""
+        if not self._hang:
+            return
+        silence, start = Silence(self._hang), LoadProgress(child.pid, self._hang)
+        while True:
             await asyncio.sleep(silence.tick)
-            if (age := silence.seconds(self._heartbeats.age(self._index))) > self._hang:
+            age = self._heartbeats.age(self._index)
+            if (age := silence.seconds(age) if age else start.idle_seconds()) > self._hang:
                 text = "API process %s has had no heartbeat for %.0f s; it is killed"
                 logger.error(text, client, age)
                 child.kill()
