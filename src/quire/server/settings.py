@@ -165,8 +165,8 @@ class ServerSettings:
     )
     engine_load_timeout: int = setting(
         600,
-        "seconds without any processor time while an engine loads its model (its storage does not "
-        "answer), after which it is killed; 0: never",
+        "seconds without any processor time while an engine loads its model or an API process "
+        "starts (their storage does not answer), after which it is killed; 0: never",
         within=_WHOLE_SECONDS,
     )
     shutdown_timeout: int = setting(

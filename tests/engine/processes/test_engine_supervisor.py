@@ -241,7 +241,7 @@ def test_an_api_process_that_cannot_start_is_tried_again(
             statuses=list, reachable=list, on_death=nothing, on_message=nothing
         )
         heartbeats = SimpleNamespace(clear=nothing)
-        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0).run()  # type: ignore[arg-type]
+        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0).run()  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
     monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)

@@ -94,7 +94,7 @@ def test_an_api_process_that_waits_for_its_storage_is_killed(
 
     async def run() -> str:
         heartbeats = WorkerHeartbeats(memory)
-        worker = WorkerSupervisor(MODULE, first, parent, heartbeats, 0, LIMIT)  # type: ignore[arg-type]
+        worker = WorkerSupervisor(MODULE, first, parent, heartbeats, 0, 0, LIMIT)  # type: ignore[arg-type]
         async with asyncio.timeout(30.0):
             return await worker._run_once("0.0")
 
@@ -102,4 +102,4 @@ def test_an_api_process_that_waits_for_its_storage_is_killed(
         assert asyncio.run(run()) == "signal SIGKILL"
     finally:
         os.close(writer)
-    assert ["no heartbeat" in line for line in caplog.messages] == [True]
+    assert ["no progress" in line for line in caplog.messages] == [True]

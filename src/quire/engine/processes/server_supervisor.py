@@ -43,7 +43,7 @@ class ServerSupervisorSettings:
 
     worker_module: what API processes run; worker_settings: theirs, as msgpack. hang_timeout:
     seconds without a heartbeat after which a process is killed; load_timeout: seconds without
-    progress of an engine that loads its model; 0: never.
+    progress of one that starts or loads its model; 0: never.
     """
 
     worker_module: str
@@ -200,7 +200,8 @@ class ServerSupervisor:
     def start_workers(self, parent: WorkerParent) -> None:
         """Start the API processes and keep them running. parent: see `WorkerParent`."""
         admin = None if self._admin is None else self._admin.fileno()
-        heartbeats, hang = WorkerHeartbeats(self._memory), self._settings.hang_timeout
+        heartbeats = WorkerHeartbeats(self._memory)
+        limits = self._settings.hang_timeout, self._settings.load_timeout
         for index in range(self._settings.num_workers):
             first = StartWorker(
                 client=str(index),
@@ -213,7 +214,7 @@ class ServerSupervisor:
                 log=self._settings.log,
             )
             worker = WorkerSupervisor(
-                self._settings.worker_module, first, parent, heartbeats, index, hang
+                self._settings.worker_module, first, parent, heartbeats, index, *limits
             )
             self._workers.append(worker)
             self._supervise(worker, self.fail)
