@@ -60,7 +60,7 @@ def test_an_engine_that_waits_for_its_storage_is_named_in_the_log_and_killed(
         with (
             caplog.at_level(logging.WARNING),
             pytest.raises(
-                EngineError, match=r"no progress.*model.safetensors.*engine_load_timeout"
+                EngineError, match=r"no progress.*model.safetensors.*--engine-load-timeout"
             ),
         ):
             run_engine(tmp_path, STALLED.format(path=str(weights)), monkeypatch)

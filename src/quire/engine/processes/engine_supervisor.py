@@ -187,8 +187,8 @@ class EngineSupervisor:
                     text = (
                         f"engine process {child.pid} of {self.name} made no progress for "
                         f"{idle:.0f} s while it loaded the model, and is killed; it has "
-                        f"{open_files(child.pid)} open: see whether their storage answers, or "
-                        "raise engine_load_timeout"
+                        f"{open_files(child.pid)} open; see whether the storage of its files "
+                        "answers, or raise --engine-load-timeout"
                     )
                     if not self.started.done():
                         raise EngineError(text)
