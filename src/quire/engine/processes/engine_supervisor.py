@@ -139,7 +139,11 @@ class EngineSupervisor:
         Returns whether it served steadily, and whether no request can have caused its end.
         """
         first = self._first_message(epoch)
-        clear_page(first.memory, first.page)
+        try:
+            clear_page(first.memory, first.page)
+        except OSError as error:
+            text = f"there is no shared memory for an engine ({error}); free some memory"
+            raise SpawnError(text) from error
         child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
         page, cause = StatusPage(first.memory, first.page), DeathCause()
         self._page = page

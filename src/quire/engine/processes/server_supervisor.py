@@ -80,11 +80,15 @@ class ServerSupervisor:
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = self._at_end.enter_context(private_folder())
-        self._memory, self._counters = create_shared_memory(), create_shared_memory()
-        for memory in (self._memory, self._counters):
-            self._at_end.callback(os.close, memory)
-        clear_page(self._memory, HEARTBEATS_PAGE)
+        with ExitStack() as opened:  # closed here if something cannot be had
+            self._folder = opened.enter_context(private_folder())
+            try:
+                self._memory, self._counters = (_shared_memory(opened) for _ in range(2))
+                clear_page(self._memory, HEARTBEATS_PAGE)
+            except OSError as error:
+                text = f"there is no shared memory for processes ({error}); free some memory"
+                raise EngineError(text) from error
+            self._at_end = opened.pop_all()
         if os.getpid() == 1:
             self.spawn(reap_forever())
         return self
@@ -249,6 +253,12 @@ class ServerSupervisor:
     ) -> None:
         task = self._tasks[child] = asyncio.create_task(child.run())
         task.add_done_callback(partial(_report_error, on_end))
+
+
+def _shared_memory(opened: ExitStack) -> int:
+    memory = create_shared_memory()
+    opened.callback(os.close, memory)
+    return memory
 
 
 def _report_error(on_end: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
