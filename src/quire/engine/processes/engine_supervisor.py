@@ -141,12 +141,12 @@ class EngineSupervisor:
         first = self._first_message(epoch)
         try:
             clear_page(first.memory, first.page)
+            page = StatusPage(first.memory, first.page)
         except OSError as error:
             text = f"there is no shared memory for an engine ({error}); free some memory"
             raise SpawnError(text) from error
         child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
-        page, cause = StatusPage(first.memory, first.page), DeathCause()
-        self._page = page
+        self._page, cause = page, DeathCause()
         begin = math.inf
         try:
             reply = await self._wait_for_load(child)
