@@ -23,7 +23,6 @@ from quire.cli.sampling import add_sampling_options, sampling_params, take_defau
 from quire.config import BUNDLED_MODEL
 from quire.errors import ConfigError, QuireError, UserError
 from quire.hub import BUNDLED
-from quire.input_file import read_text
 
 if TYPE_CHECKING:
     from quire.core.request_output import RequestOutput
@@ -266,6 +265,8 @@ def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
 def _read(path: str) -> str:
     if path == "-":
         return piped_text()
+    from quire.input_file import read_text  # usually not needed
+
     try:
         return read_text(path, MOST_BYTES, waits=True)
     except UnicodeDecodeError:

@@ -16,7 +16,6 @@ from typing import Any, TextIO
 
 from quire.cli.options import CommandParser
 from quire.errors import ConfigError
-from quire.input_file import too_large
 
 _ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
@@ -96,6 +95,8 @@ def piped_text() -> str:
     except UnicodeDecodeError:
         raise ConfigError("standard input is not UTF-8 text; convert it") from None
     if len(text) > MOST_BYTES:
+        from quire.input_file import too_large
+
         raise ConfigError(f"standard input: {too_large(MOST_BYTES).strerror}; send it in parts")
     return text
 

@@ -7,7 +7,6 @@ import os
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.hub import tokenizer_folder
-from quire.input_file import read_text
 from quire.tokenizer.tokenizer import Tokenizer
 from quire.tokenizer.tokenizer_folder import check_folder, read_settings, read_templates
 
@@ -54,6 +53,8 @@ def read_template(given: str | os.PathLike[str]) -> tuple[str, str]:
         raise ConfigError(f"chat_template must be a file, or the template, not {given!r:.64}")
     given = os.fspath(given)
     if len(given) < _LONGEST_NAME and "{" not in given:
+        from quire.input_file import read_text  # most models have a template
+
         try:
             return given, read_text(given, _LARGEST_TEMPLATE)
         except (OSError, ValueError) as error:  # or a name that no file can have

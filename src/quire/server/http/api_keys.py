@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
-from quire.input_file import read_text
 
 if TYPE_CHECKING:  # keeps the import light for the parent process
     from starlette.datastructures import Headers
@@ -89,6 +88,8 @@ def read_key_file(path: str) -> list[str]:
 
     Raises ConfigError.
     """
+    from quire.input_file import read_text  # usually not needed
+
     try:
         text = read_text(path, _LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
