@@ -160,8 +160,9 @@ def fp8_to_float(w, dtype: tl.constexpr):
 
     The carry of 0x7F + 1 fills the exponent, which makes that code NaN.
     """
-    low = (w & 0x7F).to(tl.uint16)
-    bits = ((w & 0x80).to(tl.uint16) << 8) | (low << 7) | (((low + 1) & 0x80) << 7)
+    low = w & 0x7F
+    low |= (low + 1) & 0x80
+    bits = ((w & 0x80).to(tl.uint16) << 8) | (low.to(tl.uint16) << 7)
     return bits.to(tl.float16, bitcast=True).to(dtype)
 
 
