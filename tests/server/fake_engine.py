@@ -202,6 +202,7 @@ class FakeEngine:
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
         report_progress: bool = False,
+        in_thread: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         limits, reserved = self.info.limits, sampling.max_tokens or 1
         ids = token_ids_of(prompt, self.tokenizer, limits, encoding, reserved=reserved)
@@ -216,6 +217,7 @@ class FakeEngine:
                 "cache_salt": cache_salt,
                 "queue_timeout": queue_timeout,
                 "cut_to_context": cut_to_context,
+                "in_thread": in_thread,
             }
         )
         text = self.script * 100 if sampling.ignore_eos else self.script
