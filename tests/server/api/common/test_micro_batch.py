@@ -11,10 +11,10 @@ import pytest
 from quire.errors import InvalidRequestError
 from quire.fair_queue import FairExecutor
 from quire.server.api.common.micro_batch import (
-    TURN_SECONDS,
+    SLICE_SECONDS,
     MicroBatch,
     Stages,
-    run_in_turns,
+    run_in_slices,
     run_stages,
 )
 
@@ -85,22 +85,22 @@ def test_alone_it_needs_no_loop() -> None:
         run_stages(preparation("x", 1, log))
 
 
-def test_a_long_preparation_in_a_thread_lets_others_have_their_turns() -> None:
-    """One with many stages, such as a thousand texts, is no longer in others' way than a turn."""
+def test_a_long_preparation_in_a_thread_lets_other_work_in() -> None:
+    """One with many stages, such as a thousand texts, keeps others waiting for one time slice."""
 
     def stages(name: str, num: int, log: list[str]) -> Stages[str]:
         for _ in range(num):
-            time.sleep(TURN_SECONDS / 2)
+            time.sleep(SLICE_SECONDS / 2)
             log.append(name)
             yield
         return name
 
     async def scenario() -> list[str]:
         threads, log = FairExecutor(1, "test"), list[str]()
-        long = asyncio.ensure_future(run_in_turns(stages("a", 12, log), threads, "one"))
-        await asyncio.sleep(TURN_SECONDS / 4)
-        assert await run_in_turns(stages("b", 1, log), threads, "one") == "b"  # even one's own
-        assert await run_in_turns(stages("c", 1, log), threads, "two") == "c"
+        long = asyncio.ensure_future(run_in_slices(stages("a", 12, log), threads, "one"))
+        await asyncio.sleep(SLICE_SECONDS / 4)
+        assert await run_in_slices(stages("b", 1, log), threads, "one") == "b"  # even one's own
+        assert await run_in_slices(stages("c", 1, log), threads, "two") == "c"
         assert await long == "a"
         threads.close()
         return log

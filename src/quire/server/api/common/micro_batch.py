@@ -24,7 +24,7 @@ from quire.background import check_caller, hurry
 from quire.errors import is_failure
 from quire.fair_queue import FairExecutor
 
-TURN_SECONDS = 0.05  # of a thread for one preparation, beside the rest of a stage
+SLICE_SECONDS = 0.05  # of a thread for one preparation, beside the rest of a stage
 
 T = TypeVar("T")
 Stages = Generator[None, None, T]
@@ -80,24 +80,24 @@ def _run_stage(work: _Work) -> bool:
     return False
 
 
-async def run_in_turns(stages: Stages[T], threads: FairExecutor, caller: str) -> T:
-    """Run one preparation in threads, in turns: other work waits for a turn, not for all of it.
+async def run_in_slices(stages: Stages[T], threads: FairExecutor, caller: str) -> T:
+    """Run one preparation in threads, in time slices: other work waits for one, not for all of it.
 
     Raises what the preparation does, and as `FairExecutor.run`.
     """
     while True:
-        found = await threads.run(caller, partial(run_stages, stages, TURN_SECONDS))
+        found = await threads.run(caller, partial(run_stages, stages, SLICE_SECONDS))
         if found is not None:
             return found[0]
 
 
 def run_stages(stages: Stages[T], seconds: float = math.inf) -> tuple[T] | None:
     """Run stages in any thread, while their caller waits; None: some are left after the time."""
-    end_of_turn = time.monotonic() + seconds
+    end = time.monotonic() + seconds
     try:
-        while time.monotonic() < end_of_turn:
+        while time.monotonic() < end:
             check_caller()
             next(stages)
-    except StopIteration as end:
-        return (end.value,)
+    except StopIteration as stop:
+        return (stop.value,)
     return None
