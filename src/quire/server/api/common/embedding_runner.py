@@ -83,7 +83,7 @@ class _Window:
 
         False if one has failed: no more may enter.
         """
-        while self._num_inputs and not self._has_failed and not self._has_room(num_tokens):
+        while self._num_inputs and not self._has_failed and not self._has_space(num_tokens):
             self._input_done.clear()
             await self._input_done.wait()
         self._num_inputs += 1
@@ -97,7 +97,7 @@ class _Window:
         self._has_failed |= not is_done
         self._input_done.set()
 
-    def _has_room(self, num_tokens: int) -> bool:
+    def _has_space(self, num_tokens: int) -> bool:
         return self._num_inputs < WINDOW_INPUTS and self._num_tokens + num_tokens <= WINDOW_TOKENS
 
 
