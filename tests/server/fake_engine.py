@@ -116,7 +116,7 @@ class FakeTokenizer:
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
@@ -128,6 +128,8 @@ class FakeTokenizer:
         ]
         parts += [f"[{name}={value}]" for name, value in template_kwargs.items()]
         self.continued = continue_final_message
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         return "".join(parts) + ("<assistant>" if add_generation_prompt else "")
 
     def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
