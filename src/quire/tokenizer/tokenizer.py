@@ -263,8 +263,8 @@ class Tokenizer:
         Each control token's name that the messages hold is broken, or changed by map_text instead.
         continue_final_message: end within the last message, for an answer that goes on from it.
         add_generation_prompt: end with the start of an answer; None: unless the last message is
-        continued. template_kwargs: further values for the template; a name that it does not read is a
-        NoEffectWarning.
+        continued. template_kwargs: further values for the template; a name that it does not read
+        is a NoEffectWarning.
         Raises InvalidRequestError (param "messages", "tools" or "chat_template_kwargs").
         """
         if add_generation_prompt is None:
