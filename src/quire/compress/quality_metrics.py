@@ -64,7 +64,7 @@ class AnswerMetrics:
 
 
 def finite(states: list[Tensor], position: str, figures: dict[str, Any]) -> list[Tensor]:
-    """Tensors with zeros for those numbers that are NaN or infinite; the first position is a figure.
+    """Tensors with zeros for NaN and infinite numbers; their first position is a figure.
 
     So a model that computes no numbers has a report, by which it is refused.
     """
