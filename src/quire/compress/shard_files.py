@@ -51,7 +51,8 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""
-        return self._has_run(record) and (self.folder / INDEX).is_file()
+        files = (self.folder / INDEX, *map(self.path, range(self._layers + 1)))
+        return self._has_run(record) and all(file.is_file() for file in files)
 
     def _has_run(self, record: dict[str, Any]) -> bool:
         path = self.folder / RECIPE
