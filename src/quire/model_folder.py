@@ -1,14 +1,17 @@
 """Kind of a file or folder that was named as a model: GGUF, or none, as an adapter or a pointer.
 
 Looks at names and first bytes only. Folders that look like a model's are checked where they are
-read.
+read. Also reads a folder's texts, and writes its files whole.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +141,24 @@ def parse_json(content: bytes) -> Any:
         except UnicodeEncodeError as error:
             raise ValueError("a text in it has half of a surrogate pair") from error
     return found
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name, and then put it in its place: whole, or not at all.
+
+    Its mode is the umask's. Raises what `write` raises, and OSError.
+    """
+    part = file.with_name(f".{file.name}.tmp")
+    try:
+        part.touch()
+        mode = part.stat().st_mode  # safetensors leaves files to their owner
+        write(part)
+        part.chmod(mode)
+        os.replace(part, file)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _small_content(file: Path) -> bytes:

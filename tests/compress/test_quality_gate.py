@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import SAMPLES, quantize, write_model
 
 from quire.cli import model_speed
@@ -160,6 +162,49 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
         check(folders, LOOSE)
 
 
+def test_a_full_disk_leaves_the_report_that_was_there(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(folders, STRICT)
+    files = {path: path.read_bytes() for path in folders[1].iterdir()}
+    write_text = Path.write_text
+
+    def write_half(path: Path, text: str) -> None:
+        write_text(path, text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(ConfigError, match=r"^quantized: .*\(No space left on device\); free some"):
+        check(folders, LOOSE)
+    assert {path: path.read_bytes() for path in folders[1].iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "reason"),
+    [
+        ("model.layers.1.mlp.down_proj.weight_scale", 3e38, "numbers after layer 1 are not finite"),
+        ("lm_head.weight", 1e10, "perplexity rises by"),  # beyond e to the power of 709
+        ("lm_head.weight", 3e38, "numbers after the head are not finite"),
+    ],
+)
+def test_a_model_that_computes_no_numbers_has_a_report_and_is_refused(
+    tmp_path: Path, name: str, factor: float, reason: str
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    write_model(base)
+    quantize(base, out, Recipe(method="fp8"))
+    for file in out.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name] = (tensors[name].double() * factor).to(torch.float32)
+            save_file(tensors, file, {"format": "pt"})
+    report = check((base, out), LOOSE)
+    assert not report["passed"]
+    assert any(reason in failure for failure in report["failures"])
+    with pytest.raises(CheckpointError, match=reason):
+        start(out, "report")
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_an_unknown_gate_is_refused_before_the_model_is_looked_for(load_format: str) -> None:
     config = EngineConfig.from_options(
@@ -191,8 +236,9 @@ def test_a_limit_that_is_named_needs_its_figure() -> None:
         {"failures": {}},
         {"passed": "yes"},
         {"base": 1},
+        {"not_finite": 2},
     ],
-    ids=[f"hostile{number}" for number in range(9)],
+    ids=[f"hostile{number}" for number in range(10)],
 )
 def test_a_hostile_report_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], gate: str

@@ -46,6 +46,8 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     with pytest.raises(ConfigError, match="have the same weights"):
         verify.run([str(tmp_path / "out"), str(tmp_path / "out"), *TEXT])
     assert f"note: {tmp_path / 'out'} is quantized itself (bitsandbytes)" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="quire-tiny is not; name them the other way round"):
+        verify.run([str(tmp_path / "out"), "quire-tiny", *TEXT])  # which would then be refused
 
 
 @pytest.mark.parametrize(
@@ -55,13 +57,14 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
         ("--method autoround --damping 0.1", "damping does nothing .* take awq, gptq, awq[+]gptq"),
         ("--method gptq --steps 9", "steps does nothing .* take autoround, awq[+]autoround"),
         ("--method int8 --weight-only", "weight_only is for methods fp8 and fp8[+]gptq; leave"),
+        ("--method rtn --seq-len 4097", "seq_len must be between 8 and 4096, the model's context"),
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Path) -> None:
     out = [] if "--out" in options else ["--out", str(tmp_path / "out")]
     with pytest.raises(ConfigError, match=message):
-        quantize.run(["quire-tiny", *options.split(), *out, *TEXT, "--no-verify"])
+        quantize.run(["quire-tiny", *TEXT, *options.split(), *out, "--no-verify"])
     assert not (tmp_path / "out").exists()
 
 

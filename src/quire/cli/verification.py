@@ -93,14 +93,19 @@ def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
     from quire.compress.hub_text import text_file
     from quire.compress.text_samples import read_samples
     from quire.hub import BUNDLED
+    from quire.models.config.model_config import ModelConfig
     from quire.tokenizer.tokenizer import Tokenizer
 
     given, tokenizer = vars(args), Tokenizer.from_folder(base)
     path = None if "calibration" not in given else text_file(given["calibration"])
-    count, seq_len = given.get("samples", _SAMPLES), given.get("seq_len", _SEQ_LEN)
-    for name, value, least in (("samples", count, 1), ("seq_len", seq_len, 8)):
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, not {value}")
+    most = ModelConfig.from_folder(base).max_position_embeddings
+    count, seq_len = given.get("samples", _SAMPLES), given.get("seq_len", min(_SEQ_LEN, most))
+    if count < 1:
+        raise ConfigError(f"samples must be at least 1, not {count}")
+    if not 8 <= seq_len <= most:
+        raise ConfigError(
+            f"seq_len must be between 8 and {most}, the model's context, not {seq_len}"
+        )
     only_chats = path is None and base.name in BUNDLED
     return tokenizer, read_samples(tokenizer, path, count, seq_len, only_chats=only_chats)
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from quire.compress.model_parts import ModelParts
-from quire.compress.quality_plot import write_svg
+from quire.compress.quality_plot import svg
 from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
 from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import Notify, compare_models
 from quire.errors import ConfigError
 from quire.hub import BUNDLED
+from quire.model_folder import write_whole
 from quire.models.config.quality_report import QualityLimits, write_report
 from quire.models.config.weight_files import weight_files
 from quire.tokenizer.tokenizer import Tokenizer
@@ -56,9 +57,13 @@ def check_quality(
         **figures,
         **({} if speed is None else {"speed": dict(speed)}),
     }
-    write_report(quantized, report)
-    cosines = [layer["mean"] for layer in figures["layers"]]
-    write_svg(quantized / PLOT_FILE, f"{quantized.name}: 1 - cosine after each layer", cosines)
+    losses = [1.0 - layer["mean"] for layer in figures["layers"]]
+    picture = svg(f"{quantized.name}: 1 - cosine after each layer", losses)
+    try:
+        write_report(quantized, report)
+        write_whole(quantized / PLOT_FILE, lambda part: part.write_text(picture))
+    except OSError as error:
+        raise _not_written(quantized, error.strerror) from error
     return report
 
 
@@ -74,10 +79,14 @@ def check_different_weights(base: Path, quantized: Path) -> None:
 def check_writable(quantized: Path) -> None:
     """Raise ConfigError for a folder in which no report can be stored, before it is measured."""
     if not os.access(quantized, os.W_OK):
-        raise ConfigError(
-            f"quantized: {quantized} cannot be written, where the report is stored; change its "
-            "permissions, or verify a copy"
-        )
+        raise _not_written(quantized, "Permission denied")
+
+
+def _not_written(quantized: Path, why: str | None) -> ConfigError:
+    return ConfigError(
+        f"quantized: {quantized}, where the report is stored, cannot be written ({why}); free some "
+        "space, change its permissions, or verify a copy"
+    )
 
 
 def tasks_for(tokenizer: Tokenizer, base: Path, path: Path | None) -> list[Task]:

@@ -7,10 +7,8 @@ after the last of them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from quire.compress.recipe import Recipe
 from quire.errors import ConfigError
-from quire.model_folder import parse_json
+from quire.model_folder import parse_json, write_whole
 from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
@@ -53,7 +51,8 @@ class ShardFiles:
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""
-        return self._has_run(record) and (self.folder / INDEX).is_file()
+        files = (self.folder / INDEX, *map(self.path, range(self._layers + 1)))
+        return self._has_run(record) and all(file.is_file() for file in files)
 
     def _has_run(self, record: dict[str, Any]) -> bool:
         path = self.folder / RECIPE
@@ -120,16 +119,9 @@ def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, A
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file, or nothing. Raises ConfigError."""
-    part = path.with_name(f".{path.name}.tmp")
     try:
-        part.touch()
-        mode = part.stat().st_mode  # the umask's; safetensors leaves files to their owner
-        write(part)
-        part.chmod(mode)
-        os.replace(part, path)
+        write_whole(path, write)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink()
         raise _not_written(path.parent, error) from error
 
 
