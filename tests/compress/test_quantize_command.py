@@ -10,6 +10,7 @@ import torch
 
 from quire.cli import quantize, verify
 from quire.compress import layer_stream, quality_check
+from quire.compress.quality_check import PLOT_FILE
 from quire.errors import ConfigError
 
 TEXT = ["--samples", "4", "--seq-len", "64", "--no-speed"]
@@ -74,3 +75,21 @@ def test_bundled_models_are_measured_with_chats(tmp_path: Path) -> None:
     assert report is not None
     assert report["text"] == "chats of calibration.jsonl"
     assert report["perplexity"]["base"] < 6
+
+
+def test_a_smaller_measurement_does_not_replace_a_larger_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    quantize.run(["quire-tiny", "--method", "int8", "--out", str(out), *TEXT, "--samples", "8"])
+    stored = {name: (out / name).read_bytes() for name in ("quire_quality.json", PLOT_FILE)}
+    capsys.readouterr()
+    command = ["quire-tiny", str(out), *TEXT]
+    verify.run(command)
+    said, kept = capsys.readouterr(), "the stored report is of 128 tokens of text, this one of 64"
+    assert f"note: {kept}, so this one will not be stored; to store it use --repl" in said.err
+    assert f"not stored in {out / 'quire_quality.json'}: {kept}" in said.out
+    assert stored == {name: (out / name).read_bytes() for name in stored}
+    verify.run([*command, "--replace-report"])
+    assert f"\nstored in {out / 'quire_quality.json'}" in capsys.readouterr().out
+    assert stored.keys() == {name for name in stored if stored[name] != (out / name).read_bytes()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.model_speed import Speed, measure_speed
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
-from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
+from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, why_kept
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,10 @@ def add_verification_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--quality-limits", metavar="LIMITS",
         help=f"what the result may lose before the gate refuses it (default: {default})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replace-report", action="store_true", default=False,
+        help="store the report also in place of one of more text or with stricter limits",
     )  # fmt: skip
     parser.add_argument(
         "--speed", action=BooleanOptionalAction,
@@ -122,14 +126,21 @@ def show_report(
     limits: QualityLimits,
     device: torch.device,
 ) -> int:
-    """Measure, store and print the report. Returns 1 if the gate refuses the weights."""
+    """Measure, store and print the report. Returns 1 if its figures fail."""
     from quire.compress.quality_check import check_different_weights, check_quality
 
     check_different_weights(base, quantized)  # before speed is measured, too
+    tokens = sum(map(len, samples.verification))
+    kept = None if args.replace_report else why_kept(quantized, tokens, limits)
+    if kept is not None:
+        note = f"{kept}, so this one will not be stored; to store it use --replace-report"
+        print(f"note: {note}", file=sys.stderr)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:
-        report = check_quality(base, quantized, samples, tasks, limits, device, notify, speed)
-    return print_result(args, quantized, report)
+        report = check_quality(
+            base, quantized, samples, tasks, limits, device, notify, speed, stores=kept is None
+        )
+    return print_result(args, quantized, report, kept)
 
 
 def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[str, Speed] | None:
@@ -146,15 +157,18 @@ def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[st
     return known if len(known) == len(found) else None
 
 
-def print_result(args: Namespace, quantized: Path, report: Mapping[str, Any]) -> int:
-    """Print a report. Returns 1 if the gate refuses the weights."""
+def print_result(
+    args: Namespace, quantized: Path, report: Mapping[str, Any], kept: str | None = None
+) -> int:
+    """Print a report. kept: why it is not the stored one. Returns 1 if its figures fail."""
     if args.json:
         print(json.dumps(report))
     else:
         from quire.cli.quality_table import print_report
 
         print_report(report)
-        print(f"stored in {quantized / QUALITY_FILE}")
+        file = quantized / QUALITY_FILE
+        print(f"stored in {file}" if kept is None else f"not stored in {file}: {kept}")
     return 0 if report["passed"] else 1
 
 

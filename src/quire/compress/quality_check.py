@@ -33,14 +33,17 @@ def check_quality(
     device: torch.device,
     notify: Notify,
     speed: Mapping[str, Any] | None = None,
+    *,
+    stores: bool = True,
 ) -> dict[str, Any]:
-    """The report, which is also written to the quantized folder with a picture of its layers.
+    """The report; with `stores` it is written to the quantized folder, and a picture of its layers.
 
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
     check_different_weights(base, quantized)
-    check_writable(quantized)
+    if stores:
+        check_writable(quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
@@ -56,9 +59,10 @@ def check_quality(
         **figures,
         **({} if speed is None else {"speed": dict(speed)}),
     }
-    write_report(quantized, report)
-    cosines = [layer["mean"] for layer in figures["layers"]]
-    write_svg(quantized / PLOT_FILE, f"{quantized.name}: 1 - cosine after each layer", cosines)
+    if stores:
+        write_report(quantized, report)
+        cosines = [layer["mean"] for layer in figures["layers"]]
+        write_svg(quantized / PLOT_FILE, f"{quantized.name}: 1 - cosine after each layer", cosines)
     return report
 
 
