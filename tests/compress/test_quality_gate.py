@@ -30,7 +30,7 @@ from quire.models.config.quality_report import (
     QUALITY_FILE,
     QualityLimits,
     read_report,
-    why_kept,
+    replacement_problem,
     write_report,
 )
 from quire.models.config.weight_files import weight_files
@@ -231,25 +231,25 @@ def test_only_as_much_text_and_limits_as_strict_replace_a_report(
 ) -> None:
     folder = shutil.copytree(folders[1], tmp_path / "out")
     (folder / QUALITY_FILE).unlink(missing_ok=True)
-    assert why_kept(folder, 1, LOOSE) is None
+    assert replacement_problem(folder, 1, LOOSE) is None
     limits = QualityLimits(perplexity=0.02)
     sound = {"base": "x", "failures": [], "passed": True, "tokens": 100, "limits": limits.record()}
     write_report(folder, sound)
-    assert why_kept(folder, 100, limits) is None
-    assert why_kept(folder, 101, QualityLimits(perplexity=0.01, same_top_1=0.9)) is None
-    assert why_kept(folder, 99, limits) == (
+    assert replacement_problem(folder, 100, limits) is None
+    assert replacement_problem(folder, 101, QualityLimits(perplexity=0.01, same_top_1=0.9)) is None
+    assert replacement_problem(folder, 99, limits) == (
         "the stored report is of 100 tokens of text, this one of 99"
     )
     looser = QualityLimits(cosine=0.1, perplexity=0.03)
-    assert why_kept(folder, 1000, looser) == (
+    assert replacement_problem(folder, 1000, looser) == (
         "the stored report has stricter limits, perplexity=0.02,cosine=0.97"
     )
     file = min(folder.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-512] + bytes(512))
-    assert why_kept(folder, 1, LOOSE) is None  # it is of other weights
+    assert replacement_problem(folder, 1, LOOSE) is None  # it is of other weights
     for hostile in ({"tokens": "x", "limits": 5}, {"limits": {"cosine": "x"}, "tokens": True}):
         write_report(folder, sound | hostile)
-        assert why_kept(folder, 1, LOOSE) is None
+        assert replacement_problem(folder, 1, LOOSE) is None
 
 
 def test_table_and_picture_show_each_layer(

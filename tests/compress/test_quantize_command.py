@@ -56,6 +56,12 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
         ("--method autoround --damping 0.1", "damping does nothing .* take awq, gptq, awq[+]gptq"),
         ("--method gptq --steps 9", "steps does nothing .* take autoround, awq[+]autoround"),
         ("--method int8 --weight-only", "weight_only is for methods fp8 and fp8[+]gptq; leave"),
+        (
+            "--method gptq --group-size 100",
+            r"^group_size 100 divides the inputs \(256, 768\) of no linear layer; use one of 32, "
+            r"64, 128, 256, -1 \(all inputs\)$",
+        ),
+        ("--method nf4 --ignore *proj", "^ignore leaves no linear layer to quantize; ignore less$"),
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
     ],
 )
@@ -64,6 +70,17 @@ def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=message):
         quantize.run(["quire-tiny", *options.split(), *out, *TEXT, "--no-verify"])
     assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_fit_is_one_line_for_all_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["--method", "rtn", "--group-size", "384", "--ignore", "*.o_proj", "--no-verify"]
+    assert quantize.run(["quire-tiny", *options, "--out", str(tmp_path / "out"), *TEXT]) == 0
+    assert caplog.messages == [
+        "q_proj, k_proj, v_proj of 6 layers stay as they are: 256 inputs are not a multiple of 384",
+        "gate_proj, up_proj of 6 layers stay as they are: 256 inputs are not a multiple of 384",
+    ]
 
 
 def test_bundled_models_are_measured_with_chats(tmp_path: Path) -> None:
@@ -86,9 +103,12 @@ def test_a_smaller_measurement_does_not_replace_a_larger_one(
     capsys.readouterr()
     command = ["quire-tiny", str(out), *TEXT]
     verify.run(command)
-    said, kept = capsys.readouterr(), "the stored report is of 128 tokens of text, this one of 64"
-    assert f"note: {kept}, so this one will not be stored; to store it use --repl" in said.err
-    assert f"not stored in {out / 'quire_quality.json'}: {kept}" in said.out
+    said, problem = (
+        capsys.readouterr(),
+        "the stored report is of 128 tokens of text, this one of 64",
+    )
+    assert f"note: {problem}, so this one will not be stored; to store it use --repl" in said.err
+    assert f"not stored in {out / 'quire_quality.json'}: {problem}" in said.out
     assert stored == {name: (out / name).read_bytes() for name in stored}
     verify.run([*command, "--replace-report"])
     assert f"\nstored in {out / 'quire_quality.json'}" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.model_speed import Speed, measure_speed
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
-from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, why_kept
+from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, replacement_problem
 
 if TYPE_CHECKING:
     import torch
@@ -131,16 +131,16 @@ def show_report(
 
     check_different_weights(base, quantized)  # before speed is measured, too
     tokens = sum(map(len, samples.verification))
-    kept = None if args.replace_report else why_kept(quantized, tokens, limits)
-    if kept is not None:
-        note = f"{kept}, so this one will not be stored; to store it use --replace-report"
+    problem = None if args.replace_report else replacement_problem(quantized, tokens, limits)
+    if problem is not None:
+        note = f"{problem}, so this one will not be stored; to store it use --replace-report"
         print(f"note: {note}", file=sys.stderr)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:
         report = check_quality(
-            base, quantized, samples, tasks, limits, device, notify, speed, stores=kept is None
+            base, quantized, samples, tasks, limits, device, notify, speed, stores=problem is None
         )
-    return print_result(args, quantized, report, kept)
+    return print_result(args, quantized, report, problem)
 
 
 def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[str, Speed] | None:
@@ -158,9 +158,9 @@ def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[st
 
 
 def print_result(
-    args: Namespace, quantized: Path, report: Mapping[str, Any], kept: str | None = None
+    args: Namespace, quantized: Path, report: Mapping[str, Any], problem: str | None = None
 ) -> int:
-    """Print a report. kept: why it is not the stored one. Returns 1 if its figures fail."""
+    """Print a report. problem: why it is not the stored one. Returns 1 if its figures fail."""
     if args.json:
         print(json.dumps(report))
     else:
@@ -168,7 +168,7 @@ def print_result(
 
         print_report(report)
         file = quantized / QUALITY_FILE
-        print(f"stored in {file}" if kept is None else f"not stored in {file}: {kept}")
+        print(f"stored in {file}" if problem is None else f"not stored in {file}: {problem}")
     return 0 if report["passed"] else 1
 
 

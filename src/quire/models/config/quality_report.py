@@ -126,7 +126,7 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     return report.values
 
 
-def why_kept(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
+def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
     """Why a folder's report stays where a new one has so many tokens of text, and these limits.
 
     None where the new one takes its place: there is none of these weights, or none that is
@@ -140,11 +140,13 @@ def why_kept(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
         return None
     if type(known := stored.get("tokens")) is int and known > tokens:
         return f"the stored report is of {known:,} tokens of text, this one of {tokens:,}"
-    before, looser = stored.get("limits"), []
-    for name, value in limits.record().items():
-        old = before.get(name) if isinstance(before, dict) else None
-        if type(old) in (int, float) and (value > old if name == "perplexity" else value < old):
-            looser.append(f"{name}={old}")
+    before = stored.get("limits")
+    looser = [
+        f"{name}={old}"
+        for name, value in limits.record().items()
+        if isinstance(before, dict) and isinstance(old := before.get(name), int | float)
+        and (value > old if name == "perplexity" else value < old)
+    ]  # fmt: skip
     return f"the stored report has stricter limits, {','.join(looser)}" if looser else None
 
 
