@@ -78,8 +78,10 @@ def test_what_does_not_fit_is_one_line_for_all_layers(
     options = ["--method", "rtn", "--group-size", "384", "--ignore", "*.o_proj", "--no-verify"]
     assert quantize.run(["quire-tiny", *options, "--out", str(tmp_path / "out"), *TEXT]) == 0
     assert caplog.messages == [
-        "q_proj, k_proj, v_proj of 6 layers stay as they are: 256 inputs are not a multiple of 384",
-        "gate_proj, up_proj of 6 layers stay as they are: 256 inputs are not a multiple of 384",
+        "q_proj, k_proj, v_proj of 6 layers stay as they are: 256 inputs are not a multiple of "
+        "group_size 384",
+        "gate_proj, up_proj of 6 layers stay as they are: 256 inputs are not a multiple of "
+        "group_size 384",
     ]
 
 
