@@ -58,7 +58,7 @@ SERVE = """
 """
 
 VERIFY = """
-    --calibration --samples --seq-len --tasks --quality-limits --speed --no-speed --device --json
+    --calibration --samples --seq-len --tasks --quality-limits --replace-report --speed --no-speed --device --json
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.
@@ -76,7 +76,7 @@ SURFACE = {
     """
     + VERIFY,
     "verify": VERIFY,
-    "cache": "--prepared-weights",
+    "cache": "--gone --full --prepared-weights",
     "completion": "",
     "demo": "--url --api-key --concurrency --json",
 }
