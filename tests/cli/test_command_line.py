@@ -58,7 +58,8 @@ SERVE = """
 """
 
 VERIFY = """
-    --calibration --samples --seq-len --tasks --quality-limits --replace-report --speed --no-speed --device --json
+    --calibration --samples --seq-len --tasks --quality-limits --replace-report --speed --no-speed
+    --device --json
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.

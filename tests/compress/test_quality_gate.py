@@ -153,6 +153,14 @@ def test_weights_are_not_measured_against_themselves(
             check((base, folders[1]), LOOSE)
 
 
+def test_a_base_model_gets_no_report(folders: tuple[Path, Path]) -> None:
+    """Named second, it would be refused for what its copy has lost."""
+    base, quantized = folders
+    with pytest.raises(ConfigError, match=r"^quantized: .*base is not quantized; name the 16-bit"):
+        check((quantized, base), LOOSE)
+    assert not (base / QUALITY_FILE).exists()
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

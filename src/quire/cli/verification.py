@@ -127,9 +127,9 @@ def show_report(
     device: torch.device,
 ) -> int:
     """Measure, store and print the report. Returns 1 if its figures fail."""
-    from quire.compress.quality_check import check_different_weights, check_quality
+    from quire.compress.quality_check import check_pair, check_quality
 
-    check_different_weights(base, quantized)  # before speed is measured, too
+    check_pair(base, quantized)  # before speed is measured, too
     tokens = sum(map(len, samples.verification))
     problem = None if args.replace_report else replacement_problem(quantized, tokens, limits)
     if problem is not None:

@@ -17,6 +17,7 @@ from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import Notify, compare_models
 from quire.errors import ConfigError
 from quire.hub import BUNDLED
+from quire.models.config.model_config import ModelConfig
 from quire.models.config.quality_report import QualityLimits, write_report
 from quire.models.config.weight_files import weight_files
 from quire.tokenizer.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ def check_quality(
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
-    check_different_weights(base, quantized)
+    check_pair(base, quantized)
     if stores:
         check_writable(quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
@@ -66,12 +67,21 @@ def check_quality(
     return report
 
 
-def check_different_weights(base: Path, quantized: Path) -> None:
-    """Raise ConfigError for a model and itself, which would pass any gate."""
+def check_pair(base: Path, quantized: Path) -> None:
+    """Raise ConfigError for folders that are not a model and its quantized copy.
+
+    A model beside itself would pass any gate; and of a base model that stands second, a report of
+    what its copy has lost would be stored, by which it would not be served any more.
+    """
     if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
         raise ConfigError(
             f"base and quantized have the same weights ({quantized}), so that nothing is measured; "
             "name the 16-bit model as base"
+        )
+    if ModelConfig.from_folder(quantized).checkpoint_format is None:
+        raise ConfigError(
+            f"quantized: {quantized} is not quantized; name the 16-bit model first, and then its "
+            "quantized copy"
         )
 
 
