@@ -70,7 +70,7 @@ SURFACE = {
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
-        --method --out --group-size --symmetric --no-symmetric --format --ignore --act-order
+        --method --out -o --group-size --symmetric --no-symmetric --format --ignore --act-order
         --rotate --no-rotate --weight-only --no-weight-only
         --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
