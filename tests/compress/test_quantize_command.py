@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.cli import quantize, verify
+from quire.cli import main, quantize, verify
 from quire.compress import layer_stream, quality_check
 from quire.compress.quality_check import PLOT_FILE
+from quire.compress.quantize_model import Quantization
 from quire.errors import ConfigError
 
 TEXT = ["--samples", "4", "--seq-len", "64", "--no-speed"]
@@ -70,6 +71,27 @@ def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=message):
         quantize.run(["quire-tiny", *options.split(), *out, *TEXT, "--no-verify"])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_stopped_run_says_how_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, stop = tmp_path / "out", KeyboardInterrupt()
+    layer = Quantization._layer
+
+    def stopped(self: Quantization, index: int, *states: Any) -> Any:
+        if index == 2:
+            raise stop
+        return layer(self, index, *states)
+
+    command = ["quantize", "quire-tiny", "--method", "rtn", "--out", str(out), "--no-verify"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Quantization, "_layer", stopped)
+        assert main(command) == 130
+    assert f"{out}: stopped: the same command continues after" in capsys.readouterr().err
+    assert main(["generate", "-m", str(out), "-p", "hi"]) == 2
+    assert f"{out} is a run of `quire quantize` that has not fin" in capsys.readouterr().err
+    assert main(command) == main(["generate", "-m", str(out), "-p", "hi"]) == 0
 
 
 def test_what_does_not_fit_is_one_line_for_all_layers(

@@ -124,8 +124,13 @@ def run(argv: Sequence[str]) -> int:
             print(f"to measure again: quire verify {args.model} {out}", file=sys.stderr)
             return print_result(args, out, report)
     else:
-        with progress() as notify:
-            quantization.run(notify)
+        try:
+            with progress() as notify:
+                quantization.run(notify)
+        except KeyboardInterrupt:
+            note = "stopped: the same command continues after the last finished layer"
+            print(f"{out}: {note}", file=sys.stderr)
+            raise
         print(f"{out}: {recipe.method}{_text(recipe, samples)}", file=sys.stderr)
     return show_report(args, base, out, tasks, samples, limits, device) if wanted else 0
 
