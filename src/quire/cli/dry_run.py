@@ -39,11 +39,14 @@ def dry_run(models: Sequence[ModelSpec], args: Namespace, in_flags: Callable[[st
     return int(any(plan.problem for plan in plans))
 
 
-def _plan(model: ModelSpec, gpu_memory_gib: float | None) -> MemoryPlan:
-    """The plan of a model. Raises what else a start would that reads no weights, too."""
+def _plan(model: ModelSpec, gib: float | None) -> MemoryPlan:
+    """The plan of a model. Raises what else a start would that reads no weights, too.
+
+    gib: memory of a GPU that need not be there.
+    """
     config = model.config
     try:
-        plan = plan_memory(config, device_memory(config, gpu_memory_gib))
+        plan = plan_memory(config, device_memory(config, gib))
         load_tokenizer(config)
         if plan.device == "cpu" and config.device.threads is not None:  # memory is that of this one
             check_threads(config.device.threads)
