@@ -33,10 +33,6 @@ from quire.models.loading.loader import load_model
 
 MODEL_CONFIG = ModelConfig.from_folder(resolve_model("quire-tiny-draft"))
 CPU, MIB = torch.device("cpu"), 2**20
-# a start that loads weights with PyTorch, whatever other tests have prepared
-LOADS: dict[str, Any] = {
-    "model": "quire-tiny-draft", "num_blocks": 8, "device": "cpu", "prepared_weights": "none",
-}  # fmt: skip
 
 
 class WatchedModel:
@@ -161,7 +157,11 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
 
     monkeypatch.setattr(f"quire.engine.startup.{function}", fail)
     with pytest.raises(ConfigError, match=error):
-        start_engine(EngineConfig.from_options(**LOADS))
+        start_engine(
+            EngineConfig.from_options(
+                model="quire-tiny-draft", num_blocks=8, device="cpu", prepared_weights="none"
+            )
+        )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -181,7 +181,11 @@ def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch_start, "load_unsaved", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        start_engine(EngineConfig.from_options(**LOADS))
+        start_engine(
+            EngineConfig.from_options(
+                model="quire-tiny-draft", num_blocks=8, device="cpu", prepared_weights="none"
+            )
+        )
 
 
 def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
