@@ -48,7 +48,9 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     with pytest.raises(ConfigError, match="have the same weights"):
         verify.run([str(tmp_path / "out"), str(tmp_path / "out"), *TEXT])
     assert f"note: {tmp_path / 'out'} is quantized itself (bitsandbytes)" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="quire-tiny is not quantized; name the 16-bit model"):
+    with pytest.raises(
+        ConfigError, match="quire-tiny is not quantized; name the 16-bit model first"
+    ):
         verify.run([str(tmp_path / "out"), "quire-tiny", *TEXT])  # which would then be refused
 
 
