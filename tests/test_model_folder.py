@@ -32,6 +32,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 400
         ({"notes.txt": "x"}, "is not a model: it has no config.json; name the folder of a comp"),
         ({"qwen/config.json": "{}"}, "is not a model: it has no config.json; name .*/qwen$"),
         ({"config.json": POINTER}, r"config\.json is a Git-LFS pointer"),
+        ({"config.json": "{}", "chat_template.jinja": POINTER}, r"jinja is a Git-LFS pointer"),
+        ({"a.gguf": POINTER}, r"a\.gguf is a Git-LFS pointer"),
     ],
 )  # fmt: skip
 def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
@@ -46,6 +48,7 @@ def test_folders(tmp_path: Path, files: dict[str, str], text: str) -> None:
     ("name", "content", "text"),
     [
         ("model.gguf", "", "is not a GGUF file; download it again"),
+        ("model.gguf", POINTER, "is a Git-LFS pointer, not the file itself; run `git lfs pull` in"),
         ("model.bin", "GGUF...", "is damaged at byte 4: "),
         ("model.safetensors", "", "is one file of a model; use its folder, /"),
         ("notes.txt", "", "is a file; use the folder of a model, a GGUF file, or a hub name"),
@@ -62,6 +65,21 @@ def test_a_tokenizer_may_have_a_folder_of_its_own(tmp_path: Path) -> None:
     assert hub.resolve_model(str(tmp_path)) == tmp_path
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is a LoRA adapter"):
+        hub.resolve_model(str(tmp_path))
+
+
+def test_files_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "logo.png").write_text(POINTER)
+    os.mkfifo(tmp_path / "pipe")
+    assert hub.resolve_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pipe_is_not_taken_for_a_file_that_is_missing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} must be a regular file, not a folder, pipe"):
         hub.resolve_model(str(tmp_path))
 
 

@@ -22,6 +22,7 @@ NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
 _LOOKED_AT = 64  # files of a folder
+_READ = (".json", ".jinja", ".safetensors", ".gguf")  # what is read of them
 _LISTED = 8  # names in a message
 _PROJECTOR = "mmproj"  # begins the names of files for images, which are no language models
 _LARGEST_FILE = 64 * 1024 * 1024  # bytes of a text; real ones have a few thousand
@@ -35,7 +36,8 @@ def check_model_folder(folder: Path) -> None:
     if not files:
         raise CheckpointError(f"{folder} is empty; download the model into it, or use a hub name")
     for file in files:
-        _check_pointer(file)
+        if file.suffix in _READ and file.exists():
+            check_regular(file)
     if (folder / "config.json").exists() or gguf_file(folder) is not None:
         return
     if "adapter_config.json" in names:
@@ -93,10 +95,17 @@ def check_model_file(file: Path) -> None:
 
 
 def check_regular(file: Path) -> int:
-    """The size of a file in bytes. Raises CheckpointError for a pipe or device, and OSError."""
+    """The size of a file in bytes.
+
+    Raises CheckpointError for a pipe, a device or a Git-LFS pointer, and OSError.
+    """
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file} must be a regular file, not a folder, pipe or device")
+    if status.st_size < _POINTER_BYTES and _begins_with(file, _POINTER):
+        raise CheckpointError(
+            f"{file} is a Git-LFS pointer, not the file itself; run `git lfs pull` in {file.parent}"
+        )
     return status.st_size
 
 
@@ -158,13 +167,6 @@ def _small_content(file: Path) -> bytes:
             f"{file} is larger than 64 MiB, too large for a config file; download it again"
         )
     return file.read_bytes()
-
-
-def _check_pointer(file: Path) -> None:
-    if file.is_file() and file.stat().st_size < _POINTER_BYTES and _begins_with(file, _POINTER):
-        raise CheckpointError(
-            f"{file} is a Git-LFS pointer, not the file itself; run `git lfs pull` in {file.parent}"
-        )
 
 
 def _begins_with(file: Path, start: bytes) -> bool:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set, ValuesView
 from typing import Any
 
 _PLAIN = {str, int, float, bool, type(None)}
 
 
 def plain_value(value: Any) -> Any:
-    """The value with lists for tuples, sets, ranges, iterators, arrays and tensors, at any depth.
+    """The value with lists, at any depth, for other sequences, sets, views, iterators and arrays.
 
     Arrays and tensors are recognized by their method `tolist`, which gives Python's numbers.
     """
-    if isinstance(value, str | bytes | dict | int | float | None):
+    if isinstance(value, str | bytes | bytearray | memoryview | dict | int | float | None):
         return value
-    if isinstance(value, list | tuple | range | set | frozenset | Iterator):
+    if isinstance(value, Sequence | Set | ValuesView | Iterator):
         return [plain_value(item) for item in value]
     to_list = getattr(value, "tolist", None)
     return value if to_list is None else to_list()

@@ -52,7 +52,8 @@ SERVE = """
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
     --response-store-bytes
-    --engine-hang-timeout --shutdown-timeout --log-level --log-format --access-log --no-access-log
+    --engine-hang-timeout --engine-load-timeout --shutdown-timeout --log-level
+    --log-format --access-log --no-access-log
     --enable-request-id-headers --no-enable-request-id-headers --otlp-traces-endpoint
     --gpu-hour-cost --dry-run --gpu-memory-gib --json
 """

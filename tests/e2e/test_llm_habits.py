@@ -220,6 +220,8 @@ def test_an_engine_that_sleeps_and_ends() -> None:
         assert texts(llm.generate("A list is", GREEDY, use_tqdm=False)) == before
     with pytest.raises(ConfigError, match="closed"):
         llm.embed("A list is", use_tqdm=False)
+    with pytest.raises(ConfigError, match="closed"):
+        llm.wake_up()
 
 
 def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(

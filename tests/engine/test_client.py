@@ -208,3 +208,24 @@ def test_long_texts_are_encoded_in_an_order_that_is_fair_among_callers(
 
     asyncio.run(main())
     assert sorted(order[:4]) == ["a", "b", "x", "y"]
+
+
+def test_a_short_text_among_many_is_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[bool]()
+
+    def prepare(*_: object, **options: object) -> None:
+        assert options == {"stream": False}
+        threads.append(threading.current_thread() is not threading.main_thread())
+        raise InvalidRequestError("it is enough")
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        engine = AsyncEngine(EagerLink(), TOKENIZER, info, 0)
+        monkeypatch.setattr(engine._inputs, "prepare", prepare)
+        for in_thread in (False, True):
+            with pytest.raises(InvalidRequestError):
+                await engine.complete("a", SamplingParams(), in_thread=in_thread)
+        await engine.close()
+
+    asyncio.run(main())
+    assert threads == [False, True]

@@ -116,7 +116,7 @@ class FakeTokenizer:
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
@@ -128,6 +128,8 @@ class FakeTokenizer:
         ]
         parts += [f"[{name}={value}]" for name, value in template_kwargs.items()]
         self.continued = continue_final_message
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         return "".join(parts) + ("<assistant>" if add_generation_prompt else "")
 
     def encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -202,6 +204,7 @@ class FakeEngine:
         stop_when: StopWhen | None = None,
         prompt_field: str = "prompt",
         report_progress: bool = False,
+        in_thread: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         limits, reserved = self.info.limits, sampling.max_tokens or 1
         ids = token_ids_of(prompt, self.tokenizer, limits, encoding, reserved=reserved)
@@ -216,6 +219,7 @@ class FakeEngine:
                 "cache_salt": cache_salt,
                 "queue_timeout": queue_timeout,
                 "cut_to_context": cut_to_context,
+                "in_thread": in_thread,
             }
         )
         text = self.script * 100 if sampling.ignore_eos else self.script

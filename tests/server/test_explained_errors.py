@@ -51,6 +51,14 @@ ITEMS = [
 ]
 FLAT_TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
 TEXT = {"format": {"type": "text"}}
+OLLAMA = {
+    "model": "fake",
+    "stream": False,
+    "keep_alive": "5m",
+    "options": {"seed": 1, "num_ctx": 8192.0, "temperature": 0.5, "num_predict": 2},
+}
+OLLAMA_CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
+OLLAMA_TALK = [*TALK[:1], {"role": "assistant", "content": "", "tool_calls": [OLLAMA_CALL]}]
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [[1, 2]], "structured_outputs": {"json": SCHEMA}} | SAMPLING),
     ("/v1/completions", {"prompt": "a", "guided_json": SCHEMA, "stream_options": {}}),
@@ -71,6 +79,16 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"messages": TALK, "tools": [TOOL], "chat_template_kwargs": {"a": 1}}),
     ("/detokenize", {"tokens": [1, 2]}),
+    ("/v1/chat/completions/batch", {"messages": [TALK[:1]], "tools": [TOOL], "max_tokens": 2}),
+    ("/v1/score", {"queries": "a", "documents": ["b"], "truncate_prompt_tokens": 2}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 1}),
+    ("/pooling", {"input": [[1, "a"]], "dimensions": 2, "embed_dtype": "float16"}),
+    ("/completion", {"prompt": {"prompt_string": "a"}, "n_predict": 2, "json_schema": SCHEMA}),
+    ("/completion", {"prompt": [[1, "a"]], "n_predict": 2, "logit_bias": [[5, 1.0]]}),
+    ("/apply-template", {"messages": TALK, "tools": [TOOL]}),
+    ("/api/chat", OLLAMA | {"messages": OLLAMA_TALK, "tools": [TOOL], "format": SCHEMA}),
+    ("/api/generate", OLLAMA | {"prompt": "a", "system": "s", "think": True}),
+    ("/api/embed", OLLAMA | {"input": ["a"], "dimensions": 2}),
     ("/stats", {}),
     ("/admin/models/load", {"model": "fake"}),
     ("/admin/models/unload", {"model": "fake"}),
@@ -119,7 +137,9 @@ def post(apps: dict[str, Starlette], path: str, body: bytes) -> Reply:
     assert reply.status < 500, (path, body[:500], reply.body)
     if reply.status >= 400:
         error = reply.json()["error"]
-        assert 0 < len(error["message"]) <= 1000
+        text = error if path.startswith("/api/") else error["message"]
+        assert 0 < len(text) <= 1000
+        assert text[0] != "["  # a field has a name
     return reply
 
 

@@ -105,8 +105,11 @@ def test_continues_as_transformers(
     pair: tuple[Tokenizer, PreTrainedTokenizerFast], text: str
 ) -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
-    ours, expected = both(pair, [USER, ANSWER | {"content": text}], **options)
+    messages = [USER, ANSWER | {"content": text}]
+    ours, expected = both(pair, messages, **options)
     assert ours == expected
+    del options["add_generation_prompt"]  # which says the same, and may be left out
+    assert pair[0].render_chat(messages, **options) == expected
 
 
 def test_calls_that_a_template_would_drop_are_refused() -> None:

@@ -225,6 +225,7 @@ async def _serve(
         worker_settings=msgspec.msgpack.encode(settings),
         num_workers=settings.api_server_count,
         hang_timeout=settings.engine_hang_timeout,
+        load_timeout=settings.engine_load_timeout,
         log=_log_options(settings),
     )
     limits = FleetSettings(

@@ -254,7 +254,7 @@ class Tokenizer:
         /,
         *,
         tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> str:
@@ -262,10 +262,13 @@ class Tokenizer:
 
         Each control token's name that the messages hold is broken, or changed by map_text instead.
         continue_final_message: end within the last message, for an answer that goes on from it.
-        template_kwargs: further values for the template; a name that it does not read is a
-        NoEffectWarning.
+        add_generation_prompt: end with the start of an answer; None: unless the last message is
+        continued. template_kwargs: further values for the template; a name that it does not read
+        is a NoEffectWarning.
         Raises InvalidRequestError (param "messages", "tools" or "chat_template_kwargs").
         """
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         return self._template_for(tools).render(
             messages,
             tools=tools,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ USER = {"role": "user", "content": "hi"}
         ([{"prompt_token_ids": (1, 2)}, "a"], [[1, 2], "a"]),
         (iter(["a", "b"]), ["a", "b"]),
         (range(2), [[0, 1]]),
+        ({"a": 1, "b": 2}.keys(), ["a", "b"]),
+        ({1: "a", 2: [3]}.values(), ["a", [3]]),
+        (deque(["a", deque([1])]), ["a", [1]]),
     ],
 )
 def test_prompts(given: Any, read: list[Any]) -> None:
@@ -48,6 +52,7 @@ def test_prompts(given: Any, read: list[Any]) -> None:
     ("given", "problem"),
     [
         (None, "prompt: must be text, token ids or a list of them, not NoneType"),
+        (bytearray(b"ab"), "prompt: must be text, token ids or a list of them, not bytearray"),
         ({"a": 1}, r"prompt\.a: not supported; leave it out"),
         ([{"prompt": None}], r"prompt\[0\]: must have prompt or prompt_token_ids"),
         ({"prompt": 3}, r"prompt\.prompt: must be text or a list of token ids, not int"),

@@ -58,7 +58,8 @@ def test_own_names_are_served(host: str) -> None:
 def test_foreign_names_are_refused(host: str, path: str) -> None:
     reply = ask(host, path)
     assert (reply.status, reply.error["code"]) == (403, "unknown_host")
-    assert "--allowed-hosts" in reply.error["message"]
+    text = reply.error["message"]
+    assert "names no host" in text or ("--allowed-hosts " in text and "''" not in text)
 
 
 def test_a_balancer_may_ask_for_health_by_any_name() -> None:

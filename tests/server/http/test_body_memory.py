@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from starlette.types import Message
 
 from quire.errors import ConfigError, QueueFullError
 from quire.server.app import build_app
-from quire.server.http.body_memory import FREE_BYTES, BodyMemory, BodySpace
+from quire.server.http.body_memory import COLLECT_BYTES, FREE_BYTES, BodyMemory, BodySpace
 from quire.server.settings import ServerSettings
 
 LARGE = b'{"prompt": "abc"' + b" " * 3 * FREE_BYTES + b"}"
@@ -113,3 +115,26 @@ def test_by_default_many_of_the_largest_bodies_fit() -> None:
     assert ServerSettings(max_body_bytes=100).held_body_bytes == 6400
     with pytest.raises(ConfigError, match="max_held_body_bytes is 99, less than max_body_bytes"):
         ServerSettings(max_body_bytes=100, max_held_body_bytes=99)
+
+
+def test_garbage_is_collected_by_the_bytes_of_bodies() -> None:
+    """A few cycles hold little for a collector that counts objects, but may hold much."""
+
+    class Cycle:
+        pass
+
+    cycle = Cycle()
+    cycle.own = cycle  # type: ignore[attr-defined]
+    left, memory = weakref.ref(cycle), BodyMemory(COLLECT_BYTES, lambda: 1.0)
+    gc.disable()
+    try:
+        del cycle
+        for size in (FREE_BYTES, COLLECT_BYTES // 2):
+            with BodySpace(memory) as space:
+                space.hold(size)
+            assert left() is not None
+        with BodySpace(memory) as space:
+            space.hold(COLLECT_BYTES)
+        assert left() is None
+    finally:
+        gc.enable()

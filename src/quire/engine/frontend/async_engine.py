@@ -166,7 +166,7 @@ class AsyncEngine(ModelOwner):
         arrival = time.monotonic()
         unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
         work = partial(prepare, unique_id, prompt, pooling, **options)
-        prepared = await self._in_thread(prompt, work) if _is_long(prompt) else work()
+        prepared = await self._in_thread(prompt, work) if is_long(prompt) else work()
         return await self._whole_output(prepared, arrival)
 
     async def _whole_output(self, prepared: PreparedRequest, arrival: float) -> RequestOutput:
@@ -196,11 +196,13 @@ class AsyncEngine(ModelOwner):
         prompt: Prompt,
         sampling: SamplingParams,
         label: str | None,
+        *,
+        in_thread: bool = False,
         **options: Unpack[PrepareOptions],
     ) -> PreparedRequest:
         check_loop(self._loop)
         prepare, unique_id = self._inputs.prepare, self._unique_id(label)
-        if _is_long(prompt):
+        if in_thread or is_long(prompt):
             work = partial(prepare, unique_id, prompt, sampling, **options)
             prepared = await self._in_thread(prompt, work, options.get("caller", ""))
         else:
@@ -234,5 +236,6 @@ def check_loop(own: asyncio.AbstractEventLoop) -> None:
         )
 
 
-def _is_long(prompt: Prompt) -> bool:
-    return isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
+def is_long(*prompts: Prompt) -> bool:
+    """Whether texts, all together, are encoded in a thread."""
+    return sum(len(p) for p in prompts if isinstance(p, str)) > ENCODE_IN_THREAD_CHARS

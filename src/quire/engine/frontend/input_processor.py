@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     queue_timeout: float | None
 
 
-class GenerateOptions(Options, total=False):
+class ContinuationOptions(Options, total=False):
     """Options of a prompt's continuation. cut_to_context: lower max_tokens to what the context has.
 
     caller: whom the compilation of a grammar is counted for. stop_when: ends answers by their text.
@@ -65,8 +65,14 @@ class GenerateOptions(Options, total=False):
     report_progress: bool
 
 
-class PrepareOptions(GenerateOptions, total=False):
-    """All options of `InputProcessor.prepare`."""
+class GenerateOptions(ContinuationOptions, total=False):
+    """Options of `AsyncEngine.generate`. in_thread: a short prompt is encoded there, too."""
+
+    in_thread: bool
+
+
+class PrepareOptions(ContinuationOptions, total=False):
+    """Options of `InputProcessor.prepare`."""
 
     stream: bool
 

@@ -116,13 +116,15 @@ class OfflineEngine:
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the model again, if it sleeps. tags: "weights" and "kv_cache", as in vLLM.
 
-        Raises ConfigError or CheckpointError, and InvalidRequestError for other tags.
+        Raises ConfigError, also after it was closed, or CheckpointError, and InvalidRequestError
+        for other tags.
         """
         from quire.compat.sleep_tags import check_tags  # a start needs none
 
         check_tags(tags or ())
         with self._call_lock:
-            if self._engine is None and not self._is_closed:
+            self._check_open()
+            if self._engine is None:
                 core, self.info = start_engine(self._config)
                 self._engine = InlineEngine(core)
                 self._inputs.set_limits(self.info.limits)
@@ -139,9 +141,12 @@ class OfflineEngine:
             self._is_closed = True
             self._inputs.close()
 
-    def _awake(self) -> InlineEngine:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ConfigError("this LLM was closed; make another one")
+
+    def _awake(self) -> InlineEngine:
+        self._check_open()
         if self._engine is None:
             raise ConfigError("this LLM sleeps; call wake_up()")
         return self._engine

@@ -28,6 +28,8 @@ from quire.quantization.scheme import scheme_of
 
 logger = logging.getLogger(__name__)
 
+MOST_OFFSETS = 2**31 - 1  # in a tensor
+
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with nothing left open, and the model that they name.
@@ -91,6 +93,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     model_config = ModelConfig.from_folder(folder)
     if device == "cuda":
         _refuse_experts(model_config)
+        _refuse_large_steps(config, model_config)
     dtype = choose_dtype(config, model_config)
     return ResolvedConfig(
         requested=requested,
@@ -126,6 +129,24 @@ def _refuse_experts(model_config: ModelConfig) -> None:
             raise ConfigError(
                 f"the model has a {layer.mlp.name}, which runs on CPUs only; use device='cpu', or "
                 "take a dense model"
+            )
+
+
+def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig) -> None:
+    """Raise ConfigError for steps with a tensor in which kernels' offsets, of 32 bits, overflow."""
+    widths = [model_config.hidden_size]
+    for layer in model_config.spec.layers:
+        attention = layer.attention
+        widths.append((attention.num_heads + 2 * attention.num_kv_heads) * attention.key_dim)
+        widths.append(2 * layer.mlp.intermediate_size)  # gate and up
+    scheduler, rows = config.scheduler, model_config.vocab_size if model_config.has_head else 1
+    for name, count, width in (
+        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, max(widths)),
+        ("max_num_seqs", scheduler.max_num_seqs, rows),  # of logits
+    ):
+        if count > (most := MOST_OFFSETS // width):
+            raise ConfigError(
+                f"{name} is {count:,}, but on a GPU it is at most {most:,} for this model; lower it"
             )
 
 

@@ -111,6 +111,9 @@ def _is_loopback(bound: str) -> bool:
 def _foreign(name: str) -> Exception:
     from quire.server.http.http_errors import HttpError
 
+    if not name:
+        text = "the header Host names no host; send the server's name or address in it"
+        return HttpError(403, text, code="unknown_host")
     shown = name[:64] if name.isascii() and name.isprintable() else "?"
     text = f"the server is not known by the name {shown!r} in the header Host; start it with "
     return HttpError(403, f"{text}--allowed-hosts {shown} or with an API key", code="unknown_host")

@@ -3,10 +3,14 @@
 A body is held from its first byte until its request is answered. request_gate.py bounds the number
 of bodies and `max_body_bytes` the size of each; without a bound on their sum, a few thousand slow
 large ones would be gigabytes. Used by one event loop.
+
+The garbage collector counts objects, not bytes: a few reference cycles, each with a large body in
+it, would be gigabytes before it runs. So it also runs after so many bytes.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import msgspec
@@ -16,6 +20,9 @@ from quire.errors import QueueFullError
 # Of each body so much is not counted, as its connection buffers that anyway: usual requests are
 # admitted even while large ones use up the limit.
 FREE_BYTES = 64 << 10
+# After this many counted bytes of bodies garbage is collected, which takes some milliseconds.
+COLLECT_BYTES = 64 << 20
+_YOUNG = 1  # generations of the collector that may hold what recent requests left
 
 
 class BodyMemory:
@@ -23,6 +30,7 @@ class BodyMemory:
 
     def __init__(self, limit: int, retry_after: Callable[[], float]) -> None:
         self.num_bytes = 0
+        self._num_released = 0  # since garbage was collected
         self._limit = limit
         self._retry_after = retry_after
 
@@ -34,6 +42,14 @@ class BodyMemory:
                 f"{text}; send the request again later", retry_after=self._retry_after()
             )
         self.num_bytes += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Count out."""
+        self.num_bytes -= num_bytes
+        self._num_released += num_bytes
+        if self._num_released >= COLLECT_BYTES:
+            self._num_released = 0
+            gc.collect(_YOUNG)
 
 
 class BodySpace(msgspec.Struct, eq=False):
@@ -53,5 +69,5 @@ class BodySpace(msgspec.Struct, eq=False):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._memory.num_bytes -= self._num_bytes
+        self._memory.release(self._num_bytes)
         self._num_bytes = 0

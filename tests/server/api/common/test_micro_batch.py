@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
+from quire.fair_queue import FairExecutor
+from quire.server.api.common.micro_batch import (
+    SLICE_SECONDS,
+    MicroBatch,
+    Stages,
+    run_in_slices,
+    run_stages,
+)
 
 
 def preparation(name: str, stages: int, log: list[str]) -> Stages[str]:
@@ -71,7 +79,33 @@ def test_a_cancelled_caller_gets_no_result() -> None:
 
 def test_alone_it_needs_no_loop() -> None:
     log: list[str] = []
-    assert run_stages(preparation("a", 3, log)) == "A"
+    assert run_stages(preparation("a", 3, log)) == ("A",)
     assert log == ["a0", "a1", "a2"]
     with pytest.raises(InvalidRequestError):
         run_stages(preparation("x", 1, log))
+
+
+def test_a_long_preparation_in_a_thread_lets_other_work_in() -> None:
+    """One with many stages, such as a thousand texts, keeps others waiting for one time slice."""
+
+    def stages(name: str, num: int, log: list[str]) -> Stages[str]:
+        for _ in range(num):
+            time.sleep(SLICE_SECONDS / 2)
+            log.append(name)
+            yield
+        return name
+
+    async def scenario() -> list[str]:
+        threads, log = FairExecutor(1, "test"), list[str]()
+        long = asyncio.ensure_future(run_in_slices(stages("a", 12, log), threads, "one"))
+        await asyncio.sleep(SLICE_SECONDS / 4)
+        assert await run_in_slices(stages("b", 1, log), threads, "one") == "b"  # even one's own
+        assert await run_in_slices(stages("c", 1, log), threads, "two") == "c"
+        assert await long == "a"
+        threads.close()
+        return log
+
+    log = asyncio.run(scenario())
+    assert log.count("a") == 12
+    assert log.index("b") <= 3
+    assert log.index("c") <= 6

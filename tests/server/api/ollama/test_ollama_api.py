@@ -102,6 +102,7 @@ def test_options(app: Starlette, engine: FakeEngine) -> None:
         ({"think": "yes please"}, "think: must be true, false, high, low, max or medium"),
         ({"options": {"num_ctx": 0}}, "options.num_ctx: must be"),
         ({"options": {"num_ctx": -5}}, "options.num_ctx: must be"),
+        ({"options": {"seed": 10**400}}, "options.seed: must be an integer <="),
     ],
 )
 def test_errors_name_the_fields_of_this_api(

@@ -255,3 +255,15 @@ def test_load_generator_flow(complete: Post) -> None:
     assert (len(chunks), done) == (20, "[DONE]")
     assert last["usage"]["completion_tokens"] == 20
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(("num_chars", "in_thread"), [(800, False), (820, True)])
+def test_many_short_texts_do_not_hold_up_the_event_loop_together(
+    complete: Post, engine: FakeEngine, num_chars: int, in_thread: bool
+) -> None:
+    assert complete(prompt=["a" * num_chars] * 5, max_tokens=1).status == 200
+    assert [call["in_thread"] for call in engine.calls] == [in_thread] * 5
+    engine.calls.clear()
+    assert complete(prompt="a" * num_chars, max_tokens=1).status == 200
+    assert complete(prompt=[[5] * num_chars] * 5, max_tokens=1).status == 200
+    assert not any(call["in_thread"] for call in engine.calls)

@@ -14,6 +14,7 @@ from quire.engine.frontend.input_processor import errors_name_field
 from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
 from quire.server.api.common.embedding_fields import PoolingFields
 from quire.server.api.common.generation_job import Job
+from quire.server.api.common.micro_batch import Stages
 from quire.server.model_registry import RegisteredModel
 
 
@@ -31,17 +32,18 @@ def make_embedding_job(
     inputs: Sequence[Prompt],
     pooling: PoolingParams,
     fields: Sequence[tuple[str, int]] = (),
-) -> Job:
-    """The job of a request whose inputs are embedded. Raises InvalidRequestError.
+) -> Stages[Job]:
+    """The job of a request whose inputs are embedded, in stages. Raises InvalidRequestError.
 
     fields: names of those that the inputs are from, in order, with the number of each one's inputs;
     by default all are from `input`.
     """
     named = fields or [("input", len(inputs))]
+    prompts = yield from _token_ids(inputs, named, request, pooling, model.engine)
     return Job(
         reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
         model=model.name,
-        prompts=_token_ids(inputs, named, request, pooling, model.engine),
+        prompts=prompts,
         sampling=DEFAULT_SAMPLING,
         stream=False,
         include_usage=False,
@@ -59,8 +61,8 @@ def _token_ids(
     request: PoolingFields,
     pooling: PoolingParams,
     engine: AsyncEngine,
-) -> list[list[int]]:
-    """Token ids of all inputs, checked before any of them runs."""
+) -> Stages[list[list[int]]]:
+    """Token ids of all inputs, checked before any of them runs; each is a stage."""
     limits, found = engine.info.limits, list[list[int]]()
     encoding = request.encoding
     names = [(name, index, count) for name, count in fields for index in range(count)]
@@ -69,4 +71,5 @@ def _token_ids(
             ids = token_ids_of(given, engine.tokenizer, limits, encoding)
             limits.check_embedding(ids, pooling)
             found.append(ids)
+        yield
     return found

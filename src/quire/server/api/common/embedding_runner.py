@@ -39,28 +39,35 @@ async def embed_all(
     window, job = _Window(), admitted.job
 
     async def embed(index: int, prompt: Prompt) -> RequestOutput:
-        output = await admitted.engine.embed(
-            prompt,
-            pooling,
-            request_id=f"{job.reply_id}-{index}",
-            encoding=job.encoding,
-            priority=job.priority,
-            cache_salt=admitted.cache_salt,
-            queue_timeout=admitted.queue_timeout,
-        )
-        usage.add(index, output)
-        window.leave(len(prompt))
+        is_done = False
+        try:
+            output = await admitted.engine.embed(
+                prompt,
+                pooling,
+                request_id=f"{job.reply_id}-{index}",
+                encoding=job.encoding,
+                priority=job.priority,
+                cache_salt=admitted.cache_salt,
+                queue_timeout=admitted.queue_timeout,
+            )
+            usage.add(index, output)
+            is_done = True
+        finally:
+            window.leave(len(prompt), is_done=is_done)
         return output
 
     tasks = []
     try:
-        async with asyncio.TaskGroup() as group:
-            for index, prompt in enumerate(job.prompts):
-                await window.enter(len(prompt))
-                tasks.append(group.create_task(embed(index, prompt)))
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+        for index, prompt in enumerate(job.prompts):
+            if not await window.enter(len(prompt)):
+                break
+            tasks.append(asyncio.create_task(embed(index, prompt)))
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks.clear()  # else a failed one, its error and this frame would be a cycle
 
 
 class _Window:
@@ -68,23 +75,30 @@ class _Window:
 
     def __init__(self) -> None:
         self._num_inputs = self._num_tokens = 0
+        self._has_failed = False
         self._input_done = asyncio.Event()
 
-    async def enter(self, num_tokens: int) -> None:
-        """Wait until an input fits; with no other input running, any fits."""
-        while self._num_inputs and (
-            self._num_inputs >= WINDOW_INPUTS or self._num_tokens + num_tokens > WINDOW_TOKENS
-        ):
+    async def enter(self, num_tokens: int) -> bool:
+        """Wait until an input fits; with no other input running, any fits.
+
+        False if one has failed: no more may enter.
+        """
+        while self._num_inputs and not self._has_failed and not self._has_space(num_tokens):
             self._input_done.clear()
             await self._input_done.wait()
         self._num_inputs += 1
         self._num_tokens += num_tokens
+        return not self._has_failed
 
-    def leave(self, num_tokens: int) -> None:
-        """Note that an input's embedding has been computed."""
+    def leave(self, num_tokens: int, *, is_done: bool) -> None:
+        """Note that an input's embedding has been computed, or that it failed."""
         self._num_inputs -= 1
         self._num_tokens -= num_tokens
+        self._has_failed |= not is_done
         self._input_done.set()
+
+    def _has_space(self, num_tokens: int) -> bool:
+        return self._num_inputs < WINDOW_INPUTS and self._num_tokens + num_tokens <= WINDOW_TOKENS
 
 
 async def encode_vectors(

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from quire.core.request_output import RequestOutput
+from quire.engine.frontend.async_engine import is_long
 from quire.engine.frontend.input_processor import GenerateOptions
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING
 from quire.server.api.common.generation_job import AdmittedJob
@@ -21,7 +22,9 @@ def run(admitted: AdmittedJob) -> AsyncGenerator[tuple[int, RequestOutput], None
 
     Closing the generator aborts whatever still runs.
     """
-    return merged([_start(admitted, index) for index in range(len(admitted.job.prompts))])
+    prompts = admitted.job.prompts
+    in_thread = len(prompts) > 1 and is_long(*prompts)
+    return merged([_start(admitted, index, in_thread=in_thread) for index in range(len(prompts))])
 
 
 async def gather(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestOutput]:
@@ -52,14 +55,18 @@ async def _gathered(admitted: AdmittedJob, usage: UsageCounter) -> list[RequestO
     return [complete[index] for index in sorted(complete)]
 
 
-def _start(admitted: AdmittedJob, index: int) -> AsyncGenerator[RequestOutput, None]:
-    job = admitted.job
+def _start(
+    admitted: AdmittedJob, index: int, *, in_thread: bool
+) -> AsyncGenerator[RequestOutput, None]:
+    job, options = admitted.job, _options(admitted, index)
+    if in_thread:
+        options["in_thread"] = True
     outputs = admitted.engine.generate(
         job.prompts[index],
         job.sampling_of(index),
         request_id=f"{job.reply_id}-{index}",
         stream=job.stream,
-        **_options(admitted, index),
+        **options,
     )
     return _without_answers(outputs) if job.prompt_alone else outputs
 
@@ -124,13 +131,18 @@ async def merged(
                 case None:
                     running -= 1
                 case Exception() as error:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # else it, its traceback and this frame would be a cycle
                 case outputs:
                     yield outputs
     finally:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        while not queue.empty():  # a further error there would be in a cycle with its pump
+            queue.get_nowait()
 
 
 async def _pump(

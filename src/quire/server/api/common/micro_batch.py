@@ -12,13 +12,19 @@ A preparation is a generator that yields where a stage ends.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Generator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from quire.background import check_caller, hurry
 from quire.errors import is_failure
+from quire.fair_queue import FairExecutor
+
+SLICE_SECONDS = 0.05  # of a thread for one preparation, beside the rest of a stage
 
 T = TypeVar("T")
 Stages = Generator[None, None, T]
@@ -54,7 +60,7 @@ class MicroBatch:
         running, self._waiting = self._waiting, []
         with hurry():
             while running:
-                running = [work for work in running if _run_stage(work)]
+                running = list(filter(_run_stage, running))  # a comprehension would hold the last
 
 
 def _run_stage(work: _Work) -> bool:
@@ -70,15 +76,28 @@ def _run_stage(work: _Work) -> bool:
             raise
         if not work.result.done():
             work.result.set_exception(error)
+        del work  # else its result, the error and this frame would be a cycle
     return False
 
 
-def run_stages(stages: Stages[T]) -> T:
-    """Run all stages of one preparation, in any thread, while its caller waits."""
+async def run_in_slices(stages: Stages[T], threads: FairExecutor, caller: str) -> T:
+    """Run one preparation in threads, in time slices: other work waits for one, not for all of it.
+
+    Raises what the preparation does, and as `FairExecutor.run`.
+    """
+    while True:
+        found = await threads.run(caller, partial(run_stages, stages, SLICE_SECONDS))
+        if found is not None:
+            return found[0]
+
+
+def run_stages(stages: Stages[T], seconds: float = math.inf) -> tuple[T] | None:
+    """Run stages in any thread, while their caller waits; None: some are left after the time."""
+    end = time.monotonic() + seconds
     try:
-        while True:
+        while time.monotonic() < end:
             check_caller()
             next(stages)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    except StopIteration as stop:
+        return (stop.value,)
+    return None

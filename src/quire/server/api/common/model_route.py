@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.background import TooLongError, hurry
 from quire.errors import ModelNotLoadedError
-from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
+from quire.server.api.common.micro_batch import MicroBatch, Stages, run_in_slices
 from quire.server.api.common.request_gate import RequestContext, RequestGate, caller_of
 from quire.server.http.disconnect import unless_disconnected
 from quire.server.http.http_errors import send_complete
@@ -123,10 +123,9 @@ class _GenerationApp(Generic[T]):
                 return await self._micro_batch.run(prepare())
             except TooLongError:
                 pass
-        run = self._gate.prepare_threads.run
         context.deadline.shorten(_own_timeout(body), "timeout")
         async with context.deadline.enforced():
-            return await run(context.caller, lambda: run_stages(prepare()))
+            return await run_in_slices(prepare(), self._gate.prepare_threads, context.caller)
 
 
 class _Timeout(msgspec.Struct):

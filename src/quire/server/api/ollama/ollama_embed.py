@@ -117,7 +117,8 @@ def _prepared(
         fields.note_no_effect("options has no effect: a text's vector depends on nothing else")
     pooling = model.engine.info.pooling.changed(dimensions=dimensions)
     named = [(field, len(inputs))]
-    return EmbeddingJob(make_embedding_job("embd", model, fields, inputs, pooling, named), pooling)
+    job = yield from make_embedding_job("embd", model, fields, inputs, pooling, named)
+    return EmbeddingJob(job, pooling)
 
 
 async def answer(

@@ -96,7 +96,11 @@ def read_ollama(
     except InvalidRequestError as error:
         if not (error.param or "").startswith("options."):
             raise
-        request, found = read_body(_with_integers(data), decoder, refused)
+        try:
+            data = _with_integers(data)
+        except InvalidRequestError:  # such as for a number out of range, whose field it cannot name
+            raise error from None
+        request, found = read_body(data, decoder, refused)
     request.note_no_effect(*_check_options(found, strict_json.names_of(type(request))))
     return request, found
 

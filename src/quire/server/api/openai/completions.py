@@ -79,11 +79,11 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     if model.forces_usage:
         force_usage(request)
     with request.sent_as:
-        job = _job(request, model)
+        job = yield from _job(request, model)
     return CompletionFormatter(job, request, model.engine.tokenizer)
 
 
-def _job(request: CompletionRequest, model: RegisteredModel) -> Job:
+def _job(request: CompletionRequest, model: RegisteredModel) -> Stages[Job]:
     is_cut = request.max_tokens is None or request.is_cut_to_context
     take_defaults(request, model.request_defaults)
     sampling = completions_request.sampling(request)
@@ -93,7 +93,9 @@ def _job(request: CompletionRequest, model: RegisteredModel) -> Job:
     if is_wide(sampling.prompt_logprobs):  # whose number depends on the number of tokens
         encode = partial(token_ids_of, reserved=sampling.max_tokens or 1)
         tokenizer = model.engine.tokenizer
-        prompts = [encode(prompt, tokenizer, limits, request.encoding) for prompt in prompts]
+        for index, prompt in enumerate(prompts):
+            prompts[index] = encode(prompt, tokenizer, limits, request.encoding)
+            yield
     check_num_logprobs(sampling, prompts, limits)
     return make_job(
         "cmpl-", request, prompts, sampling, model,

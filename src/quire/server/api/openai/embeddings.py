@@ -81,7 +81,7 @@ def _prepared(
         problem = f"the header of a reply as bytes has room for {MAX_POSITIONS} inputs"
         fix = "send fewer, or set bytes_only"
         raise invalid_value("encoding_format", f"{problem}, not {len(inputs)}; {fix}")
-    job = make_embedding_job(id_prefix, model, request, inputs, pooling)
+    job = yield from make_embedding_job(id_prefix, model, request, inputs, pooling)
     vector_format = VectorFormat(
         request.encoding_format or "float",
         request.embed_dtype or "float32",

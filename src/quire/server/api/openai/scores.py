@@ -130,7 +130,7 @@ def prepare_score(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
         raise invalid_value(query_field, problem)
     model = models.find(request.model)
     yield
-    return _job("score", model, request, {query_field: queries, field: documents})
+    return (yield from _job("score", model, request, {query_field: queries, field: documents}))
 
 
 def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
@@ -142,7 +142,8 @@ def prepare_rerank(data: bytes, models: ModelRegistry) -> Stages[ScoreJob]:
             request.note_no_effect(f"{name} has no effect: it goes with {needed}")
     model = models.find(request.model)
     yield
-    return _job("rerank", model, request, {"query": [request.query], field: documents})
+    texts = {"query": [request.query], field: documents}
+    return (yield from _job("rerank", model, request, texts))
 
 
 def _one_of(request: PoolingFields, name: str, other: str) -> tuple[str, list[str]]:
@@ -159,12 +160,13 @@ def _job(
     model: RegisteredModel,
     request: PoolingFields,
     texts: dict[str, list[str]],
-) -> ScoreJob:
-    """The score job of a request. texts: by field, the queries first."""
+) -> Stages[ScoreJob]:
+    """The score job of a request, in stages. texts: by field, the queries first."""
     (query_field, queries), (field, documents) = texts.items()
     pooling = model.engine.info.pooling.changed(normalize=True)
     fields = [(query_field, len(queries)), (field, len(documents))]
-    job = make_embedding_job(prefix, model, request, [*queries, *documents], pooling, fields)
+    inputs = [*queries, *documents]
+    job = yield from make_embedding_job(prefix, model, request, inputs, pooling, fields)
     rerank = request if isinstance(request, RerankRequest) else None
     return ScoreJob(job, pooling, len(queries), rerank)
 
