@@ -19,6 +19,7 @@ from quire.errors import CheckpointError
 
 GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
 NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
+QUANTIZE_RUN = "quire_quantize.json"  # in a folder that `quire quantize` writes: its settings
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
 _LOOKED_AT = 64  # files of a folder
@@ -51,6 +52,11 @@ def check_model_folder(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is in its maker's own format (params.json); use the model's folder in "
             "Hugging Face's format, which has a config.json"
+        )
+    if QUANTIZE_RUN in names:
+        raise CheckpointError(
+            f"{folder} is a run of `quire quantize` that has not finished; run the same command "
+            "again, which continues after the last finished layer"
         )
     if (folder / "tokenizer.json").exists():  # a tokenizer may have a folder of its own
         return

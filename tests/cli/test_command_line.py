@@ -59,7 +59,8 @@ SERVE = """
 """
 
 VERIFY = """
-    --calibration --samples --seq-len --tasks --quality-limits --speed --no-speed --device --json
+    --calibration --samples --seq-len --tasks --quality-limits --replace-report --speed --no-speed
+    --device --json
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.
@@ -70,14 +71,14 @@ SURFACE = {
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
-        --method --out --group-size --symmetric --no-symmetric --format --ignore --act-order
+        --method --out -o --group-size --symmetric --no-symmetric --format --ignore --act-order
         --rotate --no-rotate --weight-only --no-weight-only
         --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
     """
     + VERIFY,
     "verify": VERIFY,
-    "cache": "--prepared-weights",
+    "cache": "--gone --full --prepared-weights",
     "completion": "",
     "demo": "--url --api-key --concurrency --json",
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny_models import SAMPLES, quantize, write_model
 
@@ -32,6 +33,7 @@ from quire.models.config.quality_report import (
     QUALITY_FILE,
     QualityLimits,
     read_report,
+    replacement_problem,
     write_report,
 )
 from quire.models.config.weight_files import weight_files
@@ -152,6 +154,14 @@ def test_weights_are_not_measured_against_themselves(
     for base in (folders[1], copy):
         with pytest.raises(ConfigError, match=r"have the same weights .* name the 16-bit model"):
             check((base, folders[1]), LOOSE)
+
+
+def test_a_base_model_gets_no_report(folders: tuple[Path, Path]) -> None:
+    """Named second, it would be refused for what its copy has lost."""
+    base, quantized = folders
+    with pytest.raises(ConfigError, match=r"^quantized: .*base is not quantized; name the 16-bit"):
+        check((quantized, base), LOOSE)
+    assert not (base / QUALITY_FILE).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
@@ -278,6 +288,32 @@ def test_a_gguf_file_that_needs_a_report_is_named_itself(tmp_path: Path) -> None
         pass_gate(tmp_path, "require", is_quantized=True)
 
 
+def test_only_as_much_text_and_limits_as_strict_replace_a_report(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders[1], tmp_path / "out")
+    (folder / QUALITY_FILE).unlink(missing_ok=True)
+    assert replacement_problem(folder, 1, LOOSE) is None
+    limits = QualityLimits(perplexity=0.02)
+    sound = {"base": "x", "failures": [], "passed": True, "tokens": 100, "limits": limits.record()}
+    write_report(folder, sound)
+    assert replacement_problem(folder, 100, limits) is None
+    assert replacement_problem(folder, 101, QualityLimits(perplexity=0.01, same_top_1=0.9)) is None
+    assert replacement_problem(folder, 99, limits) == (
+        "the stored report is of 100 tokens of text, this one of 99"
+    )
+    looser = QualityLimits(cosine=0.1, perplexity=0.03)
+    assert replacement_problem(folder, 1000, looser) == (
+        "the stored report has stricter limits, perplexity=0.02,cosine=0.97"
+    )
+    file = min(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-512] + bytes(512))
+    assert replacement_problem(folder, 1, LOOSE) is None  # it is of other weights
+    for hostile in ({"tokens": "x", "limits": 5}, {"limits": {"cosine": "x"}, "tokens": True}):
+        write_report(folder, sound | hostile)
+        assert replacement_problem(folder, 1, LOOSE) is None
+
+
 def test_table_and_picture_show_each_layer(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,7 +341,13 @@ def test_speed_and_memory_stand_beside_quality(
     print_report(report)
     out = capsys.readouterr().out
     assert "tokens/s, streams: 16 │ 1,200" in out
-    assert "base: 800 (1.50 times)" in out
+    assert "base: 800, 1.50 times" in out
+    for speed in report["speed"].values():
+        speed["tokens_per_second_range"] = {"1": [90.0, 160.0], "16": [700.0, 1300.0]}
+    print_report(report, Console(width=120))
+    out = capsys.readouterr().out
+    assert "1,200 (700 to 1,300) │ base: 800 (700 to 1,300), 1.50 times" in out
+    assert "tokens/s: median (least to most) of several runs" in out
 
 
 def test_a_model_that_does_not_start_has_no_speed(
@@ -327,6 +369,8 @@ def test_speed_is_measured_in_a_process_of_its_own() -> None:
     speed = measure_speed(BUNDLED_FOLDER / "quire-tiny-draft", "cpu")
     assert speed is not None
     assert 0 < speed["tokens_per_second"]["1"] < speed["tokens_per_second"]["16"]
+    for streams, (least, most) in speed["tokens_per_second_range"].items():
+        assert 0 < least <= speed["tokens_per_second"][streams] <= most
     assert speed["weight_bytes"] > 500_000
     assert speed["kv_tokens"] > 1000
 

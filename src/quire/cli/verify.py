@@ -43,26 +43,16 @@ def run(argv: Sequence[str]) -> int:
         if name not in args:
             raise ConfigError(f"{name} is missing; see quire verify --help")
     limits, (base, quantized) = limits_of(args), map(folder_of, (args.base, args.quantized))
-    check_order(base, quantized)
+    note_quantized(base)
     device, (tokenizer, samples) = device_of(args), tokenizer_of(args, base)
     tasks = tasks_of(args, tokenizer, base)
     return show_report(args, base, quantized, tasks, samples, limits, device)
 
 
-def check_order(base: Path, quantized: Path) -> None:
-    """Raise ConfigError where only the base is quantized, whose report would refuse the other.
-
-    If both are, say that losses are those beside a base which has lost something itself.
-    """
+def note_quantized(base: Path) -> None:
+    """Say that losses are those beside a base which has lost something itself, if it has."""
     from quire.models.config.model_config import ModelConfig
 
-    stored, other = (ModelConfig.from_folder(each).checkpoint_format for each in (base, quantized))
-    if stored is None:
-        return
-    if other is None:
-        raise ConfigError(
-            f"base: {base} is quantized ({stored.name}), and {quantized} is not; name them the "
-            "other way round"
-        )
-    text = f"{base} is quantized itself ({stored.name}); for all that is lost take the 16-bit"
-    print(f"note: {text} model as base", file=sys.stderr)
+    if (stored := ModelConfig.from_folder(base).checkpoint_format) is not None:
+        text = f"{base} is quantized itself ({stored.name}); for all that is lost take the 16-bit"
+        print(f"note: {text} model as base", file=sys.stderr)

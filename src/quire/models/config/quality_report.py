@@ -134,6 +134,30 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     return report.values
 
 
+def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
+    """Why a folder's report stays where a new one has so many tokens of text, and these limits.
+
+    None where the new one takes its place: there is none of these weights, or none that is
+    measured on more text or held to stricter limits.
+    """
+    try:
+        stored = read_report(folder)
+    except CheckpointError:  # of other weights, or damaged
+        return None
+    if stored is None:
+        return None
+    if type(known := stored.get("tokens")) is int and known > tokens:
+        return f"the stored report is of {known:,} tokens of text, this one of {tokens:,}"
+    before = stored.get("limits")
+    looser = [
+        f"{name}={old}"
+        for name, value in limits.record().items()
+        if isinstance(before, dict) and isinstance(old := before.get(name), int | float)
+        and (value > old if name == "perplexity" else value < old)
+    ]  # fmt: skip
+    return f"the stored report has stricter limits, {','.join(looser)}" if looser else None
+
+
 def _known_by(folder: Path) -> dict[str, str]:
     """The weight files' fingerprints, and that of the settings that they are read by."""
     files, path = weight_files(folder), folder / "config.json"
