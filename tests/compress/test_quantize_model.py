@@ -180,6 +180,14 @@ def test_the_pooling_of_an_embedding_model_is_that_of_its_base(base: Path, tmp_p
     (model / DEFAULT_FOLDER / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     quantize(model, tmp_path / "out", Recipe(method="rtn", group_size=32))
     assert read_pooling(tmp_path / "out", "auto", SIZES["hidden_size"]).pooling == "mean"
+    quantized, windows = ModelParts(tmp_path / "out", CPU), SAMPLES.verification
+    pooled = [
+        compare_models(ModelParts(folder, CPU), quantized, windows, [], lambda *_: None)[
+            "pooled_cosine"
+        ]["mean"]
+        for folder in (base, model)
+    ]
+    assert pooled[0] < pooled[1]  # a mean of states has lost less than the last one
 
 
 def test_a_run_that_has_lost_a_file_is_not_finished(base: Path, tmp_path: Path) -> None:
