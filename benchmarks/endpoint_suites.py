@@ -9,7 +9,7 @@ names that they import (endpoint_suites/). The model is the bundled one under a 
 (endpoint_suites/suite_model.py), served under the name that a test asks for. A test that fails has
 a reason if its name and its message are those of one (endpoint_suites/reasons.py); else it counts
 as missing. One run makes one result; with --only it is shown and not saved. --rows: judge the
-outcomes of an earlier run, which every run leaves there, by the reasons of now.
+outcomes of an earlier run, which it left there, by the reasons of now.
 """
 
 from __future__ import annotations
@@ -53,16 +53,20 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="vLLM's source tree")
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree")
     parser.add_argument("--only", nargs="*", default=(), help="parts of file names")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="outcomes of a run, as JSON lines")
+    parser.add_argument(
+        "--rows", type=Path, help=f"outcomes of a run, as JSON lines; a run's default: {ROWS}"
+    )
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="where they are saved")
     args = parser.parse_args()
     suites = [(args.source, run_vllm), (args.llama_cpp, run_llama_cpp)]
-    if not (args.source or args.llama_cpp or args.rows.is_file()):
+    runs = [(source, run) for source, run in suites if source]
+    if not (runs or args.rows):
         parser.error("name a source tree by --source or --llama-cpp, or a run's outcomes by --rows")
-    if any(source for source, _ in suites):
-        rows = [row for source, run in suites if source for row in _run(source, run, args.only)]
-        args.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
+    file = args.rows or ROWS
+    if runs:
+        rows = [row for source, run in runs for row in _run(source, run, args.only)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
     files, failed = counts(rows), failures(rows)
     files.sort(key=lambda row: str(row["file"]))
     if not args.only:

@@ -1,6 +1,6 @@
 """Effect of automatic prefix caching on the voice bot: hit rate and time to first token.
 
-    python benchmarks/prefix_caching.py
+    python benchmarks/prefix_caching.py [--save]
 
 Prompts share their first tokens (a system prompt) and differ in the rest. They are sent one after
 the other, and then all at once, with caching on and off in turn, on the bundled model.
@@ -14,7 +14,7 @@ import statistics
 import time
 from typing import Any
 
-from record import save
+import record
 from rich.console import Console
 from rich.table import Table
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--input-len", type=int, default=1950)
     parser.add_argument("--shared-len", type=int, default=1750)
-    parser.add_argument("--name", default="prefix_caching", help="name of the result file")
+    parser.add_argument("--save", action="store_true", help="write results/prefix_caching.json")
     args = parser.parse_args()
     rows = [measure(caching, args) for caching in (True, False)]
     on, off = rows
@@ -98,7 +98,8 @@ def main() -> None:
         key: round(off[key] / on[key], 2) for key in ("one_by_one_ttft_ms", "together_ttft_p50_ms")
     }
     sizes = {name: getattr(args, name) for name in ("prompts", "input_len", "shared_len")}
-    save(args.name, sizes | {"rows": rows, "off_over_on": ratios})
+    if args.save:
+        record.save("prefix_caching", sizes | {"rows": rows, "off_over_on": ratios})
     table = Table("", "on", "off", title="prefix caching, bundled model")
     for key in on:
         if key != "prefix_caching":

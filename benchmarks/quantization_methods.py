@@ -87,6 +87,8 @@ def main() -> None:
         "steps": args.steps,
         "rows": [],
     }
+    if torch.cuda.is_available():
+        measured["gpu"] = torch.cuda.get_device_name()
     for name, settings in METHODS.items():
         if args.only is None or name in args.only.split(","):
             recipe = Recipe(group_size=args.group_size, steps=args.steps, **settings)

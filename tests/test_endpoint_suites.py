@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,3 +34,14 @@ def test_a_reason_is_that_of_a_test_and_its_message(suites: Any) -> None:
         assert reason.test or "Reply" in reason.message or "refused by choice" in reason.message
         for message in ("assert 500 == 200", "InternalServerError: Error code: 500", ""):
             assert reasons.reason_of(reason.test, message, [reason]) is None, reason
+
+
+def test_outcomes_that_nobody_named_are_not_judged(tmp_path: Path) -> None:
+    """An older run, of another version perhaps, left them in the temporary folder."""
+    (tmp_path / "endpoint_suites.jsonl").write_text("")
+    ended = subprocess.run(
+        [sys.executable, FOLDER.with_suffix(".py"), "--results", tmp_path],
+        env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, "--rows" in ended.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "endpoint_suites.jsonl"]

@@ -26,6 +26,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 400
         ({"adapter_config.json": "{}", "adapter_model.safetensors": "x"}, "is a LoRA adapter, .*"
          "merge it .*, and name the merged folder"),
         ({"model_index.json": "{}"}, "is an image model"),
+        ({"quire_quantize.json": "{}", "tokenizer.json": "{}"}, "that has not finished; run the "),
         ({"params.json": "{}", "consolidated.safetensors": "x"}, "its maker's own format"),
         ({"config.json": "{}", "model.safetensors": POINTER}, r"model\.safetensors is a Git-LFS "
          "pointer, not the file itself; run `git lfs pull` in "),

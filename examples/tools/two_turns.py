@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -48,8 +49,13 @@ def answer(messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as reply:
-        message: dict[str, Any] = json.load(reply)["choices"][0]["message"]
+    try:
+        with urllib.request.urlopen(request) as reply:
+            message: dict[str, Any] = json.load(reply)["choices"][0]["message"]
+    except urllib.error.HTTPError as error:  # what is wrong, and the fix
+        sys.exit(f"HTTP {error.code}: {error.read().decode()}")
+    except OSError as error:
+        sys.exit(f"no server answers at {URL} ({error}); docs/tools.md says how to start one")
     return message
 
 

@@ -35,7 +35,9 @@ SchemeName = Literal[
     "none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized"
 ]
 # what other engines' users say of a checkpoint that is quantized: its own method
-StoredMethod = Literal["awq", "gptq", "auto-round", "compressed-tensors", "modelopt", "gguf"]
+StoredMethod = Literal[
+    "awq", "gptq", "auto-round", "bitsandbytes", "compressed-tensors", "modelopt", "gguf"
+]
 STORED_METHODS = get_args(StoredMethod)
 
 
@@ -81,8 +83,8 @@ class ModelSettings:
         "activations; int4: 4 bits with a scale for each 32 weights, the head in int8; "
         "nf4: 4-bit quantiles with a scale for each 64; mxfp4: 4-bit floats with an "
         "exponent for each 32; dequantized: the weights of a quantized checkpoint "
-        "converted to dtype; awq, gptq and others: no conversion, and a warning if the "
-        "checkpoint has another format",
+        "converted to dtype; awq, gptq and other formats of checkpoints: no conversion, and "
+        "refused if the checkpoint has another",
     )
     quantization_overrides: str | None = setting(
         None,

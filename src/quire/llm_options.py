@@ -23,7 +23,7 @@ class LLMOptions(TypedDict, total=False):
     quantization: (
         Literal[
             "none", "fp8", "fp8_w8a16", "int8", "w8a16", "int4", "nf4", "mxfp4", "dequantized",
-            "awq", "gptq", "auto-round", "compressed-tensors", "modelopt", "gguf",
+            "awq", "gptq", "auto-round", "bitsandbytes", "compressed-tensors", "modelopt", "gguf",
         ]
         | None
     )  # fmt: skip

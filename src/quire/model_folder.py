@@ -1,14 +1,17 @@
 """Kind of a file or folder that was named as a model: GGUF, or none, as an adapter or a pointer.
 
 Looks at names and first bytes only. Folders that look like a model's are checked where they are
-read.
+read. Also reads a folder's texts, and writes its files whole.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from quire.errors import CheckpointError
 
 GGUF_LINK = "model.gguf"  # in a folder that was made of a GGUF file: a link to it
 NO_TOKENIZER = "no_tokenizer.txt"  # there, in place of a tokenizer that is not read: why
+QUANTIZE_RUN = "quire_quantize.json"  # in a folder that `quire quantize` writes: its settings
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = 1024  # a pointer is shorter
 _LOOKED_AT = 64  # files of a folder
@@ -48,6 +52,11 @@ def check_model_folder(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is in its maker's own format (params.json); use the model's folder in "
             "Hugging Face's format, which has a config.json"
+        )
+    if QUANTIZE_RUN in names:
+        raise CheckpointError(
+            f"{folder} is a run of `quire quantize` that has not finished; run the same command "
+            "again, which continues after the last finished layer"
         )
     if (folder / "tokenizer.json").exists():  # a tokenizer may have a folder of its own
         return
@@ -138,6 +147,24 @@ def parse_json(content: bytes) -> Any:
         except UnicodeEncodeError as error:
             raise ValueError("a text in it has half of a surrogate pair") from error
     return found
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name, and then put it in its place: whole, or not at all.
+
+    Its mode is the umask's. Raises what `write` raises, and OSError.
+    """
+    part = file.with_name(f".{file.name}.tmp")
+    try:
+        part.touch()
+        mode = part.stat().st_mode  # safetensors leaves files to their owner
+        write(part)
+        part.chmod(mode)
+        os.replace(part, file)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _small_content(file: Path) -> bytes:

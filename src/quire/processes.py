@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+
+INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended
 
 # Set when Ctrl-C ends this process: nothing is then waited for at exit.
 interrupted = threading.Event()
 _DETACHED = "quire-detached"  # the name of threads that are not waited for
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
+@contextmanager
+def exit_on_interrupt() -> Iterator[None]:
+    """Around imports and a start, in a process that does nothing else: Ctrl-C ends it at once.
+
+    An error instead would be lost in a destructor, and abort the process in code of C++. Without
+    effect in threads, and where a program has its own handler.
+    """
+    usual = signal.default_int_handler
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def is_alive(pid: int) -> bool:
@@ -31,7 +54,6 @@ def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies, even if no thread can run."""
     if sys.platform == "linux":
         import ctypes
-        import signal
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

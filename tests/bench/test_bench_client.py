@@ -25,7 +25,6 @@ def test_chat_answer() -> None:
     assert result.text == "héy"
     assert (result.num_tokens, result.num_prompt_tokens) == (3, 10)
     assert result.num_cached_tokens == 2
-    assert len(result.gaps) == 2
 
 
 def test_completion_answer() -> None:
@@ -37,7 +36,9 @@ def test_completion_answer() -> None:
 def test_a_role_in_each_chunk_is_no_token_and_hides_none() -> None:
     deltas = [{"role": "assistant", "content": text} for text in ("", "a", "b", "")]
     result = ask(
-        chunked([*(event({"choices": [{"delta": d}]}) for d in deltas), b"data:[DONE]\n\n"])
+        chunked(
+            [*(event({"choices": [{"delta": d}]}) for d in deltas), b"data:[DONE]\n\n"], delay=0.01
+        )
     )
     assert (result.text, result.error, len(result.gaps)) == ("ab", None, 1)
 
@@ -63,6 +64,17 @@ def test_times_are_those_of_the_tokens() -> None:
     assert result.ttft is not None
     assert result.ttft > 0.05  # the role comes before the first token
     assert all(0.02 < gap < 1.0 for gap in result.gaps)
+
+
+def test_tokens_that_come_together_share_the_time_since_the_ones_before() -> None:
+    role, *tokens, stop, usage, done = chat_events("abcdefg")
+    reads = [role + b"".join(tokens[:2]), tokens[2], b"".join(tokens[3:]), stop + usage + done]
+    result = ask(chunked(reads, delay=0.05))
+    assert (result.error, result.num_tokens, len(result.gaps)) == (None, 7, 5)
+    assert all(0.04 < gap < 0.5 for gap in result.gaps[:1])
+    assert len({*result.gaps[1:]}) == 1
+    assert all(0.01 < gap < 0.04 for gap in result.gaps[1:])
+    assert ask(raw(b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(chat_events("abc")))).gaps == []
 
 
 @pytest.mark.parametrize(

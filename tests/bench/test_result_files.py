@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import cpu_attention
+import prefix_caching
 import pytest
 import record
 import serving_table
@@ -70,6 +72,19 @@ def test_a_script_that_lacks_something_says_it_in_a_line(words: str, said: str) 
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert said in done.stderr
+
+
+def test_a_trial_leaves_stored_figures_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = partial(record.save, folder=tmp_path)
+    monkeypatch.setattr(record, "save", saved)
+    words = ["prefix_caching.py", "--prompts=2", "--input-len=48", "--shared-len=32"]
+    for more, files in (([], []), (["--save"], ["prefix_caching.json"])):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        prefix_caching.main()
+        assert "off / on: {" in capsys.readouterr().out
+        assert [file.name for file in tmp_path.iterdir()] == files
 
 
 def test_attention_is_timed_compiled_and_by_pytorch() -> None:

@@ -34,12 +34,12 @@ def test_files_are_logged_listed_and_removed(
     first, total, hub = capsys.readouterr().out.splitlines()
     assert first.split()[1] == "MiB"
     assert "quire-tiny" in first
-    assert total.startswith("1 files, ")
+    assert total.startswith("1 file, ")
     assert "hf cache ls" in hub
     assert main(["cache", "rm", "tiny", "--prepared-weights", str(tmp_path)]) == 2
     assert "nothing is stored for 'tiny'" in capsys.readouterr().err
     assert main(["cache", "rm", "quire-tiny", "--prepared-weights", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("1 files, ")
+    assert capsys.readouterr().out.startswith("1 file, ")
     assert main(["cache", "clear", "--prepared-weights", str(tmp_path)]) == 0
     assert "removed" in capsys.readouterr().out
     left = {path.name for path in tmp_path.iterdir() if path.name != "steps.json"}
@@ -97,6 +97,51 @@ def test_a_model_by_its_names(
     assert [kind for kind, file in files.items() if not file.exists()] == (removed or [])
     refusal = "NAME must not be empty" if removed is None else "nothing is stored for"
     assert removed or refusal in capsys.readouterr().err
+
+
+def test_files_of_models_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "here").mkdir()
+    sources = {
+        "here": str(tmp_path / "here"),
+        "gone": str(tmp_path / "gone"),
+        "hub": str(tmp_path / "models--a--b" / "snapshots" / "0a1b"),
+        "unknown": "",
+    }
+    files = {}
+    for number, (kind, source) in enumerate(sources.items()):
+        files[kind] = tmp_path / f"{number:024}-{'0' * 24}.safetensors"
+        save_file({}, files[kind], metadata={"source": source} if source else None)
+    prepared = ["--prepared-weights", str(tmp_path)]
+    assert main(["cache", "ls", *prepared]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    marked = {kind for kind, file in files.items() for line in lines
+              if line.endswith(f"  (gone)  {file.name}")}  # fmt: skip
+    assert marked == {"gone", "hub"}
+    assert main(["cache", "ls", "--gone", *prepared]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("2 files, ")
+    assert main(["cache", "rm", "gone", "--gone", *prepared]) == 0
+    assert main(["cache", "rm", "here", "--gone", *prepared]) == 0
+    assert [kind for kind, file in files.items() if not file.exists()] == ["gone"]
+    assert main(["cache", "clear", "--gone", *prepared]) == 0
+    assert [kind for kind, file in files.items() if file.exists()] == ["here", "unknown"]
+
+
+def test_lines_fit_a_terminal_and_their_paths_are_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / f"{'0' * 24}-{'0' * 24}.safetensors"
+    save_file({}, file, metadata={"source": "/a/long/path/to/the/folder/of/models/mine"})
+    command = ["cache", "ls", "--prepared-weights", str(tmp_path)]
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(command) == 0
+    (line, *_) = capsys.readouterr().out.splitlines()
+    assert line.endswith("days  .../folder/of/models/mine  (gone)")
+    assert len(line) <= 60
+    assert main([*command, "--full"]) == 0
+    assert f"/to/the/folder/of/models/mine  (gone)  {file.name}\n" in capsys.readouterr().out
+    assert main(["cache", "rm", ".../of/models/mine", *command[2:]]) == 0
+    assert not file.exists()
 
 
 def test_another_action(capsys: pytest.CaptureFixture[str]) -> None:

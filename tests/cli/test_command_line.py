@@ -52,13 +52,15 @@ SERVE = """
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
     --response-store-bytes
-    --engine-hang-timeout --shutdown-timeout --log-level --log-format --access-log --no-access-log
+    --engine-hang-timeout --engine-load-timeout --shutdown-timeout --log-level
+    --log-format --access-log --no-access-log
     --enable-request-id-headers --no-enable-request-id-headers --otlp-traces-endpoint
     --gpu-hour-cost --dry-run --gpu-memory-gib --json
 """
 
 VERIFY = """
-    --calibration --samples --seq-len --tasks --quality-limits --speed --no-speed --device --json
+    --calibration --samples --seq-len --tasks --quality-limits --replace-report --speed --no-speed
+    --device --json
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.
@@ -69,14 +71,14 @@ SURFACE = {
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "quantize": """
-        --method --out --group-size --symmetric --no-symmetric --format --ignore --act-order
+        --method --out -o --group-size --symmetric --no-symmetric --format --ignore --act-order
         --rotate --no-rotate --weight-only --no-weight-only
         --double-quantization --no-double-quantization
         --damping --smoothing --steps --seed --verify --no-verify
     """
     + VERIFY,
     "verify": VERIFY,
-    "cache": "--prepared-weights",
+    "cache": "--gone --full --prepared-weights",
     "completion": "",
     "demo": "--url --api-key --concurrency --json",
 }

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import input_file
-from quire.cli.input_file import read_file
+from quire import input_file
 from quire.cli.models_file import ConfigFile
 from quire.errors import UserError
+from quire.input_file import read_file
 
 NUM_LEVELS = 12
 NAMES = ("port", "allowed_origins", "compilation_config", "x")

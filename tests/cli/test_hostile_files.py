@@ -10,7 +10,10 @@ import signal
 import stat
 import struct
 import threading
+import time
+from argparse import Namespace
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +21,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.cli import answer_file, main
+from quire import input_file
+from quire.cli import answer_file, generate, main, prompt_texts
 from quire.cli.answer_file import AnswerFile
 from quire.errors import ConfigError
 from quire.hub import resolve_model
@@ -180,3 +184,49 @@ def test_answers_go_to_a_pipe_that_is_read(odd: Path, monkeypatch: pytest.Monkey
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def test_prompts_templates_and_keys_are_read_within_bounds(
+    odd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (odd / "large").open("wb") as file:
+        file.truncate(100 << 30)  # a sparse one
+    monkeypatch.setattr(input_file, "PIPE_SECONDS", 0.05)
+    for option in (
+        ("generate", "--file"),
+        ("generate", "hello", "--chat-template"),
+        ("serve", "--dry-run", "--api-key-file"),
+        ("verify", "quire-tiny", "quire-tiny", *TEXT, "--tasks"),
+    ):
+        assert "larger than" in refusal(capsys, *option, "large"), option
+        assert "device" in refusal(capsys, *option, "device"), option
+    writer = os.open("pipe", os.O_RDWR)  # which never writes
+    try:
+        for option in (("generate", "hello", "--chat-template"), ("serve", "--api-key-file")):
+            assert "nothing was written" in refusal(capsys, *option, "pipe"), option
+    finally:
+        os.close(writer)
+
+
+def test_standard_input_without_an_end_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_texts, "MOST_BYTES", 1 << 20)
+    with open("/dev/zero", encoding="utf-8") as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        assert "larger than 1 MiB" in refusal(capsys, "generate", "--file", "-")
+
+
+def test_a_pipe_with_prompts_is_read_however_late_they_come(
+    odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_file, "PIPE_SECONDS", 0.01)
+
+    def write() -> None:
+        time.sleep(0.1)
+        (odd / "pipe").write_bytes(b"\xef\xbb\xbfred\r\n\r\nblue")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write)
+        found = generate.read_prompts(Namespace(file="pipe"))
+    assert found == [("red", "pipe, line 1"), ("blue", "pipe, line 3")]

@@ -318,3 +318,15 @@ def test_a_list_of_models_excludes_another_model(tmp_path: Path) -> None:
     for words in (["b"], ["--model", "b"]):
         with pytest.raises(ConfigError, match="exclude each other"):
             plans("--config", str(file), *words)
+
+
+def test_a_dry_run_says_which_line_a_model_is_wrong_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a start does."""
+    path = tmp_path / "models.yaml"
+    path.write_text("models:\n  - model: quire-tiny\n  - model: quire-tiny\n    name: b\n"
+                    "    quantization: gptq\n")  # fmt: skip
+    assert main(["serve", "--dry-run", "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {path}, line 5: models[1]: quantization is 'gptq', but the ")

@@ -334,7 +334,7 @@ def test_one_model_is_the_model() -> None:
         assert [(p.name, p.config.model.model) for p in plans] == [("a", "quire-tiny")]
 
 
-@pytest.mark.parametrize("value", ["torchao", "bitsandbytes", "q4_0", "Q4_K_M", "q8_0", "F16"])
+@pytest.mark.parametrize("value", ["torchao", "q4_0", "Q4_K_M", "q8_0", "F16"])
 def test_a_value_that_is_known_and_not_there_says_what_to_use(value: str) -> None:
     with pytest.raises(ConfigError, match=f"^quantization '{value}' is not supported: .*use "):
         EngineConfig.from_options(quantization=value)

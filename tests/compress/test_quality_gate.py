@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 from tiny_models import SAMPLES, quantize, write_model
 
 from quire.cli import model_speed
@@ -29,6 +32,7 @@ from quire.models.config.quality_report import (
     QUALITY_FILE,
     QualityLimits,
     read_report,
+    replacement_problem,
     write_report,
 )
 from quire.models.config.weight_files import weight_files
@@ -151,6 +155,14 @@ def test_weights_are_not_measured_against_themselves(
             check((base, folders[1]), LOOSE)
 
 
+def test_a_base_model_gets_no_report(folders: tuple[Path, Path]) -> None:
+    """Named second, it would be refused for what its copy has lost."""
+    base, quantized = folders
+    with pytest.raises(ConfigError, match=r"^quantized: .*base is not quantized; name the 16-bit"):
+        check((quantized, base), LOOSE)
+    assert not (base / QUALITY_FILE).exists()
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +170,49 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_is_measured(
     monkeypatch.setattr("quire.compress.quality_check.os.access", lambda *_: False)
     with pytest.raises(ConfigError, match=r"^quantized: .* cannot be written.* verify a copy$"):
         check(folders, LOOSE)
+
+
+def test_a_full_disk_leaves_the_report_that_was_there(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(folders, STRICT)
+    files = {path: path.read_bytes() for path in folders[1].iterdir()}
+    write_text = Path.write_text
+
+    def write_half(path: Path, text: str) -> None:
+        write_text(path, text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(ConfigError, match=r"^quantized: .*\(No space left on device\); free some"):
+        check(folders, LOOSE)
+    assert {path: path.read_bytes() for path in folders[1].iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "reason"),
+    [
+        ("model.layers.1.mlp.down_proj.weight_scale", 3e38, "numbers after layer 1 are not finite"),
+        ("lm_head.weight", 1e10, "perplexity rises by"),  # beyond e to the power of 709
+        ("lm_head.weight", 3e38, "numbers after the head are not finite"),
+    ],
+)
+def test_a_model_that_computes_no_numbers_has_a_report_and_is_refused(
+    tmp_path: Path, name: str, factor: float, reason: str
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    write_model(base)
+    quantize(base, out, Recipe(method="fp8"))
+    for file in out.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name] = (tensors[name].double() * factor).to(torch.float32)
+            save_file(tensors, file, {"format": "pt"})
+    report = check((base, out), LOOSE)
+    assert not report["passed"]
+    assert any(reason in failure for failure in report["failures"])
+    with pytest.raises(CheckpointError, match=reason):
+        start(out, "report")
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
@@ -191,8 +246,9 @@ def test_a_limit_that_is_named_needs_its_figure() -> None:
         {"failures": {}},
         {"passed": "yes"},
         {"base": 1},
+        {"not_finite": 2},
     ],
-    ids=[f"hostile{number}" for number in range(9)],
+    ids=[f"hostile{number}" for number in range(10)],
 )
 def test_a_hostile_report_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], gate: str
@@ -224,6 +280,32 @@ def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path])
     assert pass_gate(folders[0], "require", is_quantized=False) is None
 
 
+def test_only_as_much_text_and_limits_as_strict_replace_a_report(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders[1], tmp_path / "out")
+    (folder / QUALITY_FILE).unlink(missing_ok=True)
+    assert replacement_problem(folder, 1, LOOSE) is None
+    limits = QualityLimits(perplexity=0.02)
+    sound = {"base": "x", "failures": [], "passed": True, "tokens": 100, "limits": limits.record()}
+    write_report(folder, sound)
+    assert replacement_problem(folder, 100, limits) is None
+    assert replacement_problem(folder, 101, QualityLimits(perplexity=0.01, same_top_1=0.9)) is None
+    assert replacement_problem(folder, 99, limits) == (
+        "the stored report is of 100 tokens of text, this one of 99"
+    )
+    looser = QualityLimits(cosine=0.1, perplexity=0.03)
+    assert replacement_problem(folder, 1000, looser) == (
+        "the stored report has stricter limits, perplexity=0.02,cosine=0.97"
+    )
+    file = min(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-512] + bytes(512))
+    assert replacement_problem(folder, 1, LOOSE) is None  # it is of other weights
+    for hostile in ({"tokens": "x", "limits": 5}, {"limits": {"cosine": "x"}, "tokens": True}):
+        write_report(folder, sound | hostile)
+        assert replacement_problem(folder, 1, LOOSE) is None
+
+
 def test_table_and_picture_show_each_layer(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,7 +333,13 @@ def test_speed_and_memory_stand_beside_quality(
     print_report(report)
     out = capsys.readouterr().out
     assert "tokens/s, streams: 16 │ 1,200" in out
-    assert "base: 800 (1.50 times)" in out
+    assert "base: 800, 1.50 times" in out
+    for speed in report["speed"].values():
+        speed["tokens_per_second_range"] = {"1": [90.0, 160.0], "16": [700.0, 1300.0]}
+    print_report(report, Console(width=120))
+    out = capsys.readouterr().out
+    assert "1,200 (700 to 1,300) │ base: 800 (700 to 1,300), 1.50 times" in out
+    assert "tokens/s: median (least to most) of several runs" in out
 
 
 def test_a_model_that_does_not_start_has_no_speed(
@@ -273,6 +361,8 @@ def test_speed_is_measured_in_a_process_of_its_own() -> None:
     speed = measure_speed(BUNDLED_FOLDER / "quire-tiny-draft", "cpu")
     assert speed is not None
     assert 0 < speed["tokens_per_second"]["1"] < speed["tokens_per_second"]["16"]
+    for streams, (least, most) in speed["tokens_per_second_range"].items():
+        assert 0 < least <= speed["tokens_per_second"][streams] <= most
     assert speed["weight_bytes"] > 500_000
     assert speed["kv_tokens"] > 1000
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.cli import quantize, verify
+from quire.cli import main, quantize, verify
 from quire.compress import layer_stream, quality_check
+from quire.compress.quality_check import PLOT_FILE
+from quire.compress.quantize_model import Quantization
 from quire.errors import ConfigError
 
 TEXT = ["--samples", "4", "--seq-len", "64", "--no-speed"]
@@ -46,6 +48,10 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
     with pytest.raises(ConfigError, match="have the same weights"):
         verify.run([str(tmp_path / "out"), str(tmp_path / "out"), *TEXT])
     assert f"note: {tmp_path / 'out'} is quantized itself (bitsandbytes)" in capsys.readouterr().err
+    with pytest.raises(
+        ConfigError, match="quire-tiny is not quantized; name the 16-bit model first"
+    ):
+        verify.run([str(tmp_path / "out"), "quire-tiny", *TEXT])  # which would then be refused
 
 
 @pytest.mark.parametrize(
@@ -55,14 +61,55 @@ def test_rounding_to_the_nearest_runs_no_text_and_a_finished_run_says_so(
         ("--method autoround --damping 0.1", "damping does nothing .* take awq, gptq, awq[+]gptq"),
         ("--method gptq --steps 9", "steps does nothing .* take autoround, awq[+]autoround"),
         ("--method int8 --weight-only", "weight_only is for methods fp8 and fp8[+]gptq; leave"),
+        ("--method rtn --seq-len 4097", "seq_len must be between 8 and 4096, the model's context"),
+        (
+            "--method gptq --group-size 100",
+            r"^group_size 100 divides the inputs \(256, 768\) of no linear layer; use one of 32, "
+            r"64, 128, 256, -1 \(all inputs\)$",
+        ),
+        ("--method nf4 --ignore *proj", "^ignore leaves no linear layer to quantize; ignore less$"),
         ("--method rtn --out /proc/x/y", "out: /proc/x/y cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_refused(options: str, message: str, tmp_path: Path) -> None:
     out = [] if "--out" in options else ["--out", str(tmp_path / "out")]
     with pytest.raises(ConfigError, match=message):
-        quantize.run(["quire-tiny", *options.split(), *out, *TEXT, "--no-verify"])
+        quantize.run(["quire-tiny", *TEXT, *options.split(), *out, "--no-verify"])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_stopped_run_says_how_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, stop = tmp_path / "out", KeyboardInterrupt()
+    layer = Quantization._layer
+
+    def stopped(self: Quantization, index: int, *states: Any) -> Any:
+        if index == 2:
+            raise stop
+        return layer(self, index, *states)
+
+    command = ["quantize", "quire-tiny", "--method", "rtn", "--out", str(out), "--no-verify"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Quantization, "_layer", stopped)
+        assert main(command) == 130
+    assert f"{out}: stopped: the same command continues after" in capsys.readouterr().err
+    assert main(["generate", "-m", str(out), "-p", "hi"]) == 2
+    assert f"{out} is a run of `quire quantize` that has not fin" in capsys.readouterr().err
+    assert main(command) == main(["generate", "-m", str(out), "-p", "hi"]) == 0
+
+
+def test_what_does_not_fit_is_one_line_for_all_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["--method", "rtn", "--group-size", "384", "--ignore", "*.o_proj", "--no-verify"]
+    assert quantize.run(["quire-tiny", *options, "--out", str(tmp_path / "out"), *TEXT]) == 0
+    assert caplog.messages == [
+        "q_proj, k_proj, v_proj of 6 layers stay as they are: 256 inputs are not a multiple of "
+        "group_size 384",
+        "gate_proj, up_proj of 6 layers stay as they are: 256 inputs are not a multiple of "
+        "group_size 384",
+    ]
 
 
 def test_bundled_models_are_measured_with_chats(tmp_path: Path) -> None:
@@ -74,3 +121,24 @@ def test_bundled_models_are_measured_with_chats(tmp_path: Path) -> None:
     assert report is not None
     assert report["text"] == "chats of calibration.jsonl"
     assert report["perplexity"]["base"] < 6
+
+
+def test_a_smaller_measurement_does_not_replace_a_larger_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    quantize.run(["quire-tiny", "--method", "int8", "--out", str(out), *TEXT, "--samples", "8"])
+    stored = {name: (out / name).read_bytes() for name in ("quire_quality.json", PLOT_FILE)}
+    capsys.readouterr()
+    command = ["quire-tiny", str(out), *TEXT]
+    verify.run(command)
+    said, problem = (
+        capsys.readouterr(),
+        "the stored report is of 128 tokens of text, this one of 64",
+    )
+    assert f"note: {problem}, so this one will not be stored; to store it use --repl" in said.err
+    assert f"not stored in {out / 'quire_quality.json'}: {problem}" in said.out
+    assert stored == {name: (out / name).read_bytes() for name in stored}
+    verify.run([*command, "--replace-report"])
+    assert f"\nstored in {out / 'quire_quality.json'}" in capsys.readouterr().out
+    assert stored.keys() == {name for name in stored if stored[name] != (out / name).read_bytes()}

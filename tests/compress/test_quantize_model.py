@@ -19,6 +19,7 @@ from quire.compress import shard_files
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
 from quire.compress.model_parts import ModelParts, linears_of, weight_of
+from quire.compress.quantize_model import Quantization
 from quire.compress.quantized_rows import nearest, nearest_codebook
 from quire.compress.recipe import Recipe
 from quire.compress.verify_model import compare_models
@@ -171,6 +172,15 @@ def test_a_run_that_was_killed_is_taken_up(base: Path, tmp_path: Path, method: s
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
 
+def test_a_run_that_has_lost_a_file_is_not_finished(base: Path, tmp_path: Path) -> None:
+    recipe, device = Recipe(method="rtn", group_size=32), torch.device("cpu")
+    run = Quantization(base, tmp_path / "out", recipe, SAMPLES, device)
+    run.run(lambda *_: None)
+    assert run.is_finished
+    run.files.path(1).unlink()
+    assert not run.is_finished
+
+
 def test_a_run_with_other_settings_is_refused(base: Path, tmp_path: Path) -> None:
     quantize(base, tmp_path / "out", Recipe(method="rtn", group_size=32))
     with pytest.raises(ConfigError, match="another model, text or settings"):
@@ -279,8 +289,8 @@ def test_files_have_the_mode_that_the_umask_gives(base: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Recipe(method="rtn", group_size=40), "groups of 40 and .* layer .* take group_size -1"),
-        (Recipe(method="nf4", ignore=("*",)), "groups of 64 and .* layer .* take method int8"),
+        (Recipe(method="rtn", group_size=40), "group_size 40 divides .* of no linear layer; use"),
+        (Recipe(method="nf4", ignore=("*",)), "ignore leaves no linear layer to quantize"),
     ],
 )
 def test_settings_that_leave_no_layer_are_refused(

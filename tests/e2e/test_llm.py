@@ -251,6 +251,11 @@ def test_a_callback_has_no_progress_bar_beside_it(
     assert capsys.readouterr() == (output.outputs[0].text, "")
 
 
+def test_no_requests_have_no_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert llm.generate([], GREEDY) == llm.chat([], GREEDY) == llm.embed([]) == []
+    assert capsys.readouterr() == ("", "")
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     conversation = [{"role": "user", "content": "hi"}]
     (output,) = llm.chat(conversation, GREEDY, use_tqdm=False)

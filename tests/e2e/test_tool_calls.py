@@ -130,6 +130,22 @@ def test_the_example_completes_two_rounds() -> None:
     assert hours[shop[1]] in answer
 
 
+def test_the_example_says_what_is_wrong_in_a_line() -> None:
+    """The bundled model's own template refuses tools."""
+    command = [sys.executable, str(EXAMPLE / "two_turns.py")]
+    nobody = "http://127.0.0.1:1"
+    with running_server("quire-tiny", "--num-blocks", "256") as (process, served):
+        for url, said in (
+            (nobody, "docs/tools.md says how to start one"),
+            (served, 'HTTP 400: {"error":{"message":"tools: '),
+        ):
+            done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
+            assert done.returncode == 1
+            assert said in done.stderr
+            assert len(done.stderr.splitlines()) == 1
+        end_server(process)
+
+
 TAG = {
     "type": "tag",
     "begin": "<c>",

@@ -157,7 +157,7 @@ def test_the_supervisor_ends_a_process_without_heartbeat(
         log = LogOptions(level="info", format="text")
         settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
-            number=0, first_epoch=0, hang=hang, log=log,
+            number=0, first_epoch=0, hang=hang, load=0, log=log,
         )  # fmt: skip
         supervisor = EngineSupervisor("m", EngineConfig(), settings, lambda _: None)
         task = asyncio.create_task(supervisor.run())

@@ -804,6 +804,9 @@ KERNELS = {
         ring_int4, rows=128, block_n=128, parts=1, group=32, codebook="mxfp4"
     ),
     "ring_int4_silu": functools.partial(ring_int4, block_n=32, silu=True),
+    "ring_int4_wide": functools.partial(
+        ring_int4, rows=64, block_n=128, parts=1, group=64, silu=True, warps=8, registers=128
+    ),
     "ring_bytes": functools.partial(ring_int4, codes="s8"),
     "ring_bytes_alone": functools.partial(ring_int4, rows=16, parts=1, codes="s8", group=0),
     "ring_bytes_zeros": functools.partial(

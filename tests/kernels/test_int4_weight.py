@@ -147,6 +147,40 @@ def test_hoppers_ring_does_the_norm_itself(rows: int, monkeypatch: pytest.Monkey
     assert linear_table.linear_of(weight).normalizes(state, weight)
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "zeros", "block_n"),
+    [
+        (24, 28672, 4096, False, 128),
+        (48, 28672, 4096, False, 128),
+        (48, 28672, 4096, True, 64),  # with zeros one has the room
+        (64, 28672, 4096, False, 64),  # as measured
+        (32, 37888, 3584, False, 64),  # neither kind runs at once
+        (32, 16384, 3072, False, 64),  # both do
+        (40, 24576, 4096, False, 128),
+    ],
+)
+def test_large_tiles_where_these_alone_run_at_once(
+    rows: int, n: int, k: int, zeros: bool, block_n: int
+) -> None:
+    found = int4_config(rows, n, k, 64, 132, zeros=zeros)
+    assert found is not None
+    assert found.block_n == block_n
+    if block_n == 128:
+        assert -(-n // 128) <= 2 * 132 < -(-n // 64)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "split"), [(6144, 4096, 2), (4608, 3584, 3), (5120, 3072, 3), (10240, 8192, 3)]
+)
+def test_heads_of_many_rows_have_programs_that_run_in_few_rounds(
+    n: int, k: int, split: int
+) -> None:
+    """Of eight warps without a limit of registers one program fits on a multiprocessor."""
+    found = int4_config(64, n, k, 64, 132, head_dim=128)
+    assert found is not None
+    assert (found.warps, found.registers, found.split) == (8, None, split)
+
+
 SIZES = [(4096, 4096), (28672, 4096), (1536, 896), (64, 256), (8192, 28672), (57344, 8192),
          (27648, 5120), (5120, 27648)]  # fmt: skip
 

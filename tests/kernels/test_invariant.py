@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from test_triton_kernels import DTYPES, ON_GPU, TWINS, close, close_to_exact, moved, with_dtypes
 from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
@@ -27,6 +29,7 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.weight_format import WeightFormat
 from quire.kernels.operands import Fp8Weight
+from quire.kernels.triton.gemm.skinny_gemm_kernel import fp8_to_float
 from quire.kernels.triton.invariant import invariant_attention
 from quire.kernels.triton.ops import fp8_linear
 from quire.kernels.triton.step.elementwise import quantize_rows
@@ -80,6 +83,21 @@ def test_a_gpu_that_does_not_know_fp8_reads_its_bytes(
         out = KERNELS.linear(x, weight, moved(bias).to(dtype))
         expected = F.linear(x.float(), FP8.dequantize(weight), moved(bias).to(dtype).float())
         torch.testing.assert_close(out.float(), expected, atol=2e-3, rtol=2e-3)
+
+
+@triton.jit
+def bytes_to_floats_kernel(codes_ptr, out_ptr):
+    i = tl.arange(0, 256)
+    tl.store(out_ptr + i, fp8_to_float(tl.load(codes_ptr + i), tl.float32))
+
+
+def test_each_byte_of_fp8_is_its_number_or_nan() -> None:
+    codes = moved(torch.arange(256, dtype=torch.uint8))
+    out = moved(torch.zeros(256))
+    bytes_to_floats_kernel[(1,)](codes, out)
+    torch.testing.assert_close(
+        out * 256.0, codes.view(reference.FP8).float(), rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_rows_in_fp8_are_dequantized_for_a_weight_that_is_not() -> None:

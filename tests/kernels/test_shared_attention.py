@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,14 @@ from test_triton_kernels import DTYPES, ON_GPU, close, moved
 from torch import Tensor
 from twins import device_case
 
+from quire.config import EngineConfig
+from quire.engine.startup.step_memory import SPLIT_TILES, shared_part_bytes
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, SHARED_TOKENS, SharedPrefixes
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.triton.attention import shared_prefix_attention
+from quire.kernels.triton.attention.shared_prefix_attention import shared_attention
+from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import paged_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -98,3 +104,22 @@ def test_a_window_leaves_shared_prefixes_out() -> None:
     )
     twin: Tensor = reference.attention(query, k_cache, v_cache, layout, params)
     close(mine[:-1], twin[:-1])
+
+
+@pytest.mark.parametrize("heads", [(7, 1, 24), (4, 2, 16)], ids=str)
+def test_the_memory_plan_counts_what_is_allocated(
+    heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the largest GPUs, on which the most programs share the few tiles of a small batch."""
+    if not ON_GPU:
+        large = dataclasses.replace(workspace(torch.device("cpu")), num_sms=SPLIT_TILES // 2)
+        monkeypatch.setattr(shared_prefix_attention, "workspace", lambda _: large)
+    query, k_cache, v_cache, layout, *_ = shared_case(heads, torch.float32)
+    parts = shared_attention(
+        moved(query), moved(k_cache), moved(v_cache), on_device(layout), 1.0, 0.0, "ieee"
+    )
+    num_heads, num_kv_heads, dim = heads
+    attention = SimpleNamespace(num_heads=num_heads, num_kv_heads=num_kv_heads, value_dim=dim)
+    model = SimpleNamespace(spec=SimpleNamespace(layers=[SimpleNamespace(attention=attention)]))
+    planned = shared_part_bytes(EngineConfig.from_options(max_num_seqs=25), model)  # type: ignore[arg-type]
+    assert planned >= parts.sums.nbytes + parts.stats.nbytes

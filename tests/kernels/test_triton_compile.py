@@ -35,6 +35,7 @@ KERNELS = {
     "ring_mxfp4": ["90"],
     "ring_mxfp4_many": ["90"],
     "ring_int4_silu": ["90"],
+    "ring_int4_wide": ["90"],
     "ring_int4_heads": ["90"],
     "ring_int4_heads_few": ["90"],
     "ring_int4_halves": ["90"],
@@ -129,8 +130,8 @@ def compiled() -> dict[str, Any]:
     return found
 
 
-# two sums; an address that each work item loads once; angles
-SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8}
+# two sums; an address that each work item loads once; angles; so that two programs fit
+SPILL = {"pieces": 8, "hopper_fp8": 8, "ring_int4_heads_few": 8, "shared": 8, "ring_int4_wide": 16}
 SPILL |= {"decode_float32_fp8": 1024}  # which is there to be right, not fast
 
 

@@ -64,9 +64,9 @@ def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Ten
     return torch.from_numpy(found.view(np.int32))
 
 
-def awq(group: int) -> Pack:
+def awq(group: int, *, symmetric: bool = False) -> Pack:
     def pack(weight: Tensor) -> Stored:
-        codes, scale, zeros, numbers = grouped(weight, 4, group, symmetric=False)
+        codes, scale, zeros, numbers = grouped(weight, 4, group, symmetric)
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         qweight, qzeros = (words(each.t(), 4, order) for each in (codes, zeros))
         return {"qweight": qweight, "qzeros": qzeros, "scales": scale.t().half()}, numbers
@@ -196,6 +196,9 @@ METHODS = {
     ),
     "awq_g128": Method(AWQ | {"group_size": 128}, awq(128), "INT4_ZEROS"),
     "awq_channel": Method(AWQ | {"group_size": -1}, awq(-1), "INT4_ZEROS"),
+    "awq_symmetric": Method(  # as AutoRound and GPTQModel write it, with zero points all the same
+        AWQ | {"group_size": 64, "zero_point": False}, awq(64, symmetric=True), "INT4_ZEROS"
+    ),
     "gptq": Method(GPTQ | {"group_size": 32}, gptq(4, 32, True, False), "INT4"),
     "gptq_channel": Method(GPTQ | {"group_size": -1}, gptq(4, -1, True, False), "INT4"),
     "gptq_order": Method(

@@ -162,7 +162,7 @@ def test_memory_is_planned_for_what_a_layer_takes(folder: Path) -> None:
     moe.gate.forward = lambda rows: rows.new_tensor([3.0, 2, 1, 0, 0, 0, 0]).expand(len(rows), 7)
     rows = torch.randn(1024, hidden, dtype=torch.bfloat16)
     norm = model.model.norm
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         moe(ResidualState(rows, None, norm.weight, norm.eps), (norm, None))
     events = [each for each in profile.profiler.kineto_results.events() if each.nbytes()]
     taken = itertools.accumulate(

@@ -37,7 +37,7 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
         match="one of none, fp8, fp8_w8a16, int8, w8a16, int4, nf4, mxfp4, dequantized, "
-        "awq, gptq, auto-round, compressed-tensors, modelopt, gguf, not 'fp7'",
+        "awq, gptq, auto-round, bitsandbytes, compressed-tensors, modelopt, gguf, not 'fp7'",
     ):
         EngineConfig.from_options(quantization="fp7")
     with pytest.raises(ConfigError, match="quantization must be one of none, fp8"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,12 @@ class House:
     """Two models, `a` and `b`. parent: plays the other side when something is asked of it."""
 
     def __init__(self, *statuses: ModelStatus, **settings: Any) -> None:
-        self.engines = {
+        self.engines: dict[str, Any] = {
             name: FakeEngine(script=f"I am {name}.", info=FakeInfo(model_name=name))
             for name in "ab"
         }
         self.asked: list[ControlMessage] = []
-        self.parent = lambda _: None
+        self.parent: Callable[[ControlMessage], object] = lambda _: None
         found = statuses or (model_status("a"), model_status("b"))
         self.models = ModelRegistry(found, ServerSettings(**settings))
         self.loader = ModelLoader(self.models, self._ask)
@@ -256,7 +257,7 @@ def test_each_model_has_its_own_tokenizer_and_limits() -> None:
     house = House()
     limits = house.engines["b"].info.limits
     house.engines["b"].info.limits = replace(limits, max_model_len=77)
-    house.engines["b"].tokenizer.encode = lambda *_, **__: [1, 2]  # type: ignore[method-assign]
+    house.engines["b"].tokenizer.encode = lambda *_, **__: [1, 2]
     first, second = (
         call(house.app, "/tokenize", {"prompt": "abc", "model": name}).json() for name in "ab"
     )

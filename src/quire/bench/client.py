@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,14 +21,17 @@ MAX_LINE = 1 << 20  # bytes of one line, headers and events alike
 class RequestResult:
     """A request and what came back. Times in seconds of one monotonic clock.
 
-    first, last: when the first and the last token event came. gaps: between token events.
-    error: why it failed, in words; None for an answer that is whole.
+    first, last: when the first and the last token event came. gaps: between token events; those
+    that come in one read share the time since the read before equally, and those of the first read
+    have none. together: how many came in the last read. error: why it failed, in words; None for an
+    answer that is whole.
     """
 
     sent: float
     first: float | None = None
     last: float | None = None
     gaps: list[float] = field(default_factory=list)
+    together: int = 0
     text: str = ""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -40,15 +43,18 @@ class RequestResult:
         """Time to first token, in seconds."""
         return None if self.first is None else self.first - self.sent
 
-    def take_token_event(self, text: str) -> None:
-        """Note that a part of the answer came now."""
-        now = time.perf_counter()
-        if self.last is None:
-            self.first = now
-        else:
-            self.gaps.append(now - self.last)
-        self.last = now
+    def take_token_event(self, text: str, moment: float) -> None:
+        """Note a part of the answer. moment: of the read that it came in."""
         self.text += text
+        if self.first is None or self.last is None:
+            self.first = self.last = moment
+        elif moment > self.last:
+            self.gaps.append(moment - self.last)
+            self.last, self.together = moment, 1
+        elif self.together:
+            shared = sum(self.gaps[-self.together :]) / (self.together + 1)
+            self.gaps[-self.together :] = [shared] * (self.together + 1)
+            self.together += 1
 
 
 class _Part(msgspec.Struct):
@@ -109,7 +115,7 @@ async def stream_request(
 async def _send_request(url: str, body: bytes, api_key: str | None, result: RequestResult) -> None:
     where = urlsplit(url)
     port = where.port or 80
-    reader, writer = await asyncio.open_connection(where.hostname, port, limit=MAX_LINE)
+    reader, writer = await _connect(where.hostname or "localhost", port)
     try:
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         head = (
@@ -122,9 +128,27 @@ async def _send_request(url: str, body: bytes, api_key: str | None, result: Requ
         if status != 200:
             text = b"".join([chunk async for chunk in chunks])
             raise HttpFailureError(f"HTTP {status}: {text[:300].decode(errors='replace')}")
-        await _read_events(chunks, result)
+        await _read_events(chunks, reader, result)
     finally:
         writer.close()
+
+
+class _TimedReader(asyncio.StreamReader):
+    """A reader that knows when its last bytes came, however late they are looked at."""
+
+    moment = 0.0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.moment = time.perf_counter()
+        super().feed_data(data)
+
+
+async def _connect(host: str, port: int) -> tuple[_TimedReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = _TimedReader(limit=MAX_LINE, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await loop.create_connection(lambda: protocol, host, port)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -152,7 +176,9 @@ async def _read_chunks(
             yield data
 
 
-async def _read_events(chunks: AsyncIterator[bytes], result: RequestResult) -> None:
+async def _read_events(
+    chunks: AsyncIterator[bytes], reader: _TimedReader, result: RequestResult
+) -> None:
     """Take every server-sent event; the last one must be [DONE]."""
     rest, done = b"", False
     async for chunk in chunks:
@@ -163,12 +189,12 @@ async def _read_events(chunks: AsyncIterator[bytes], result: RequestResult) -> N
             if (data := event[5:].strip()) == b"[DONE]":
                 done = True
             else:
-                _take(_decoder.decode(data), result)
+                _take(_decoder.decode(data), reader.moment, result)
     if not done and result.error is None:
         result.error = "the stream ended without [DONE]"
 
 
-def _take(event: _Event, result: RequestResult) -> None:
+def _take(event: _Event, moment: float, result: RequestResult) -> None:
     if event.error is not None:
         message = event.error.get("message") if isinstance(event.error, dict) else None
         result.error = str(message or event.error)
@@ -176,7 +202,7 @@ def _take(event: _Event, result: RequestResult) -> None:
         text = choice.delta.content if choice.text is None else choice.text
         # the role may come alone or with no text, before the first token, or in each chunk
         if text or (text is not None and choice.delta.role is None):
-            result.take_token_event(text)
+            result.take_token_event(text, moment)
     if event.usage is not None:
         result.num_prompt_tokens = event.usage.prompt_tokens
         result.num_tokens = event.usage.completion_tokens

@@ -15,9 +15,10 @@ from quire.bench.client import RequestResult
 class Summary:
     """One run. Times in milliseconds; None where nothing was measured.
 
-    TTFT: request sent to first token event. ITL: gap between token events of one stream. Rates
-    count from the first request sent to the last token received. prefix_cache_hit_rate: share of
-    prompt tokens that the prefix cache gave.
+    TTFT: request sent to first token event. ITL: between two token events of one stream, where
+    those that come in one read share the time since the one before. Rates count from the first
+    request sent to the last token received. prefix_cache_hit_rate: share of prompt tokens that the
+    prefix cache gave.
     """
 
     num_requests: int

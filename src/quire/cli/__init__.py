@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import ConfigError, FileError, NoEffectWarning, QuireError, UserError
-from quire.processes import end_with, interrupted
+from quire.processes import INTERRUPTED, end_with, exit_on_interrupt, interrupted
 
 COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
@@ -72,7 +72,7 @@ def _status_of(argv: list[str]) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         interrupted.set()
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed the pipe
         _discard_output()
         return 0
@@ -135,7 +135,8 @@ def _run(argv: list[str]) -> int:
         return 0
     if word not in COMMANDS:
         raise _unknown(word)
-    command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
+    with exit_on_interrupt():
+        command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     try:
         status: int = command.run(argv[1:])
     except SystemExit as end:  # argparse's after --help, and that of rich for a closed pipe

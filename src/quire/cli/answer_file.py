@@ -10,8 +10,8 @@ import time
 from types import TracebackType
 
 from quire.cli import FULL
-from quire.cli.input_file import PIPE_SECONDS
 from quire.errors import ConfigError
+from quire.input_file import PIPE_SECONDS
 
 
 class AnswerFile:

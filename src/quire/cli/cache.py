@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,9 +23,10 @@ from quire.options import options_of
 
 EXAMPLES = (
     *("quire cache", "quire cache ls Qwen/Qwen3-0.6B", "quire cache rm Qwen3-0.6B"),
-    *("quire cache rm ./models/mine", "quire cache clear"),
+    *("quire cache rm ./models/mine", "quire cache clear", "quire cache clear --gone"),
 )
 _ACTIONS = ("ls", "rm", "clear")
+_CUT = ".../"  # the start of a path that is shown without its own
 _HUB = "models of the hub are in its own cache: hf cache ls"
 
 
@@ -48,6 +51,14 @@ def make_parser() -> CommandParser:
         metavar="NAME",
         help="a model as quire serve takes it, the end of its path, or a listed file",
     )
+    parser.add_argument(
+        "--gone", action="store_true", default=False,
+        help="only those of models whose folder or file is not there any more",
+    )  # fmt: skip
+    parser.add_argument(
+        "--full", action="store_true", default=False,
+        help="whole paths and file names, also on a terminal",
+    )  # fmt: skip
     for option in options_of(ModelSettings):
         if option.name == "prepared_weights":
             add_option(parser, option)
@@ -59,10 +70,10 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     action = "ls" if args.action == "list" else args.action
     name = vars(args).get("name")
-    given = (name or "").strip().rstrip("/")
+    given = (name or "").strip().rstrip("/").removeprefix(_CUT)
     if action not in _ACTIONS:
         raise ConfigError(f"action must be one of {', '.join(_ACTIONS)}, not {action!r}")
-    if not given and (action == "rm" or name is not None):
+    if not given and (name is not None or (action == "rm" and not args.gone)):
         raise ConfigError("NAME must not be empty; see quire cache ls for names, or use clear")
     folder = prepared_folder(ModelSettings(**chosen(args, ["prepared_weights"])))
     if folder and folder.exists() and not folder.is_dir():
@@ -70,26 +81,55 @@ def run(argv: Sequence[str]) -> int:
     files = [] if folder is None else stored_files(folder)
     if given and not (files := [file for file in files if _is_of(file, given)]):
         raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
+    if args.gone:
+        files = [file for file in files if _is_gone(source_of(file))]
     sizes = [file.lstat().st_size for file in files]
     if action != "ls":
         for file in files:
             file.unlink(missing_ok=True)
     else:
-        for line in listing(files, sizes):
+        width = shutil.get_terminal_size().columns
+        is_short = sys.stdout.isatty() and not args.full
+        for line in listing(files, sizes, width if is_short else None):
             print(line)
-    verb = "in all" if action == "ls" else "removed"
-    print(f"{len(files)} files, {_size(sum(sizes))} {verb}; folder: {folder or 'none'}")
+    verb, noun = "in all" if action == "ls" else "removed", "file" if len(files) == 1 else "files"
+    print(f"{len(files)} {noun}, {_size(sum(sizes))} {verb}; folder: {folder or 'none'}")
     print(_HUB)
     return 0
 
 
-def listing(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[str]:
-    """One line for each file: size, days since the last use, its model, its name."""
+def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> Iterator[str]:
+    """One line for each file: size, days since the last use, its model, and its name.
+
+    width: columns of a line, for which paths lose their start, and names of files are left out;
+    None: all of both.
+    """
     for file, size in zip(files, sizes, strict=True):
         days = max(0.0, time.time() - file.lstat().st_mtime) / 86400
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
-        model = _hub_name(source) or source or "unknown"
-        yield f"{_size(size):>10}  {days:5.1f} days  {model}  {file.name}"
+        model, start = (
+            _hub_name(source) or source or "unknown",
+            f"{_size(size):>10}  {days:5.1f} days",
+        )
+        end = "  (gone)" if _is_gone(source) else ""
+        if width is None:
+            yield f"{start}  {model}{end}  {file.name}"
+        else:
+            yield f"{start}  {_cut(model, width - len(start) - 2 - len(end))}{end}"
+
+
+def _cut(path: str, length: int) -> str:
+    """The last parts of a path that fit into a length, at least one."""
+    parts = path.split("/")
+    while len(path) > length and len(parts) > 1:
+        del parts[0]
+        path = _CUT + "/".join(parts)
+    return path
+
+
+def _is_gone(source: str) -> bool:
+    """Whether a file's model was at a path at which nothing is now."""
+    return os.path.isabs(source) and not os.path.exists(source)
 
 
 def _is_of(file: Path, given: str) -> bool:

@@ -10,27 +10,26 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
+from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.startup.device_policy import device_type
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.machine_limits import available_bytes, check_threads
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UserError
 from quire.tokenizer.load_tokenizer import load_tokenizer
 
 _GIB = 2**30
 _LEAST_FOR_REASONS = 28  # columns, with the space between all
 
 
-def dry_run(
-    configs: Sequence[EngineConfig], args: Namespace, in_flags: Callable[[str], str]
-) -> int:
+def dry_run(models: Sequence[ModelSpec], args: Namespace, in_flags: Callable[[str], str]) -> int:
     """Plan each model as if it were alone; returns the exit status, 1 if one does not fit.
 
     args: may have gpu_memory_gib, of a GPU that need not be there. in_flags: `CommandParser`'s.
     Raises ConfigError or CheckpointError.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
-    plans = [_plan(config, device_memory(config, gpu_memory_gib)) for config in configs]
+    plans = [_plan(model, gpu_memory_gib) for model in models]
     if args.json:
         print(json.dumps([plan.as_json() for plan in plans], indent=1))
     else:
@@ -40,12 +39,19 @@ def dry_run(
     return int(any(plan.problem for plan in plans))
 
 
-def _plan(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
-    """The plan of a model. Raises what else a start would that reads no weights, too."""
-    plan = plan_memory(config, memory)
-    load_tokenizer(config)
-    if memory.device == "cpu" and config.device.threads is not None:  # memory is that of this one
-        check_threads(config.device.threads)
+def _plan(model: ModelSpec, gib: float | None) -> MemoryPlan:
+    """The plan of a model. Raises what else a start would that reads no weights, too.
+
+    gib: memory of a GPU that need not be there.
+    """
+    config = model.config
+    try:
+        plan = plan_memory(config, device_memory(config, gib))
+        load_tokenizer(config)
+        if plan.device == "cpu" and config.device.threads is not None:  # memory is that of this one
+            check_threads(config.device.threads)
+    except UserError as error:
+        raise model.explain(error) from error
     return plan
 
 

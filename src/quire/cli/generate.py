@@ -8,11 +8,11 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.prompt_texts import (
+    MOST_BYTES,
     add_prompt_options,
     has_piped_text,
     piped_text,
@@ -263,8 +263,12 @@ def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
 
 
 def _read(path: str) -> str:
+    if path == "-":
+        return piped_text()
+    from quire.input_file import read_text  # usually not needed
+
     try:
-        return piped_text() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+        return read_text(path, MOST_BYTES, waits=True)
     except UnicodeDecodeError:
         raise ConfigError(f"file {path!r} is not UTF-8 text; convert it") from None
     except OSError as error:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,13 +25,16 @@ Speed = dict[str, Any]
 STREAMS = (1, 16)
 _PROMPT = 16  # tokens
 _LEAST, _MOST = 8, 96  # tokens of an answer
-_SECONDS = 4.0  # that one figure may take
+_SECONDS = 4.0  # that the runs of one figure may take
+_LEAST_RUNS, _MOST_RUNS = 3, 9
 _TIMEOUT = 1800.0  # seconds of the whole process: a large model may be read from a slow disk
 _BLOCKS = 256  # of the KV cache: more than all streams need
 
 
 def measure_speed(folder: Path, device: str) -> Speed | None:
     """Tokens a second by streams, bytes of weights in memory, tokens that the KV cache holds.
+
+    Rates are the medians of several runs, with their least and most.
 
     None, with a warning, where the model does not start here, or takes half an hour.
     """
@@ -63,24 +67,30 @@ def main() -> None:
     config = EngineConfig.from_options(model=folder, **options)
     plan = plan_memory(config, device_memory(config, None))
     with LLM(folder, num_blocks=_BLOCKS, max_num_seqs=max(STREAMS), **options) as llm:
-        rates = {str(count): round(_tokens_per_second(llm, count), 1) for count in STREAMS}
+        rates = {str(count): _tokens_per_second(llm, count) for count in STREAMS}
     found = {
         "device": plan.device,
-        "tokens_per_second": rates,
+        "tokens_per_second": {count: round(median(each), 1) for count, each in rates.items()},
+        "tokens_per_second_range": {
+            count: [round(min(each), 1), round(max(each), 1)] for count, each in rates.items()
+        },
         "weight_bytes": sum(plan.weights.values()),
         "kv_tokens": plan.num_slots,
     }
     print(json.dumps(found))
 
 
-def _tokens_per_second(llm: LLM, count: int) -> float:
-    """Tokens of `count` answers at a time, after a short run that says how long they may be."""
+def _tokens_per_second(llm: LLM, count: int) -> list[float]:
+    """Rates of several runs of `count` answers, after a short one that says how long these are."""
     most = min(_MOST, llm.info.limits.max_model_len - _PROMPT)
     least = min(_LEAST, most)
     _seconds(llm, count, least)
-    length = int(_SECONDS / 2 / _seconds(llm, count, least) * least)
+    length = int(_SECONDS / _MOST_RUNS / _seconds(llm, count, least) * least)
     length = max(least, min(most, length))
-    return count * length / _seconds(llm, count, length)
+    rates, end = list[float](), time.monotonic() + _SECONDS
+    while len(rates) < _LEAST_RUNS or (len(rates) < _MOST_RUNS and time.monotonic() < end):
+        rates.append(count * length / _seconds(llm, count, length))
+    return rates
 
 
 def _seconds(llm: LLM, count: int, length: int) -> float:

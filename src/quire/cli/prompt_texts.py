@@ -21,6 +21,7 @@ _ESCAPE = re.compile(r"""(?:\\x[0-9a-fA-F]{2})+|\\[nrt'"\\]""")
 _CHARACTERS = {"n": "\n", "r": "\r", "t": "\t"}
 _TEXTS = {"text", "prompt", "system", "stop"}  # options with one text, or a list of them
 _VARIABLES = "default_chat_template_kwargs"  # the server's name, as other engines' names mean it
+MOST_BYTES = 1 << 30  # of all prompts
 FIRST_SECONDS = 0.5  # for what is piped in beside a prompt; a script's stdin may stay open
 
 
@@ -88,11 +89,16 @@ def standard_input() -> TextIO:
 
 
 def piped_text() -> str:
-    """All of standard input. Raises ConfigError where it is not text."""
+    """All of standard input. Raises ConfigError where it is not text, or does not end."""
     try:
-        return standard_input().read()
+        text = standard_input().read(MOST_BYTES + 1)
     except UnicodeDecodeError:
         raise ConfigError("standard input is not UTF-8 text; convert it") from None
+    if len(text) > MOST_BYTES:
+        from quire.input_file import too_large
+
+        raise ConfigError(f"standard input: {too_large(MOST_BYTES).strerror}; send it in parts")
+    return text
 
 
 def has_piped_text() -> bool:

@@ -20,6 +20,8 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
     for row in _rows(report):
         table.add_row(*row)
     console.print(table)
+    if "tokens_per_second_range" in report.get("speed", {}).get("quantized", {}):
+        console.print("tokens/s: median (least to most) of several runs", highlight=False)
     for line in layer_bars(report["layers"]):
         console.print(line, highlight=False)
     for failure in report["failures"]:
@@ -63,10 +65,19 @@ def _speed_rows(speed: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     base, own = speed["base"], speed["quantized"]
     for streams, rate in own["tokens_per_second"].items():
         before = base["tokens_per_second"][streams]
-        against = f"base: {before:,.0f} ({rate / max(before, 1e-9):.2f} times)"
-        yield f"tokens/s, streams: {streams}", f"{rate:,.0f}", against
+        ratio = f"{rate / max(before, 1e-9):.2f} times"
+        ours, theirs = (_rate(speed, streams) for speed in (own, base))
+        yield f"tokens/s, streams: {streams}", ours, f"base: {theirs}, {ratio}"
     for key, name in (("weight_bytes", "bytes in memory"), ("kv_tokens", "KV cache, tokens")):
         yield name, f"{own[key]:,}", f"base: {base[key]:,}"
+
+
+def _rate(speed: Mapping[str, Any], streams: str) -> str:
+    """A median rate with its range, which older reports do not have."""
+    bounds = speed.get("tokens_per_second_range", {}).get(streams)
+    rate = speed["tokens_per_second"][streams]
+    kind = ",.0f" if rate >= 100 else ".1f"
+    return f"{rate:{kind}}" + ("" if bounds is None else f" ({_between(bounds, kind)})")
 
 
 def _between(bounds: list[float], kind: str) -> str:

@@ -48,7 +48,7 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, or name on the hub")
     parser.add_argument("--method", choices=METHODS, help="how weights are rounded (needed)")
-    parser.add_argument("--out", metavar="DIR", help="folder of the new checkpoint (needed)")
+    parser.add_argument("--out", "-o", metavar="DIR", help="folder of the new checkpoint (needed)")
     parser.add_argument(
         "--group-size", type=int, metavar="N",
         help="inputs that share a scale, for 4-bit integers; -1: all (default: 128)",
@@ -124,8 +124,13 @@ def run(argv: Sequence[str]) -> int:
             print(f"to measure again: quire verify {args.model} {out}", file=sys.stderr)
             return print_result(args, out, report)
     else:
-        with progress() as notify:
-            quantization.run(notify)
+        try:
+            with progress() as notify:
+                quantization.run(notify)
+        except KeyboardInterrupt:
+            note = "stopped: the same command continues after the last finished layer"
+            print(f"{out}: {note}", file=sys.stderr)
+            raise
         print(f"{out}: {recipe.method}{_text(recipe, samples)}", file=sys.stderr)
     return show_report(args, base, out, tasks, samples, limits, device) if wanted else 0
 

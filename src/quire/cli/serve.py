@@ -119,7 +119,7 @@ def run(argv: Sequence[str]) -> int:
     if args.dry_run:
         from quire.cli.dry_run import dry_run  # which reads models
 
-        return dry_run([plan.config for plan in plans], args, parser.in_flags)
+        return dry_run(plans, args, parser.in_flags)
     raise_open_file_limit()
     configure_logging(_log_options(settings))
     with (
@@ -225,6 +225,7 @@ async def _serve(
         worker_settings=msgspec.msgpack.encode(settings),
         num_workers=settings.api_server_count,
         hang_timeout=settings.engine_hang_timeout,
+        load_timeout=settings.engine_load_timeout,
         log=_log_options(settings),
     )
     limits = FleetSettings(

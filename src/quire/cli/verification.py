@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.model_speed import Speed, measure_speed
 from quire.cli.options import CommandParser, human_int
 from quire.errors import ConfigError
-from quire.models.config.quality_report import QUALITY_FILE, QualityLimits
+from quire.models.config.quality_report import QUALITY_FILE, QualityLimits, replacement_problem
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,10 @@ def add_verification_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--quality-limits", metavar="LIMITS",
         help=f"what the result may lose before the gate refuses it (default: {default})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replace-report", action="store_true", default=False,
+        help="store the report also in place of one of more text or with stricter limits",
     )  # fmt: skip
     parser.add_argument(
         "--speed", action=BooleanOptionalAction,
@@ -93,14 +97,19 @@ def tokenizer_of(args: Namespace, base: Path) -> tuple[Tokenizer, TextSamples]:
     from quire.compress.hub_text import text_file
     from quire.compress.text_samples import read_samples
     from quire.hub import BUNDLED
+    from quire.models.config.model_config import ModelConfig
     from quire.tokenizer.tokenizer import Tokenizer
 
     given, tokenizer = vars(args), Tokenizer.from_folder(base)
     path = None if "calibration" not in given else text_file(given["calibration"])
-    count, seq_len = given.get("samples", _SAMPLES), given.get("seq_len", _SEQ_LEN)
-    for name, value, least in (("samples", count, 1), ("seq_len", seq_len, 8)):
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, not {value}")
+    most = ModelConfig.from_folder(base).max_position_embeddings
+    count, seq_len = given.get("samples", _SAMPLES), given.get("seq_len", min(_SEQ_LEN, most))
+    if count < 1:
+        raise ConfigError(f"samples must be at least 1, not {count}")
+    if not 8 <= seq_len <= most:
+        raise ConfigError(
+            f"seq_len must be between 8 and {most}, the model's context, not {seq_len}"
+        )
     only_chats = path is None and base.name in BUNDLED
     return tokenizer, read_samples(tokenizer, path, count, seq_len, only_chats=only_chats)
 
@@ -122,14 +131,21 @@ def show_report(
     limits: QualityLimits,
     device: torch.device,
 ) -> int:
-    """Measure, store and print the report. Returns 1 if the gate refuses the weights."""
-    from quire.compress.quality_check import check_different_weights, check_quality
+    """Measure, store and print the report. Returns 1 if its figures fail."""
+    from quire.compress.quality_check import check_pair, check_quality
 
-    check_different_weights(base, quantized)  # before speed is measured, too
+    check_pair(base, quantized)  # before speed is measured, too
+    tokens = sum(map(len, samples.verification))
+    problem = None if args.replace_report else replacement_problem(quantized, tokens, limits)
+    if problem is not None:
+        note = f"{problem}, so this one will not be stored; to store it use --replace-report"
+        print(f"note: {note}", file=sys.stderr)
     speed = _speed_of_both(base, quantized, device) if vars(args).get("speed", True) else None
     with progress() as notify:
-        report = check_quality(base, quantized, samples, tasks, limits, device, notify, speed)
-    return print_result(args, quantized, report)
+        report = check_quality(
+            base, quantized, samples, tasks, limits, device, notify, speed, stores=problem is None
+        )
+    return print_result(args, quantized, report, problem)
 
 
 def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[str, Speed] | None:
@@ -146,15 +162,18 @@ def _speed_of_both(base: Path, quantized: Path, device: torch.device) -> dict[st
     return known if len(known) == len(found) else None
 
 
-def print_result(args: Namespace, quantized: Path, report: Mapping[str, Any]) -> int:
-    """Print a report. Returns 1 if the gate refuses the weights."""
+def print_result(
+    args: Namespace, quantized: Path, report: Mapping[str, Any], problem: str | None = None
+) -> int:
+    """Print a report. problem: why it is not the stored one. Returns 1 if its figures fail."""
     if args.json:
         print(json.dumps(report))
     else:
         from quire.cli.quality_table import print_report
 
         print_report(report)
-        print(f"stored in {quantized / QUALITY_FILE}")
+        file = quantized / QUALITY_FILE
+        print(f"stored in {file}" if problem is None else f"not stored in {file}: {problem}")
     return 0 if report["passed"] else 1
 
 

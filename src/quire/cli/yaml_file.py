@@ -10,10 +10,10 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.cli.input_file import read_file
 from quire.cli.options import human_int
 from quire.compat.own_options import own_options
 from quire.errors import ConfigError, FileError
+from quire.input_file import read_file
 from quire.options import Option, check_range, nearest_name
 
 if TYPE_CHECKING:

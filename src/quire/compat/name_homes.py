@@ -19,11 +19,12 @@ SAMPLING_PARAMS = frozenset(_SAMPLING_PARAMS.split())
 _SERVER_SETTINGS = """
     access_log admin_api_key admin_port admin_uds allowed_hosts allowed_origins api_key api_key_file
     api_server_count default_chat_template_kwargs enable_force_include_usage
-    enable_request_id_headers engine_hang_timeout gpu_hour_cost host idle_unload_seconds log_format
-    log_level max_body_bytes max_held_body_bytes max_queued_requests max_queued_tokens
-    model_load model_load_timeout model_memory_bytes otlp_traces_endpoint port queue_timeout
-    reasoning_parser request_timeout response_store_bytes return_tokens_as_token_ids root_path
-    share_prefix_cache shutdown_timeout slow_reader_timeout tool_call_parser uds
+    enable_request_id_headers engine_hang_timeout engine_load_timeout gpu_hour_cost host
+    idle_unload_seconds log_format log_level max_body_bytes max_held_body_bytes
+    max_queued_requests max_queued_tokens model_load model_load_timeout model_memory_bytes
+    otlp_traces_endpoint port queue_timeout reasoning_parser request_timeout response_store_bytes
+    return_tokens_as_token_ids root_path share_prefix_cache shutdown_timeout
+    slow_reader_timeout tool_call_parser uds
 """
 SERVER_SETTINGS = frozenset(_SERVER_SETTINGS.split())
 

@@ -114,8 +114,6 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
             "original, or quantization 'fp8', 'int8' or 'int4'",
         ),
         **_GGUF_TYPES,
-        "bitsandbytes": "a checkpoint of bitsandbytes says it itself, so leave it out there; use "
-        "'nf4' to quantize another one while it is loaded",
     },
     "chat_template": dict.fromkeys(_TEMPLATES.split(), _NO_TEMPLATE),
     "device": {

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from quire.compress.model_parts import ModelParts
-from quire.compress.quality_plot import write_svg
+from quire.compress.quality_plot import svg
 from quire.compress.rotation import parts_beside
 from quire.compress.task_answers import BUNDLED_TASKS, Task, read_tasks
 from quire.compress.text_samples import TextSamples
 from quire.compress.verify_model import Notify, compare_models
 from quire.errors import ConfigError
 from quire.hub import BUNDLED
+from quire.model_folder import write_whole
+from quire.models.config.model_config import ModelConfig
 from quire.models.config.quality_report import QualityLimits, write_report
 from quire.models.config.weight_files import weight_files
 from quire.tokenizer.tokenizer import Tokenizer
@@ -33,14 +35,17 @@ def check_quality(
     device: torch.device,
     notify: Notify,
     speed: Mapping[str, Any] | None = None,
+    *,
+    stores: bool = True,
 ) -> dict[str, Any]:
-    """The report, which is also written to the quantized folder with a picture of its layers.
+    """The report; with `stores` it is written to the quantized folder, and a picture of its layers.
 
     samples: the windows for verification are used. speed: of both models, for the report.
     Raises CheckpointError and ConfigError.
     """
-    check_different_weights(base, quantized)
-    check_writable(quantized)
+    check_pair(base, quantized)
+    if stores:
+        check_writable(quantized)
     parts = parts_beside(base, quantized, device), ModelParts(quantized, device)
     figures = compare_models(parts[0], parts[1], samples.verification, tasks, notify)
     failures = limits.failures(figures)
@@ -56,28 +61,47 @@ def check_quality(
         **figures,
         **({} if speed is None else {"speed": dict(speed)}),
     }
-    write_report(quantized, report)
-    cosines = [layer["mean"] for layer in figures["layers"]]
-    write_svg(quantized / PLOT_FILE, f"{quantized.name}: 1 - cosine after each layer", cosines)
+    if not stores:
+        return report
+    losses = [1.0 - layer["mean"] for layer in figures["layers"]]
+    picture = svg(f"{quantized.name}: 1 - cosine after each layer", losses)
+    try:
+        write_report(quantized, report)
+        write_whole(quantized / PLOT_FILE, lambda part: part.write_text(picture))
+    except OSError as error:
+        raise _not_written(quantized, error.strerror) from error
     return report
 
 
-def check_different_weights(base: Path, quantized: Path) -> None:
-    """Raise ConfigError for a model and itself, which would pass any gate."""
+def check_pair(base: Path, quantized: Path) -> None:
+    """Raise ConfigError for folders that are not a model and its quantized copy.
+
+    A model beside itself would pass any gate; and of a base model that stands second, a report of
+    what its copy has lost would be stored, by which it would not be served any more.
+    """
     if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
         raise ConfigError(
             f"base and quantized have the same weights ({quantized}), so that nothing is measured; "
             "name the 16-bit model as base"
+        )
+    if ModelConfig.from_folder(quantized).checkpoint_format is None:
+        raise ConfigError(
+            f"quantized: {quantized} is not quantized; name the 16-bit model first, and then its "
+            "quantized copy"
         )
 
 
 def check_writable(quantized: Path) -> None:
     """Raise ConfigError for a folder in which no report can be stored, before it is measured."""
     if not os.access(quantized, os.W_OK):
-        raise ConfigError(
-            f"quantized: {quantized} cannot be written, where the report is stored; change its "
-            "permissions, or verify a copy"
-        )
+        raise _not_written(quantized, "Permission denied")
+
+
+def _not_written(quantized: Path, why: str | None) -> ConfigError:
+    return ConfigError(
+        f"quantized: {quantized}, where the report is stored, cannot be written ({why}); free some "
+        "space, change its permissions, or verify a copy"
+    )
 
 
 def tasks_for(tokenizer: Tokenizer, base: Path, path: Path | None) -> list[Task]:

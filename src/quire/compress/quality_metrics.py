@@ -16,6 +16,8 @@ from torch import Tensor
 
 _DRAWS = 2000
 _BOUNDS = torch.tensor([0.025, 0.975])
+_LEAST = -1e4  # of a log-probability, which may be minus infinity
+_MOST_LOSS = 30.0  # whose power is a perplexity, 10^13: larger ones say no more
 
 Interval = tuple[float, float]
 
@@ -30,7 +32,7 @@ class AnswerMetrics:
 
     def add(self, ids: list[int], base: Tensor, quantized: Tensor) -> None:
         """Add a sample. base, quantized: logits [T, V]."""
-        right, ours = base.log_softmax(-1), quantized.log_softmax(-1)
+        right, ours = (each.log_softmax(-1).clamp_min(_LEAST) for each in (base, quantized))
         following = torch.tensor(ids[1:], device=base.device)[:, None]
         base_loss, loss = (-each[:-1].gather(1, following)[:, 0].cpu() for each in (right, ours))
         self.losses.append((base_loss, loss))
@@ -39,7 +41,8 @@ class AnswerMetrics:
 
     def report(self) -> dict[str, Any]:
         """All figures, as JSON has them."""
-        base, ours = (torch.cat(part).mean().item() for part in zip(*self.losses, strict=True))
+        means = (torch.cat(part).mean().item() for part in zip(*self.losses, strict=True))
+        base, ours = (min(mean, _MOST_LOSS) for mean in means)
         changes = [ours - base for base, ours in self.losses]
         divergence, low_high = torch.cat(self.divergences), interval(changes)
         return {
@@ -47,7 +50,7 @@ class AnswerMetrics:
                 "base": math.exp(base),
                 "quantized": math.exp(ours),
                 "change": math.expm1(ours - base),
-                "change_95": [math.expm1(bound) for bound in low_high],
+                "change_95": [math.expm1(min(bound, _MOST_LOSS)) for bound in low_high],
             },
             "kl_divergence": {
                 "mean": divergence.mean().item(),
@@ -58,6 +61,18 @@ class AnswerMetrics:
                 "share_95": interval(self.same),
             },
         }
+
+
+def finite(states: list[Tensor], position: str, figures: dict[str, Any]) -> list[Tensor]:
+    """Tensors with zeros for NaN and infinite numbers; their first position is a figure.
+
+    So a model that computes no numbers has a report, by which it is refused.
+    """
+    is_finite = [bool(state.isfinite().all()) for state in states]
+    if all(is_finite):
+        return states
+    figures.setdefault("not_finite", position)
+    return [state.nan_to_num(0.0, 0.0, 0.0) for state in states]
 
 
 def interval(samples: list[Tensor]) -> Interval:

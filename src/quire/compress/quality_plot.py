@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 _HEIGHT, _LEFT, _TOP, _BOTTOM = 240, 70, 40, 30
 _BAR, _GAP = 14, 4
 
 
-def write_svg(path: Path, title: str, cosines: Sequence[float]) -> None:
-    """Draw 1 - cosine of the hidden states after each layer as bars."""
-    path.write_text(svg(title, [1.0 - cosine for cosine in cosines]))
-
-
 def svg(title: str, losses: Sequence[float]) -> str:
-    """The picture's text. losses: after each layer, at least 0."""
+    """The picture's text, of bars. losses: after each layer, at least 0."""
     most = max(*losses, 1e-9)
     width = _LEFT + len(losses) * (_BAR + _GAP) + 20
     parts = [

@@ -7,8 +7,10 @@ model where a method compares with them, and one decoder layer twice.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from quire.models.families.llama import LlamaDecoderLayer
 
 logger = logging.getLogger(__name__)
 
+_GROUPS = (32, 64, 128, 256, 512)  # that are usual
 Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
 
 
@@ -56,14 +59,11 @@ class Quantization:
             )
         self.layout: CheckpointLayout = recipe.layout(config.dtype)
         self.files = ShardFiles(out, len(config.spec.layers))
-        self.ignored = self._ignored()
+        self.ignored, problems = self._ignored()
         if not any(self._chosen(index) for index in range(len(config.spec.layers))):
-            has_groups = recipe.steps_of_method.has_groups
-            fix = "group_size -1" if has_groups else "method int8, which is for any size"
-            raise ConfigError(
-                f"groups of {self.layout.group} and ignore leave no linear layer to quantize; "
-                f"ignore less, or take {fix}"
-            )
+            raise ConfigError(self._why_nothing(list(problems)))
+        for (modules, problem), layers in problems.items():
+            logger.warning("%s of %d layers stay as they are: %s", modules, layers, problem)
 
     @property
     def is_finished(self) -> bool:
@@ -137,34 +137,55 @@ class Quantization:
         name = layer_module(index)
         return [self.parts.stored_name(f"{name}.{module}") for module, _ in linear.sources()]
 
-    def _ignored(self) -> list[str]:
+    def _ignored(self) -> tuple[list[str], Counter[tuple[str, str]]]:
         """Modules that are not quantized: those asked for, those that do not fit, the head.
 
-        Parts of a fused weight are ignored together, as engines that fuse them need it.
+        Parts of a fused weight are ignored together, as engines that fuse them need it. With the
+        number of layers by modules that do not fit, and why they do not.
         """
-        found, used = list[str](), set[str]()
-        for index, layer in enumerate(self.parts.spec.layers):
-            for linear in layer.linears:
-                modules = self._modules(index, linear)
-                matching = {p for p in self.recipe.ignore for m in modules if fnmatchcase(m, p)}
-                used |= matching
-                if matching or self._problem(modules, linear):
-                    found += modules
+        found, used, problems = list[str](), set[str](), Counter[tuple[str, str]]()
+        for index, linear in self._linears():
+            modules = self._modules(index, linear)
+            matching = {p for p in self.recipe.ignore for m in modules if fnmatchcase(m, p)}
+            used |= matching
+            problem = None if matching else _problem(self.layout, linear)
+            if problem is not None:
+                names = ", ".join(module.rpartition(".")[2] for module in modules)
+                problems[names, problem] += 1
+            if matching or problem is not None:
+                found += modules
         head = [] if self.parts.spec.head is None else [self.parts.spec.head.module]
         heads = ["lm_head", *head]  # the usual name does no harm where the head is the embedding's
         used |= {p for p in self.recipe.ignore for name in heads if fnmatchcase(name, p)}
         unused = [pattern for pattern in self.recipe.ignore if pattern not in used]
         if unused:
             raise ConfigError(f"ignore: no linear layer is named {unused[0]!r}; correct the name")
-        return found + head
+        return found + head, problems
 
-    def _problem(self, modules: list[str], linear: LinearSpec) -> str | None:
-        rows = [part.rows for part in linear.parts] or [linear.n]
-        problems = (self.layout.problem(n, linear.k) for n in rows)
-        problem = next((found for found in problems if found is not None), None)
-        if problem is not None:
-            logger.warning("%s stays as it is: %s", ", ".join(modules), problem)
-        return problem
+    def _linears(self) -> Iterator[tuple[int, LinearSpec]]:
+        for index, layer in enumerate(self.parts.spec.layers):
+            for linear in layer.linears:
+                yield index, linear
+
+    def _why_nothing(self, problems: list[tuple[str, str]]) -> str:
+        """Why there is no linear layer to quantize. problems: of those that do not fit."""
+        if not problems:
+            return "ignore leaves no linear layer to quantize; ignore less"
+        sizes = [-1, *_GROUPS] if self.recipe.steps_of_method.has_groups else []
+        layouts = [dataclasses.replace(self.layout, group=size) for size in sizes]
+        linears = [linear for _, linear in self._linears()]
+        fitting = [
+            "-1 (all inputs)" if layout.group == -1 else str(layout.group)
+            for layout in layouts
+            if not any(_problem(layout, linear) for linear in linears)
+        ]
+        if not fitting:
+            return f"no linear layer can be quantized: {problems[0][1]}; use method int8"
+        inputs = ", ".join(map(str, sorted({linear.k for linear in linears})))
+        return (
+            f"group_size {self.layout.group} divides the inputs ({inputs}) of no linear layer; use "
+            f"one of {', '.join(fitting[1:] + fitting[:1])}"
+        )
 
     def _tensors(self, index: int, layer: LlamaDecoderLayer, coded: Coded) -> dict[str, Tensor]:
         """A layer's tensors by their names in the checkpoint."""
@@ -211,3 +232,10 @@ class Quantization:
         self.files.write(
             layers, {self.parts.stored_name(name): self.parts.stored(name) for name in rest}
         )
+
+
+def _problem(layout: CheckpointLayout, linear: LinearSpec) -> str | None:
+    """Why a linear layer's weight cannot be stored in a layout; None if it can."""
+    rows = [part.rows for part in linear.parts] or [linear.n]
+    problems = (layout.problem(n, linear.k) for n in rows)
+    return next((found for found in problems if found is not None), None)

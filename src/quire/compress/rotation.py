@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quire.compress.model_parts import ModelParts
-from quire.compress.shard_files import RECIPE
 from quire.core.layer_spec import LayerSpec, LinearSpec, ModelSpec, NormSpec, layer_module
 from quire.errors import ConfigError
 from quire.kernels.torch_dtypes import torch_dtype
-from quire.model_folder import parse_json
+from quire.model_folder import QUANTIZE_RUN, parse_json
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.expected_tensors import expected_tensors
 
@@ -102,7 +101,7 @@ def parts_of(base: Path, device: torch.device, *, rotated: bool) -> ModelParts:
 
 def parts_beside(base: Path, quantized: Path, device: torch.device) -> ModelParts:
     """A base model's parts, rotated if its quantized copy was made so."""
-    path = quantized / RECIPE
+    path = quantized / QUANTIZE_RUN
     recorded = parse_json(path.read_bytes()) if path.is_file() else None
     match recorded:
         case {"recipe": {"rotate": True}}:

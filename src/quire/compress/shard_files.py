@@ -7,10 +7,8 @@ after the last of them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,13 @@ from torch import Tensor
 
 from quire.compress.recipe import Recipe
 from quire.errors import ConfigError
-from quire.model_folder import parse_json
+from quire.model_folder import QUANTIZE_RUN, parse_json, write_whole
 from quire.models.checkpoints.checkpoint import INDEX, Checkpoint
 from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.config.quality_report import QUALITY_FILE
 from quire.models.config.weight_files import weight_files
 
-RECIPE = "quire_quantize.json"
-_OWN = ("config.json", RECIPE, QUALITY_FILE)  # which are written anew
+_OWN = ("config.json", QUANTIZE_RUN, QUALITY_FILE)  # which are written anew
 _OTHER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
@@ -49,14 +46,15 @@ class ShardFiles:
             raise _not_written(self.folder, error) from error
         if not is_empty:
             raise ConfigError(f"out: {self.folder} is not empty; name another folder")
-        _write_json(self.folder / RECIPE, record)
+        _write_json(self.folder / QUANTIZE_RUN, record)
 
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the folder has all of a run with this record. Raises ConfigError."""
-        return self._has_run(record) and (self.folder / INDEX).is_file()
+        files = (self.folder / INDEX, *map(self.path, range(self._layers + 1)))
+        return self._has_run(record) and all(file.is_file() for file in files)
 
     def _has_run(self, record: dict[str, Any]) -> bool:
-        path = self.folder / RECIPE
+        path = self.folder / QUANTIZE_RUN
         try:
             found = parse_json(path.read_bytes()) if path.is_file() else {}
         except OSError as error:
@@ -120,16 +118,9 @@ def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, A
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file, or nothing. Raises ConfigError."""
-    part = path.with_name(f".{path.name}.tmp")
     try:
-        part.touch()
-        mode = part.stat().st_mode  # the umask's; safetensors leaves files to their owner
-        write(part)
-        part.chmod(mode)
-        os.replace(part, path)
+        write_whole(path, write)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink()
         raise _not_written(path.parent, error) from error
 
 

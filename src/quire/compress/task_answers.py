@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
 from quire.hub import BUNDLED_FOLDER
+from quire.input_file import read_text
 from quire.model_folder import check_regular, parse_json
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUNDLED_TASKS = BUNDLED_FOLDER / "examples.json"
+_MOST_BYTES = 64 << 20
 _OBJECTS = 'objects of "messages" and "expected"'
 
 
@@ -74,7 +76,7 @@ def _values(path: Path) -> list[tuple[str, Any]]:
     """The values of a file, each with where it stands."""
     try:
         check_regular(path)  # a pipe or device might never end
-        text = path.read_text(encoding="utf-8")
+        text = read_text(str(path), _MOST_BYTES)
         if not text.lstrip().startswith("["):
             return _lines(text)
         return [(f"object {i}", value) for i, value in enumerate(parse_json(text.encode()), 1)]

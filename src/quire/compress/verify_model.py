@@ -16,6 +16,7 @@ from quire.compress.model_parts import ModelParts
 from quire.compress.quality_metrics import (
     AnswerMetrics,
     cosine_similarity,
+    finite,
     pooled_cosine_similarity,
 )
 from quire.compress.task_answers import Task, count_right
@@ -39,16 +40,17 @@ def compare_models(
         )
     samples = [*windows, *(task.ids for task in tasks)]
     states = [parts.embed(samples) for parts in (base, quantized)]
-    layers, length = [], max(map(len, samples))
+    layers, length, found = [], max(map(len, samples)), dict[str, Any]()
     for index in range(len(base.spec.layers)):
         notify("verifying", index, len(base.spec.layers))
         states = [
-            _after_layer(parts, index, own, length)
+            finite(_after_layer(parts, index, own, length), f"layer {index}", found)
             for parts, own in zip((base, quantized), states, strict=True)
         ]
         layers.append(cosine_similarity(*(own[: len(windows)] for own in states)))
     notify("verifying", len(base.spec.layers), len(base.spec.layers))
-    return {"layers": layers, **_finals(base, quantized, samples, states, tasks)}
+    found["layers"] = layers
+    return _finals(found, base, quantized, samples, states, tasks)
 
 
 def _after_layer(parts: ModelParts, index: int, states: list[Tensor], length: int) -> list[Tensor]:
@@ -57,20 +59,21 @@ def _after_layer(parts: ModelParts, index: int, states: list[Tensor], length: in
 
 
 def _finals(
+    found: dict[str, Any],
     base: ModelParts,
     quantized: ModelParts,
     samples: Windows,
     states: list[list[Tensor]],
     tasks: list[Task],
 ) -> dict[str, Any]:
-    """Figures of the states after the last norm, and of logits where the model has a head."""
+    """The figures found, those after the last norm, and of logits where the model has a head."""
     count = len(samples) - len(tasks)
     finals = [
         [parts.final_norm()(each) for each in own]
         for parts, own in zip((base, quantized), states, strict=True)
     ]
     windows = [own[:count] for own in finals]
-    found = {
+    found |= {
         "tokens": sum(map(len, samples[:count])),
         "hidden_cosine": cosine_similarity(*windows),
         "pooled_cosine": pooled_cosine_similarity(*windows),
@@ -81,7 +84,8 @@ def _finals(
         return found
     metrics = AnswerMetrics()
     for ids, *pair in zip(samples[:count], *windows, strict=True):
-        metrics.add(ids, *(head(own) for head, own in zip(heads, pair, strict=True) if head))
+        logits = [head(own) for head, own in zip(heads, pair, strict=True) if head]
+        metrics.add(ids, *finite(logits, "the head", found))
     right = [
         count_right(tasks, [own.argmax(-1) for own in map(head, each[count:])])
         for head, each in zip(heads, finals, strict=True)

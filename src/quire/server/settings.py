@@ -163,6 +163,12 @@ class ServerSettings:
         "an API process is restarted; 0: never",
         within=_WHOLE_SECONDS,
     )
+    engine_load_timeout: int = setting(
+        600,
+        "seconds without any processor time while an engine loads its model or an API process "
+        "starts (their storage does not answer), after which it is killed; 0: never",
+        within=_WHOLE_SECONDS,
+    )
     shutdown_timeout: int = setting(
         30, "seconds for running requests to finish at shutdown", within=_WHOLE_SECONDS
     )

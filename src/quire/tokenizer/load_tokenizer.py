@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.errors import ConfigError
@@ -12,6 +11,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 from quire.tokenizer.tokenizer_folder import check_folder, read_settings, read_templates
 
 _LONGEST_NAME = 4096
+_LARGEST_TEMPLATE = 4 << 20  # bytes
 
 
 def check_tokenizer(config: EngineConfig) -> None:
@@ -53,8 +53,10 @@ def read_template(given: str | os.PathLike[str]) -> tuple[str, str]:
         raise ConfigError(f"chat_template must be a file, or the template, not {given!r:.64}")
     given = os.fspath(given)
     if len(given) < _LONGEST_NAME and "{" not in given:
+        from quire.input_file import read_text  # most models have a template
+
         try:
-            return given, Path(given).read_text(encoding="utf-8")
+            return given, read_text(given, _LARGEST_TEMPLATE)
         except (OSError, ValueError) as error:  # or a name that no file can have
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(

@@ -14,7 +14,12 @@ import pytest
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.processes import engine_supervisor, restarts, worker_supervisor
+from quire.engine.processes import (
+    engine_supervisor,
+    restarts,
+    server_supervisor,
+    worker_supervisor,
+)
 from quire.engine.processes.child_process import Child, SpawnError
 from quire.engine.processes.control_channel import (
     ControlMessage,
@@ -34,7 +39,7 @@ from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError, QuireError
 from quire.logs import LogOptions
-from quire.shared_memory import PAGE_BYTES, create_shared_memory
+from quire.shared_memory import PAGE_BYTES, clear_page, create_shared_memory
 
 
 class Mortal:
@@ -101,7 +106,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         log = LogOptions(level="info", format="text")
         settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
-            number=0, first_epoch=0, hang=0, log=log,
+            number=0, first_epoch=0, hang=0, load=0, log=log,
         )  # fmt: skip
 
         def note(message: EngineUp | EngineDown) -> None:
@@ -137,7 +142,7 @@ def test_an_engine_that_is_stopped_leaves_no_files_and_no_memory(
     async def load_and_unload() -> int:
         settings = ServerSupervisorSettings(
             worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
-            log=LogOptions(level="info", format="text"),
+            load_timeout=0.0, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         with socket.socket() as listener:
             async with ServerSupervisor(settings, [listener]) as supervisor:
@@ -171,7 +176,7 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
     async def keep() -> None:
         settings = EngineProcessSettings(
             folder=tmp_path, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
-            hang=0, log=LogOptions(level="info", format="text"),
+            hang=0, load=0, log=LogOptions(level="info", format="text"),
         )  # fmt: skip
 
         def note(message: EngineUp | EngineDown) -> None:
@@ -188,6 +193,64 @@ def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
     with pytest.raises(SpawnError if is_first else asyncio.CancelledError):
         asyncio.run(keep())
     assert not replies
+
+
+def test_an_engine_is_started_later_where_there_is_no_memory_for_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process's page is new; the server has requests that wait for it."""
+    failures = iter([False, True, False])
+    ups: list[EngineUp | EngineDown] = []
+
+    def clear(memory: int, page: int) -> None:
+        if next(failures):
+            raise OSError(28, "No space left on device")
+        clear_page(memory, page)
+
+    async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
+        return Mortal(first, num_steps=1, seconds=0.0 if not ups else 60.0)
+
+    async def keep() -> None:
+        settings = EngineProcessSettings(
+            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
+            hang=0, load=0, log=LogOptions(level="info", format="text"),
+        )  # fmt: skip
+
+        def note(message: EngineUp | EngineDown) -> None:
+            ups.extend([message] if isinstance(message, EngineUp) else [])
+            if len(ups) == 2:
+                task.cancel()
+
+        task = asyncio.create_task(EngineSupervisor("m", EngineConfig(), settings, note).run())
+        await task
+
+    monkeypatch.setattr(engine_supervisor, "clear_page", clear)
+    monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
+    monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(keep())
+
+
+def test_a_server_without_shared_memory_says_so_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def enter() -> None:
+        settings = ServerSupervisorSettings(
+            worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
+            load_timeout=0.0, log=LogOptions(level="info", format="text"),
+        )  # fmt: skip
+        async with ServerSupervisor(settings, []):
+            raise AssertionError
+
+    monkeypatch.setattr(server_supervisor, "clear_page", refuse)
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        with pytest.raises(EngineError, match="free some memory"):
+            asyncio.run(enter())
+        assert not os.listdir(folder)
 
 
 def test_a_process_that_cannot_be_started_is_an_error_with_the_fix(
@@ -241,7 +304,7 @@ def test_an_api_process_that_cannot_start_is_tried_again(
             statuses=list, reachable=list, on_death=nothing, on_message=nothing
         )
         heartbeats = SimpleNamespace(clear=nothing)
-        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0).run()  # type: ignore[arg-type]
+        await WorkerSupervisor("", first, parent, heartbeats, 0, hang=0, load=0).run()  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker_supervisor.Child, "spawn", spawn)
     monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,6 +14,7 @@ from test_engine_supervisor import INFO
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
+from quire.engine.processes import model_fleet
 from quire.engine.processes.control_channel import (
     ControlMessage,
     LoadModel,
@@ -33,6 +35,7 @@ SETTINGS = ServerSupervisorSettings(
     worker_settings=b"",
     num_workers=0,
     hang_timeout=0.0,
+    load_timeout=0.0,
     log=LogOptions("error", "text"),
 )
 
@@ -73,6 +76,33 @@ def test_impossible_settings_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(failure, match=problem):
         start(*plans, limit=limit)
+
+
+def test_what_files_a_start_waits_for_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Storage that does not answer: the parent reads a model's files first."""
+    stalled = tmp_path / "config.json"
+    os.mkfifo(stalled)
+    writer = os.open(stalled, os.O_RDWR)
+
+    def read(_config: EngineConfig, _limit: int | None) -> None:
+        with stalled.open("rb", buffering=0) as file:
+            file.read(1)
+        raise CheckpointError("it was empty")
+
+    def end_read(name: str) -> None:
+        note(name)
+        os.write(writer, b"x")
+
+    note = model_fleet._note_slow_files
+    monkeypatch.setattr(model_fleet, "NOTE_SECONDS", 0.1)
+    monkeypatch.setattr(model_fleet, "_measured", read)
+    monkeypatch.setattr(model_fleet, "_note_slow_files", end_read)
+    with caplog.at_level("WARNING"), pytest.raises(CheckpointError, match="it was empty"):
+        start(plan("a"), limit=None)
+    os.close(writer)
+    assert [str(stalled) in line for line in caplog.messages] == [True]
 
 
 class Deathbed:

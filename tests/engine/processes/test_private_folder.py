@@ -7,9 +7,12 @@ import fcntl
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -82,3 +85,52 @@ def test_a_file_system_without_locks_will_do(monkeypatch: pytest.MonkeyPatch) ->
     with private_folder() as folder:
         assert_holds_sockets(folder)
     assert not folder.exists()
+
+
+def test_folders_of_killed_servers_are_removed_and_no_others(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    owner = "import os; from quire.engine.processes.private_folder import private_folder as made\n"
+    owner += "with made(): os.kill(os.getpid(), 9)"
+    with private_folder() as in_use:
+        subprocess.run(
+            [sys.executable, "-c", owner], env=os.environ | {"TMPDIR": str(short)}, check=False
+        )
+        [left] = set(short.glob(f"{module.PREFIX}*")) - {in_use}
+        (left / "engine-0-0").touch()
+        of_others = [short / f"{module.PREFIX}theirs", short / "quire-data"]
+        for folder in of_others:
+            folder.mkdir()
+        (short / f"{module.PREFIX}link").symlink_to(short / "quire-data")
+        find_status = os.fstat
+
+        def of_another_user(file: int) -> object:
+            found = find_status(file)
+            is_theirs = os.path.samestat(found, of_others[0].stat())
+            return SimpleNamespace(st_uid=os.geteuid() + 1) if is_theirs else found
+
+        monkeypatch.setattr(module.os, "fstat", of_another_user)
+        with private_folder() as new:
+            assert in_use.exists()
+            assert new.exists()
+            assert all(folder.exists() for folder in of_others)
+            assert not left.exists()
+
+
+def test_a_folder_that_another_server_removes_before_it_is_locked_is_made_again(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    lock, taken = fcntl.flock, []
+
+    def flock(file: int, how: int) -> None:
+        if how == fcntl.LOCK_SH and not taken:
+            taken.extend(short.glob(f"{module.PREFIX}*"))
+            module._remove_left(short)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with private_folder() as folder:
+        assert folder.exists()
+        assert [folder] != taken

@@ -109,9 +109,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=["float32", "int8", "int4"])
 def test_a_second_start_needs_no_torch_and_answers_the_same(
-    quantization: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("quire.models.prepared.prepared_weights.WORTH_BYTES", 0)
     options = {**quantization, "prepared_weights": str(tmp_path)}
     first = prepare(options)
     assert list(tmp_path.glob("*.safetensors"))

@@ -25,6 +25,8 @@ from quire.engine.startup.torch_start import torch_device
 from quire.errors import CheckpointError, ConfigError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
+from quire.models.checkpoint_formats.awq import AwqLinear
+from quire.models.checkpoint_formats.module_rules import ModuleRules
 from quire.models.config.model_config import ModelConfig
 
 MODEL_CONFIG = ModelConfig.from_folder(resolve_model("quire-tiny"))
@@ -76,6 +78,18 @@ def test_pytorch_may_overrule_auto_and_says_so(
     if not is_available:
         with pytest.raises(ConfigError, match="PyTorch finds no GPU"):
             torch_device(config_of(device="cuda"))
+
+
+@pytest.mark.parametrize("checkpoint", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quantized_checkpoints_run_in_bfloat16(
+    checkpoint: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: "flags : amx_tile avx512_bf16")
+    stored = ModuleRules(name="awq", linear=AwqLinear("", 128))
+    model_config = replace(MODEL_CONFIG, dtype=checkpoint, checkpoint_format=stored)
+    assert choose_dtype(config_of(device=device), model_config) == "bfloat16"
+    assert choose_dtype(config_of(device=device, dtype="float32"), model_config) == "float32"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,9 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
     monkeypatch.setattr(f"quire.engine.startup.{function}", fail)
     with pytest.raises(ConfigError, match=error):
         start_engine(
-            EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8, device="cpu")
+            EngineConfig.from_options(
+                model="quire-tiny-draft", num_blocks=8, device="cpu", prepared_weights="none"
+            )
         )
 
 
@@ -180,7 +182,9 @@ def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch_start, "load_unsaved", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         start_engine(
-            EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8, device="cpu")
+            EngineConfig.from_options(
+                model="quire-tiny-draft", num_blocks=8, device="cpu", prepared_weights="none"
+            )
         )
 
 

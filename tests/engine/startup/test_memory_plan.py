@@ -221,6 +221,17 @@ def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str
     assert re.search(f"process +{BASE_BYTES:,} ", capsys.readouterr().out)
 
 
+def test_steps_whose_offsets_would_overflow_are_refused() -> None:
+    """int32 offsets in the largest tensors of a step: gates and ups, and logits."""
+    most = 2**31 // (2 * 14_336)
+    assert plan_8b(9999, max_num_batched_tokens=most).problem is None
+    with pytest.raises(ConfigError, match=f"max_num_batched_tokens .* at most {most:,} .*; lower"):
+        plan_8b(9999, max_num_batched_tokens=most + 1)
+    most = 2**31 // 128_256
+    with pytest.raises(ConfigError, match=f"max_num_seqs .* at most {most:,} .*; lower"):
+        plan_8b(9999, max_num_seqs=most + 1, max_num_batched_tokens=50_000)
+
+
 def test_shared_prefixes_take_their_part_and_their_graphs() -> None:
     alone, shared = (plan_8b(141, enable_prefix_caching=on) for on in (False, True))
     num_graphs = sum(count >= 4 for count in StepSizes(256, 8192, pads_mixed=True).decodes)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 IMPORT = """
-import gc, os, sys
+import gc, os, signal, sys
 from quire.config import EngineConfig
 from quire.engine.startup.torch_import import dedicated_start, import_torch
 environment = dict(os.environ)
@@ -19,6 +19,7 @@ with dedicated_start(EngineConfig.from_options(device="cpu", prepared_weights="n
     import_torch()
     assert "torch" in sys.modules and not gc.isenabled()
 assert gc.isenabled() and os.environ == environment
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 with dedicated_start(EngineConfig.from_options(device="cpu")):
     assert gc.isenabled()
 import torch
@@ -65,3 +66,20 @@ def test_a_start_in_a_process_of_its_own(program: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_ends_a_start_wherever_it_comes() -> None:
+    """Also where Python ignores errors, and where an error would end in a traceback."""
+    program = """
+import os
+from quire.config import EngineConfig
+from quire.engine.startup.torch_import import dedicated_start
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), 2)
+with dedicated_start(EngineConfig.from_options(device="cpu", prepared_weights="none")):
+    Interrupted()
+    print("it goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from harmed_checkpoints import case_id, check_refused, configure, drop, only_one, spoil
-from quantized_checkpoints import Change
+from harness import load_folder
+from quantized_checkpoints import Change, write_quantized
 from torch import Tensor
 
 
@@ -28,9 +29,26 @@ def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         tensors[name] = tensors[name] + 1
 
 
+def transformed(*locations: str) -> Change:
+    """A rotation, and where it is applied: "input" for activations."""
+    applied = [{"location": location, "targets": ["Linear"]} for location in locations]
+    groups = {"R1": {"type": "hadamard", "apply": applied}}
+    return configure(transform_config={"config_groups": groups})
+
+
+def test_transforms_of_weights_alone_are_in_the_weights(tmp_path: Path) -> None:
+    write_quantized("packed", tmp_path, transformed("weight_output", "weight_input"))
+    load_folder(tmp_path, prepared_weights="none")
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        (
+            "packed",
+            transformed("input", "weight_input"),
+            r"transform_config.config_groups.R1 transforms activations, which is not computed",
+        ),
         ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
         ("packed", configure(config_groups={}), r"config_groups is missing"),
         (

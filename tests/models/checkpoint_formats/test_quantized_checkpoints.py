@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,8 +17,11 @@ from quantized_checkpoints import METHODS, write_quantized
 from torch import Tensor
 
 from quire import LLM
-from quire.config import EngineConfig, ModelSettings
+from quire.cli import main
+from quire.compress.recipe import Recipe
+from quire.config import STORED_METHODS, EngineConfig, ModelSettings
 from quire.engine.startup.footprint import weights_by_format
+from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.errors import ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.formats.native_format import NativeFormat
@@ -30,34 +34,75 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.loading.checkpoint_source import CheckpointSource
 from quire.models.prepared.prepared_weights import stored_arrays
 from quire.models.runtimes.compiled_weights import find_weights
+from quire.quantization.scheme import SCHEMES
 from quire.quantization.stored_weight import tensors_of
 
 PROMPT = torch.randint(3, 500, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def test_a_quantization_that_the_checkpoint_lacks_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def resolved(model: str | Path, quantization: str) -> ResolvedConfig:
+    return resolve(EngineConfig.from_options(model=str(model), quantization=quantization), "cpu")
+
+
+@pytest.mark.parametrize("name", STORED_METHODS)
+def test_a_format_that_the_checkpoint_lacks_is_refused_with_what_makes_it(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolved("quire-tiny", name)
+    found = re.fullmatch(
+        f"quantization is '{name}', but the checkpoint is not quantized: its weights are in "
+        r"bfloat16; use quantization='(\w+)' to convert them while they are loaded, "
+        "(?:make a checkpoint with `quire quantize --method (.+)`, )?"
+        "or leave quantization out to serve them as they are",
+        str(error.value),
+    )
+    assert found is not None
+    assert found[1] in SCHEMES
+    method, _, packing = (found[2] or "").partition(" --format ")
+    assert (name == "gguf") if not method else Recipe(method=method, format=packing or None)
+
+
+def test_a_format_named_for_a_checkpoint_has_to_be_its_own(tmp_path: Path) -> None:
+    write_quantized("awq", tmp_path)
+    for name in ("awq", "auto_awq", "awq_marlin", "AWQ", "none"):
+        assert resolved(tmp_path, name).config.model.scheme == "none"
+    with pytest.raises(ConfigError, match=r"'gptq', but .* format of awq; leave quantization out"):
+        resolved(tmp_path, "gptq_marlin")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_checkpoint_may_be_named_by_its_format(name: str, tmp_path: Path) -> None:
+    write_quantized(name, tmp_path)
+    stored = ModelConfig.from_folder(tmp_path).checkpoint_format
+    assert stored is not None
+    assert resolved(tmp_path, stored.name).config.model.scheme in ("none", stored.name)
+
+
+def test_commands_and_files_of_settings_refuse_it_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("quantization: gptq\n")
+    for line in ("generate hello --quantization gptq", f"serve --dry-run --config {settings}"):
+        assert main(line.split()) == 2
+        assert "quantization is 'gptq', but the checkpoint is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "warns"), [("none", False), ("awq", False), ("dequantized", False), ("int8", True)]
+)
+def test_weights_that_are_rounded_a_second_time_are_a_warning(
+    setting: str, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_quantized("awq", tmp_path)
-
-    def warnings(model: str | Path, quantization: str) -> str:
-        caplog.clear()
-        options = {"dtype": "float32", "prepared_weights": "none", "num_blocks": 64}
-        with LLM(model, quantization=quantization, skip_tokenizer_init=True, **options) as llm:
-            assert llm.info.quantization == ("awq" if model == tmp_path else "none")
-        return "\n".join(each.getMessage() for each in caplog.records if "quantization" in each.msg)
-
-    for name in ("awq", "auto_awq", "awq_marlin", "none"):
-        assert warnings(tmp_path, name) == ""
-    assert warnings(tmp_path, "gptq_marlin") == (
-        "quantization is 'gptq', but the checkpoint's is awq, in which it is served"
+    options = {"dtype": "float32", "prepared_weights": "none", "num_blocks": 64}
+    LLM(tmp_path, quantization=setting, skip_tokenizer_init=True, **options).close()
+    text = (
+        "the checkpoint is already quantized (awq), and quantization is 'int8': its weights are "
+        "dequantized and rounded a second time, to int8, and lose more; leave quantization out to "
+        "serve what the checkpoint stores"
     )
-    assert warnings("quire-tiny", "awq") == (
-        "quantization is 'awq', but the checkpoint is not quantized: it is served in float32; use "
-        "quantization 'int4' to quantize it while it is loaded, or `quire quantize --method awq` "
-        "to make a quantized checkpoint"
-    )
-    assert "use quantization 'fp8' to" in warnings("quire-tiny", "modelopt")
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert (text in warnings) == warns
 
 
 @pytest.mark.parametrize("name", METHODS)

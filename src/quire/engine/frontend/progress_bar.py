@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """A progress bar: finished requests, and tokens generated or embedded per second."""
+    """A progress bar: finished requests, and tokens generated or embedded per second.
+
+    Not drawn where there is nothing to do.
+    """
 
     def __init__(self, what: str, total: int, *, shown: bool) -> None:
-        self._bar = _bar(what, total) if shown else None  # rich takes a while to import
+        self._bar = _bar(what, total) if shown and total else None  # rich takes a while to import
         self._begin = time.monotonic()
         self._embeds = what == "embeddings"
         self._tokens_before: int | None = None

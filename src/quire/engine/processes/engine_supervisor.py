@@ -27,6 +27,7 @@ from quire.engine.processes.control_channel import (
     StartFailed,
 )
 from quire.engine.processes.death_cause import DeathCause
+from quire.engine.processes.load_progress import NOTE_SECONDS, LoadProgress, open_files
 from quire.engine.processes.restarts import Deaths
 from quire.engine.processes.silence import Silence
 from quire.engine.processes.status_page import StatusPage
@@ -47,7 +48,8 @@ class EngineProcessSettings:
     number: unique, in file names. memory: file descriptor; pages: numbers of two, for processes in
     turn, so that the last one's can be read while the next one starts. first_epoch: how many
     processes the model had before; num_restarts: how many of them replaced one that had died. hang:
-    seconds without a heartbeat after which it is killed; 0: never.
+    seconds without a heartbeat after which it is killed; load: seconds without progress while it
+    loads the model; 0: never.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class EngineProcessSettings:
     number: int
     first_epoch: int
     hang: float
+    load: float
     log: LogOptions
     num_restarts: int = 0
 
@@ -136,13 +139,17 @@ class EngineSupervisor:
         Returns whether it served steadily, and whether no request can have caused its end.
         """
         first = self._first_message(epoch)
-        clear_page(first.memory, first.page)
+        try:
+            clear_page(first.memory, first.page)
+            page = StatusPage(first.memory, first.page)
+        except OSError as error:
+            text = f"there is no shared memory for an engine ({error}); free some memory"
+            raise SpawnError(text) from error
         child = self._child = await Child.spawn(ENGINE_MODULE, first, pass_fds=(first.memory,))
-        page, cause = StatusPage(first.memory, first.page), DeathCause()
-        self._page = page
+        self._page, cause = page, DeathCause()
         begin = math.inf
         try:
-            reply = await child.receive()
+            reply = await self._wait_for_load(child)
             if isinstance(reply, EngineStarted):
                 self._on_started(reply.info, first.address, first.page)
                 begin = time.monotonic()
@@ -167,6 +174,40 @@ class EngineSupervisor:
         text = "engine process %d of %s ended (%s)"
         logger.error(text, child.pid, self.name, describe(status))
         return was_useful, is_outside
+
+    async def _wait_for_load(self, child: Child) -> ControlMessage | None:
+        """The process's first message; None once it has died.
+
+        Raises EngineError if the first process makes no progress for too long.
+        """
+        limit, is_logged = self._settings.load, False
+        progress = LoadProgress(child.pid, limit)
+        reply = asyncio.ensure_future(child.receive())
+        try:
+            while not reply.done():
+                await asyncio.wait({reply}, timeout=progress.tick)
+                idle = progress.idle_seconds()
+                if idle > limit > 0:
+                    text = (
+                        f"engine process {child.pid} of {self.name} made no progress for "
+                        f"{idle:.0f} s while it loaded the model, and is killed; it has "
+                        f"{open_files(child.pid)} open; see whether the storage of its files "
+                        "answers, or raise --engine-load-timeout"
+                    )
+                    if not self.started.done():
+                        raise EngineError(text)
+                    logger.error("%s", text)
+                    return None
+                if idle > NOTE_SECONDS and not is_logged:
+                    is_logged = True
+                    logger.warning(
+                        "engine process %d of %s has made no progress for %.0f s while it loads "
+                        "the model; it has %s open",
+                        child.pid, self.name, idle, open_files(child.pid),
+                    )  # fmt: skip
+            return reply.result()
+        finally:
+            reply.cancel()
 
     def _first_message(self, epoch: int) -> StartEngine:
         settings = self._settings

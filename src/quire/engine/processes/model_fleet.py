@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from quire.engine.processes.control_channel import (
 )
 from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
+from quire.engine.processes.load_progress import NOTE_SECONDS, open_files
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.errors import ConfigError, QuireError, UserError
 from quire.hub import pinned
@@ -215,10 +217,14 @@ class ModelFleet:
 
     async def _measure(self, model: FleetModel) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes
+        loop = asyncio.get_running_loop()
+        note = loop.call_later(NOTE_SECONDS, _note_slow_files, model.plan.name)
         try:
             measured = await in_detached_thread(partial(_measured, config, limit))
         except UserError as error:
             raise model.plan.explain(error) from error
+        finally:
+            note.cancel()
         config, model.footprint = measured
         model.plan = msgspec.structs.replace(model.plan, config=config)
 
@@ -303,3 +309,8 @@ def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Fo
     footprint = footprint_of(config, limit)
     check_tokenizer(config)
     return pinned(config), footprint
+
+
+def _note_slow_files(name: str) -> None:
+    text = "the files of model %s are still being downloaded or read after %.0f s; open: %s"
+    logger.warning(text, name, NOTE_SECONDS, open_files(os.getpid()))

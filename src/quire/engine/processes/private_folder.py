@@ -14,38 +14,69 @@ from quire.errors import ConfigError
 
 # A socket's path has at most 103 bytes on some systems; the folder's own name and the socket's
 # take the rest.
-MOST_BYTES = 60
+MOST_BYTES = 53
 # Where the usual folder for temporary files cannot be used. The last is in memory: containers with
 # a read-only file system have it.
 OTHERS = ("/tmp", "/dev/shm")
+PREFIX = "quire-server-"
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """A new folder that only this user can open, with a path that sockets may have.
 
-    Its lock tells programs that clean folders for temporary files (systemd-tmpfiles) to leave what
-    is in it, however old. Raises ConfigError.
+    Its lock tells others that it is in use: programs that clean folders for temporary files
+    (systemd-tmpfiles), and the next server, which removes what killed ones have left. Raises
+    ConfigError.
     """
-    folder = _make()
-    lock = os.open(folder, os.O_RDONLY)
+    for parent in _candidates():
+        with suppress(OSError):
+            _remove_left(Path(parent))
+    folder, lock = _make()
     try:
-        with suppress(OSError):  # some file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_SH)
         yield folder
     finally:
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make() -> Path:
-    for folder in _candidates():
+def _make() -> tuple[Path, int]:
+    """A new folder, and the file descriptor that locks it."""
+    for parent in _candidates():
         with suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix="quire-", dir=folder))  # mode 0700
+            while True:
+                folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))  # mode 0700
+                if (lock := _locked(folder)) is not None:
+                    return folder, lock
     raise ConfigError(
         f"there is no folder for temporary files that can be written and has at most {MOST_BYTES} "
         "bytes of UTF-8 in its path; set the environment variable TMPDIR to one"
     )
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a new folder; None if another server has taken it for one that was left."""
+    with suppress(FileNotFoundError):
+        lock = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        if folder.exists():
+            return lock
+        os.close(lock)
+    return None
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove this user's folders of servers that were killed: nobody locks them any more."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is in use, another user's, or there are no locks
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(file)
 
 
 def _candidates() -> Iterator[str]:

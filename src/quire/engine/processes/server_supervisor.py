@@ -42,13 +42,15 @@ class ServerSupervisorSettings:
     """The settings of a server's supervisor, fixed for its lifetime.
 
     worker_module: what API processes run; worker_settings: theirs, as msgpack. hang_timeout:
-    seconds without a heartbeat after which a process is killed; 0: never.
+    seconds without a heartbeat after which a process is killed; load_timeout: seconds without
+    progress of one that starts or loads its model; 0: never.
     """
 
     worker_module: str
     worker_settings: bytes
     num_workers: int
     hang_timeout: float
+    load_timeout: float
     log: LogOptions
 
 
@@ -78,11 +80,15 @@ class ServerSupervisor:
 
     async def __aenter__(self) -> ServerSupervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = self._at_end.enter_context(private_folder())
-        self._memory, self._counters = create_shared_memory(), create_shared_memory()
-        for memory in (self._memory, self._counters):
-            self._at_end.callback(os.close, memory)
-        clear_page(self._memory, HEARTBEATS_PAGE)
+        with ExitStack() as opened:  # closed here if something cannot be had
+            self._folder = opened.enter_context(private_folder())
+            try:
+                self._memory, self._counters = (_shared_memory(opened) for _ in range(2))
+                clear_page(self._memory, HEARTBEATS_PAGE)
+            except OSError as error:
+                text = f"there is no shared memory for processes ({error}); free some memory"
+                raise EngineError(text) from error
+            self._at_end = opened.pop_all()
         if os.getpid() == 1:
             self.spawn(reap_forever())
         return self
@@ -155,6 +161,7 @@ class ServerSupervisor:
             first_epoch=first_epoch,
             num_restarts=num_restarts,
             hang=self._settings.hang_timeout,
+            load=self._settings.load_timeout,
             log=self._settings.log,
         )
         self._num_engines += 1
@@ -197,7 +204,8 @@ class ServerSupervisor:
     def start_workers(self, parent: WorkerParent) -> None:
         """Start the API processes and keep them running. parent: see `WorkerParent`."""
         admin = None if self._admin is None else self._admin.fileno()
-        heartbeats, hang = WorkerHeartbeats(self._memory), self._settings.hang_timeout
+        heartbeats = WorkerHeartbeats(self._memory)
+        limits = self._settings.hang_timeout, self._settings.load_timeout
         for index in range(self._settings.num_workers):
             first = StartWorker(
                 client=str(index),
@@ -210,7 +218,7 @@ class ServerSupervisor:
                 log=self._settings.log,
             )
             worker = WorkerSupervisor(
-                self._settings.worker_module, first, parent, heartbeats, index, hang
+                self._settings.worker_module, first, parent, heartbeats, index, *limits
             )
             self._workers.append(worker)
             self._supervise(worker, self.fail)
@@ -245,6 +253,12 @@ class ServerSupervisor:
     ) -> None:
         task = self._tasks[child] = asyncio.create_task(child.run())
         task.add_done_callback(partial(_report_error, on_end))
+
+
+def _shared_memory(opened: ExitStack) -> int:
+    memory = create_shared_memory()
+    opened.callback(os.close, memory)
+    return memory
 
 
 def _report_error(on_end: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:

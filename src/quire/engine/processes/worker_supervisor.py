@@ -25,6 +25,7 @@ from quire.engine.processes.control_channel import (
     StartWorker,
     WorkerReady,
 )
+from quire.engine.processes.load_progress import LoadProgress
 from quire.engine.processes.restarts import Deaths
 from quire.engine.processes.silence import Silence
 from quire.engine.processes.worker_heartbeats import WorkerHeartbeats
@@ -52,7 +53,8 @@ class WorkerParent(Protocol):
 class WorkerSupervisor:
     """Keeps one API process running. client: the current process's name; None if there is none.
 
-    index: of its heartbeat. hang: seconds without one after which it is killed; 0: never.
+    index: of its heartbeat. hang: seconds without one after which it is killed; load: seconds
+    without progress before the first one; 0: never.
     """
 
     def __init__(
@@ -63,13 +65,15 @@ class WorkerSupervisor:
         heartbeats: WorkerHeartbeats,
         index: int,
         hang: float,
+        load: float,
     ) -> None:
         self.ready = asyncio.Event()
         self.client: str | None = None
         self._module = module
         self._first = first
         self._parent = parent
-        self._heartbeats, self._index, self._hang = heartbeats, index, hang
+        self._heartbeats, self._index = heartbeats, index
+        self._hang, self._load = hang, load
         self._child: Child | None = None
         self._is_leaving = False
 
@@ -141,12 +145,25 @@ class WorkerSupervisor:
         return describe(exit_status)
 
     async def _watch(self, child: Child, client: str) -> None:
-        """Kill the process when its event loop gives no sign of life."""
+        """Kill the process when its event loop gives no sign of life, or does not get that far."""
+        if self._load:
+            await self._wait_for_start(child, client)
         silence = Silence(self._hang)
         while self._hang:
             await asyncio.sleep(silence.tick)
             if (age := silence.seconds(self._heartbeats.age(self._index))) > self._hang:
                 text = "API process %s has had no heartbeat for %.0f s; it is killed"
                 logger.error(text, client, age)
+                child.kill()
+                return
+
+    async def _wait_for_start(self, child: Child, client: str) -> None:
+        """Wait for the first heartbeat; kill the process when it makes no progress."""
+        progress = LoadProgress(child.pid, self._load)
+        while not self._heartbeats.age(self._index):
+            await asyncio.sleep(progress.tick)
+            if (idle := progress.idle_seconds()) > self._load:
+                text = "API process %s made no progress for %.0f s while it started; it is killed"
+                logger.error(text, client, idle)
                 child.kill()
                 return

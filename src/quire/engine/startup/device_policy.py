@@ -44,14 +44,15 @@ def device_type(config: EngineConfig) -> DeviceType:
 def choose_dtype(config: EngineConfig, model_config: ModelConfig) -> str:
     """Data type of activations and of unquantized weights, by PyTorch's name.
 
-    "auto" is the checkpoint's own, bfloat16 where a quantized one has float16; float32 instead for
+    "auto" is the checkpoint's own, bfloat16 where a quantized one has another; float32 instead for
     a small model on a CPU that would have to emulate it. Raises CheckpointError for a data type
     that there are no kernels for.
     """
     wanted = config.model.dtype
     found = model_config.dtype if wanted == "auto" else wanted
-    if wanted == "auto" and found == "float16" and model_config.checkpoint_format is not None:
-        found = "bfloat16"  # what their libraries need is float16, what fast kernels take is this
+    is_quantized = model_config.checkpoint_format is not None
+    if wanted == "auto" and is_quantized and found in ("float16", "float32"):
+        found = "bfloat16"  # what their libraries compute in is one of these, what is fast is this
     if found not in MODEL_DTYPES:
         raise CheckpointError(
             f"config.json: dtype is {found!r}; set dtype to one of {', '.join(MODEL_DTYPES)}"

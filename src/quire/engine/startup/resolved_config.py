@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config import STORED_METHODS, EngineConfig
+from quire.config import STORED_METHODS, EngineConfig, SchemeName
 from quire.core.layer_spec import KVLayerSpec, MoESpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
@@ -27,6 +27,19 @@ from quire.models.config.sampling_defaults import read_sampling_defaults
 from quire.quantization.scheme import scheme_of
 
 logger = logging.getLogger(__name__)
+
+MOST_OFFSETS = 2**31 - 1  # in a tensor
+# By the name of a checkpoint format: the method of `quire quantize` that writes such weights, or
+# "", and what converts weights to as many bits while they are loaded.
+_MADE_BY: dict[str, tuple[str, SchemeName]] = {
+    "awq": ("awq", "int4"),
+    "gptq": ("gptq", "int4"),
+    "auto-round": ("autoround", "int4"),
+    "bitsandbytes": ("nf4", "nf4"),
+    "compressed-tensors": ("gptq --format compressed-tensors", "int4"),
+    "modelopt": ("fp8", "fp8"),
+    "gguf": ("", "int4"),
+}
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,24 +70,16 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return list(zip(self.model_config.spec.layers, self.kv_layers, strict=True))
 
     def warn_of_quantization(self) -> None:
-        """Log a warning if the settings name a method of quantization that the checkpoint lacks."""
-        wanted, stored = self.requested.model.quantization, self.model_config.checkpoint_format
-        if wanted not in STORED_METHODS or (stored is not None and stored.name == wanted):
+        """Log a warning if the settings convert weights that are quantized already."""
+        wanted, stored = self.requested.model.scheme, self.model_config.checkpoint_format
+        if wanted in ("none", "dequantized") or stored is None:
             return
-        if wanted == "gguf" and (self.folder / GGUF_LINK).exists():  # with numbers of 16 bits
-            return
-        if stored is not None:
-            text = "quantization is %r, but the checkpoint's is %s, in which it is served"
-            logger.warning(text, wanted, stored.name)
-            return
-        method = f" --method {wanted}" if wanted in ("awq", "gptq") else ""
-        scheme = "fp8" if wanted == "modelopt" else "int4"
         logger.warning(
-            "quantization is %r, but the checkpoint is not quantized: it is served in %s; use "
-            "quantization '%s' to quantize it while it is loaded, or `quire quantize%s` to make a "
-            "quantized checkpoint",
-            wanted, self.dtype, scheme, method,
-        )  # fmt: skip
+            "the checkpoint is already quantized (%s), and quantization is %r: its weights are "
+            "dequantized and rounded a second time, to %s, and lose more; leave quantization out "
+            "to serve what the checkpoint stores",
+            *(stored.name, wanted, wanted),
+        )
 
 
 def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
@@ -89,8 +94,10 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)
+    _check_stored(requested, folder, model_config)
     if device == "cuda":
         _refuse_experts(model_config)
+        _refuse_large_steps(config, model_config)
     dtype = choose_dtype(config, model_config)
     return ResolvedConfig(
         requested=requested,
@@ -106,6 +113,31 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         ),
         quality=_quality(config, folder, model_config),
         sampling_defaults=read_sampling_defaults(config),
+    )
+
+
+def _check_stored(requested: EngineConfig, folder: Path, model_config: ModelConfig) -> None:
+    """Raise ConfigError for a quantization that is the name of a format, if the model's is none."""
+    wanted, stored = requested.model.quantization, model_config.checkpoint_format
+    if wanted not in STORED_METHODS or (stored is not None and stored.name == wanted):
+        return
+    if stored is not None:
+        raise ConfigError(
+            f"quantization is {wanted!r}, but the checkpoint's weights are in the format of "
+            f"{stored.name}; leave quantization out to serve them as they are"
+        )
+    if (folder / GGUF_LINK).exists():  # with numbers of 16 bits
+        if wanted == "gguf":
+            return
+        raise ConfigError(
+            f"quantization is {wanted!r}, but the model is a GGUF file; leave quantization out"
+        )
+    method, scheme = _MADE_BY[wanted]
+    raise ConfigError(
+        f"quantization is {wanted!r}, but the checkpoint is not quantized: its weights are in "
+        f"{model_config.dtype}; use quantization={scheme!r} to convert them while they are loaded, "
+        + (f"make a checkpoint with `quire quantize --method {method}`, " if method else "")
+        + "or leave quantization out to serve them as they are"
     )
 
 
@@ -126,6 +158,24 @@ def _refuse_experts(model_config: ModelConfig) -> None:
             raise ConfigError(
                 f"the model has a {layer.mlp.name}, which runs on CPUs only; use device='cpu', or "
                 "take a dense model"
+            )
+
+
+def _refuse_large_steps(config: EngineConfig, model_config: ModelConfig) -> None:
+    """Raise ConfigError for steps with a tensor in which kernels' offsets, of 32 bits, overflow."""
+    widths = [model_config.hidden_size]
+    for layer in model_config.spec.layers:
+        attention = layer.attention
+        widths.append((attention.num_heads + 2 * attention.num_kv_heads) * attention.key_dim)
+        widths.append(2 * layer.mlp.intermediate_size)  # gate and up
+    scheduler, rows = config.scheduler, model_config.vocab_size if model_config.has_head else 1
+    for name, count, width in (
+        ("max_num_batched_tokens", scheduler.max_num_batched_tokens, max(widths)),
+        ("max_num_seqs", scheduler.max_num_seqs, rows),  # of logits
+    ):
+        if count > (most := MOST_OFFSETS // width):
+            raise ConfigError(
+                f"{name} is {count:,}, but on a GPU it is at most {most:,} for this model; lower it"
             )
 
 

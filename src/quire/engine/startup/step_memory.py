@@ -6,7 +6,7 @@ The start of an engine on a GPU measures a step's activations and logits instead
 from __future__ import annotations
 
 from quire.config import EngineConfig
-from quire.core.layer_spec import LayerSpec, MoESpec
+from quire.core.layer_spec import AttentionSpec, LayerSpec, MoESpec
 from quire.dtypes import HOPPER_BLOCK_SIZES, HOPPER_HEAD_DIMS, HOPPER_MAJOR
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup.resolved_config import ResolvedConfig
@@ -24,8 +24,13 @@ DEQUANTIZED_QUERIES = {"int8": 1024, "float8_e4m3fn": 2048}
 CODE_BYTES = 128 << 20
 # What the driver allocates for each graph.
 GRAPH_BYTES = 3 << 20
-# Unused rows in tiles of requests with a shared prefix, at most.
-UNFILLED_ROWS = 17 * 16
+# Requests of a tile with a shared prefix, SHARED_MEMBERS of the kernels, which import torch.
+MEMBERS = 16
+# Unused rows in such tiles, at most.
+UNFILLED_ROWS = 17 * MEMBERS
+# Tiles, times key heads, over which keys of shared prefixes are split where tiles are few: two for
+# each multiprocessor, of which GPUs have fewer than 192.
+SPLIT_TILES = 2 * 192
 
 
 def step_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> dict[str, int]:
@@ -78,15 +83,20 @@ def token_count_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
 
 
 def shared_part_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Bytes of partial softmax results over shared prefixes, in float32 with two statistics.
+    """Bytes of partial softmax results over shared prefixes: `SharedParts`, of the largest layer.
 
     Requests are in tiles, some of them unfilled: see `StepSections.num_shared_tiles`.
     """
     if not config.shares_prefixes:
         return 0
     rows = config.scheduler.max_num_seqs + UNFILLED_ROWS
-    heads = (layer.attention for layer in model_config.spec.layers)
-    return rows * max(each.num_heads * (each.value_dim + 2) * 4 for each in heads)
+
+    def num_bytes(attention: AttentionSpec) -> int:
+        most = max(rows, SPLIT_TILES // attention.num_kv_heads * MEMBERS)
+        padded = max(32, 1 << (attention.value_dim - 1).bit_length())
+        return most * attention.num_heads * (padded + 2) * 4
+
+    return max(num_bytes(layer.attention) for layer in model_config.spec.layers)
 
 
 def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> int:

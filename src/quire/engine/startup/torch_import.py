@@ -23,6 +23,7 @@ from quire.config import EngineConfig
 from quire.engine.startup.device_policy import is_cpu_build, torch_library
 from quire.engine.startup.prefetch import expects_torch, start_prefetch
 from quire.errors import ConfigError
+from quire.processes import exit_on_interrupt
 
 # Shape functions for tracing models: a quarter of PyTorch's import, which nothing here needs.
 _LEFT_OUT = "torch._meta_registrations"
@@ -45,20 +46,21 @@ def dedicated_start(config: EngineConfig) -> Iterator[None]:
         yield
         return
     gc.disable()  # nothing that is imported becomes garbage
-    if expects_torch(config):
-        # Not a daemon: no exit handler may run while the library loads.
-        threading.Thread(target=_load_torch_library, name="quire-library").start()
-    start_prefetch(config)
-    _import_numpy()
-    placeholder = sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)
-    vars(placeholder)["__getattr__"] = _from_left_out
-    try:
-        yield
-    finally:
-        if sys.modules.get(_LEFT_OUT) is placeholder:
-            del sys.modules[_LEFT_OUT]
-        gc.freeze()  # later collections need not look at what was imported
-        gc.enable()
+    with exit_on_interrupt():
+        if expects_torch(config):
+            # Not a daemon: no exit handler may run while the library loads.
+            threading.Thread(target=_load_torch_library, name="quire-library").start()
+        start_prefetch(config)
+        _import_numpy()
+        placeholder = sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)
+        vars(placeholder)["__getattr__"] = _from_left_out
+        try:
+            yield
+        finally:
+            if sys.modules.get(_LEFT_OUT) is placeholder:
+                del sys.modules[_LEFT_OUT]
+            gc.freeze()  # later collections need not look at what was imported
+            gc.enable()
 
 
 def _from_left_out(name: str) -> Any:

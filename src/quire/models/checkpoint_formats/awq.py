@@ -79,15 +79,16 @@ def rows_of(words: Tensor) -> Tensor:
 
 
 def read_awq(config: ConfigFile) -> ModuleRules:
-    """The format of a quantization_config. Raises CheckpointError."""
+    """The format of a quantization_config. Raises CheckpointError.
+
+    `zero_point` is not looked at: where it is false (AutoRound, GPTQModel), qzeros are all 8.
+    """
     bits = config.integer("bits", config.integer("w_bit", 4))
     if bits != 4:
         raise config.wrong("bits", f"is {bits}, but AWQ is read with 4; take another checkpoint")
     version = config.text("version", "gemm")
     if version.lower() != "gemm":
         raise config.wrong("version", f"is {version!r}; take a checkpoint in AWQ's 'gemm' packing")
-    if not config.boolean("zero_point", True):
-        raise config.wrong("zero_point", "is false; take an AWQ checkpoint with zero points")
     group = config.integer("group_size", config.integer("q_group_size", 128, low=-1), low=-1)
     rules, ignored = read_ignored(config, "modules_to_not_convert")
     linear = AwqLinear(config.where.rstrip("."), group)

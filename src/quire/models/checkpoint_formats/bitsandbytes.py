@@ -21,6 +21,7 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     SCALE_DTYPES,
     StoredLinear,
     StoredTensor,
+    in_float16,
 )
 from quire.models.checkpoint_formats.module_rules import ModuleRules, read_ignored
 from quire.models.checkpoints.config_file import ConfigFile
@@ -76,9 +77,7 @@ class FourBitLinear(StoredLinear):
         n, k = self._shape(tensors)
         if k % _BLOCK:
             raise ValueError(f"its {self._state_name} has rows of {k}; quantize the model again")
-        scale = self._scales(tensors).half().view(n, k // _BLOCK)
-        if not bool(scale.isfinite().all()):
-            raise ValueError("a scale is not a number, or beyond those of float16")
+        scale = in_float16(self._scales(tensors)).view(n, k // _BLOCK)
         shared = tensors["weight"].reshape(n, k // 2)
         return CodebookWeight(shared >> 4 | shared << 4, scale, self.kind, _BLOCK)
 

@@ -28,6 +28,16 @@ def scale_shapes(n: int, per: str) -> tuple[tuple[int, ...], ...]:
     return found[per] if per else found["tensor"] + found["channel"]
 
 
+def in_float16(scale: Tensor) -> Tensor:
+    """Scales in float16. Raises ValueError for those that it cannot hold."""
+    found = scale.half()
+    if not bool(found.isfinite().all()):
+        raise ValueError(
+            "a scale is not a number, or beyond those of float16; use quantization='dequantized'"
+        )
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Required types and shape of a quantized weight's tensor. dtypes: safetensors' names.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.kernels.operands import QuantSpec
 from quire.models.checkpoint_formats.checkpoint_format import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _WORD = 32  # bits
 _REGEX = "re:"
 _CLASS = "Linear"  # of all modules that are quantized
+_FOLDED = ("weight_input", "weight_output")  # where a transform is part of the stored weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
     status = config.text("quantization_status", "compressed")
     if status != "compressed":
         raise config.wrong("quantization_status", f"is {status!r}; save the checkpoint compressed")
+    _check_transforms(config.section("transform_config"))
     section = config.section("config_groups")
     if section is None:
         raise config.wrong("config_groups", "is missing; take the config file of the checkpoint")
@@ -151,6 +153,23 @@ def read_compressed_tensors(config: ConfigFile) -> CompressedTensors:
         layout = _layout(group, group.text("format", config.text("format", "")))
         groups.append((_targets(group, "targets"), layout))
     return CompressedTensors(tuple(groups), _targets(config, "ignore"))
+
+
+def _check_transforms(config: ConfigFile | None) -> None:
+    """Raise CheckpointError for transforms of activations (QuIP, SpinQuant's R3 and R4)."""
+    groups = None if config is None else config.section("config_groups")
+    if groups is None:
+        return
+    for name in groups.values:
+        group = groups.section(name)
+        applied: list[Any] = [] if group is None else group.get("apply") or []
+        if all(isinstance(each, dict) and each.get("location") in _FOLDED for each in applied):
+            continue
+        raise groups.wrong(
+            name,
+            "transforms activations, which is not computed; take a checkpoint without transforms, "
+            "or whose transforms are in its weights",
+        )
 
 
 def _targets(config: ConfigFile, key: str) -> tuple[str, ...]:

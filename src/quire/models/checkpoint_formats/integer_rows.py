@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.byte_operands import ByteWeight
 from quire.kernels.operands import Int4Weight, Int8Weight, QuantizedWeight
 from quire.kernels.reference_quantized import PIECE_ELEMENTS
+from quire.models.checkpoint_formats.checkpoint_format import in_float16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,7 @@ class IntegerRows:
         """An operand of linear layers. Raises ValueError for scales out of range."""
         if self.bits == 8:
             return self._in_bytes()
-        scale = self.scale.half().contiguous()
-        if not scale.isfinite().all():
-            raise ValueError("a scale is not a number, or beyond those of float16")
+        scale = in_float16(self.scale).contiguous()
         group = self.codes.shape[1] * 2 // scale.shape[1]
         zeros = None if self.zeros is None else self.zeros.contiguous()
         return Int4Weight(self.codes.contiguous(), scale, zeros, group, False, self.permutation)

@@ -68,7 +68,7 @@ def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
         )
     return CheckpointError(
         f"{folder} has no quality report, which quality_gate {gate!r} asks for; run "
-        "`quire verify BASE` with it, or use quality_gate='report'"
+        f"`quire verify BASE {folder}`, or use quality_gate='report'"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import CheckpointError, ConfigError
+from quire.model_folder import write_whole
 from quire.models.checkpoint_formats.quantization_config import quantization_section
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.config.weight_files import weight_files
@@ -71,6 +72,8 @@ class QualityLimits(msgspec.Struct, frozen=True):
         same = known.get("same_top_1")
         figures = {"perplexity": change, "cosine": cosine, "same_top_1": same}
         found = [f"the report has no {name}" for name in self.named if figures[name] is None]
+        if (position := report.get("not_finite")) is not None:
+            found.append(f"numbers after {position} are not finite (NaN or infinity)")
         if change is not None and not change <= self.perplexity:
             found.append(f"perplexity rises by {change:.2%}, more than {self.perplexity:.2%}")
         if cosine is not None and not cosine >= self.cosine:
@@ -97,10 +100,14 @@ def figures_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
-    """Store a report beside the weights of a folder, with what its files are known by."""
+    """Store a report beside the weights of a folder, with what its files are known by.
+
+    A disk that is full leaves the report that was there. Raises OSError.
+    """
     path = folder / QUALITY_FILE
     values = {"version": VERSION, "files": _known_by(folder), **report}
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    text = json.dumps(values, indent=1) + "\n"
+    write_whole(path, lambda part: part.write_text(text))
     return path
 
 
@@ -122,8 +129,33 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         )
     for part, key in FIGURES.values():
         _check_figure(report.section(part), key)
-    report.text("base", "")
+    for key in ("base", "not_finite"):
+        report.text(key, "")
     return report.values
+
+
+def replacement_problem(folder: Path, tokens: int, limits: QualityLimits) -> str | None:
+    """Why a folder's report stays where a new one has so many tokens of text, and these limits.
+
+    None where the new one takes its place: there is none of these weights, or none that is
+    measured on more text or held to stricter limits.
+    """
+    try:
+        stored = read_report(folder)
+    except CheckpointError:  # of other weights, or damaged
+        return None
+    if stored is None:
+        return None
+    if type(known := stored.get("tokens")) is int and known > tokens:
+        return f"the stored report is of {known:,} tokens of text, this one of {tokens:,}"
+    before = stored.get("limits")
+    looser = [
+        f"{name}={old}"
+        for name, value in limits.record().items()
+        if isinstance(before, dict) and isinstance(old := before.get(name), int | float)
+        and (value > old if name == "perplexity" else value < old)
+    ]  # fmt: skip
+    return f"the stored report has stricter limits, {','.join(looser)}" if looser else None
 
 
 def _known_by(folder: Path) -> dict[str, str]:

@@ -134,7 +134,7 @@ class CheckpointSource:
         for settings, count in (+numbers).items():
             assert stored is not None
             logger.info(
-                "%d weights of %s (%s) are not kept as codes: they are loaded as numbers",
+                "%d weights that %s has quantized (%s) are dequantized while they are loaded",
                 count, stored.name, settings,
             )  # fmt: skip
 

@@ -59,7 +59,7 @@ from quire.quantization.stored_weight import describe as describe_weight
 
 logger = logging.getLogger(__name__)
 
-WORTH_BYTES = 4 << 20  # what is smaller is prepared in no time
+WORTH_BYTES = 1 << 20  # what is smaller is a model for tests
 LIMIT_BYTES = 64 << 30  # of all files; the least recently used ones are removed
 PATIENCE = 10.0  # seconds that an ending process waits at most; a gigabyte takes 0.15 to 3
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
@@ -17,6 +16,8 @@ from quire.errors import ConfigError
 if TYPE_CHECKING:  # keeps the import light for the parent process
     from starlette.datastructures import Headers
     from starlette.types import Scope
+
+_LARGEST_FILE = 1 << 20  # bytes
 
 
 class ApiKeys:
@@ -87,8 +88,10 @@ def read_key_file(path: str) -> list[str]:
 
     Raises ConfigError.
     """
+    from quire.input_file import read_text  # usually not needed
+
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, _LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"api_key_file {path!r} cannot be read: {reason}; correct it") from None

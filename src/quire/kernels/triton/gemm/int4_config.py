@@ -31,6 +31,7 @@ class Int4Config:
     registers: int | None = None
 
 
+WIDE = Int4Config(128, 1, 2, warps=8, registers=128)
 # of a program: outputs of a tile, parts, warps
 CUTS = ((64, 1, 4), (128, 1, 8), (128, 1, 4), (32, 2, 4), (64, 2, 8), (64, 2, 4), (32, 4, 4))
 Memory = Callable[..., int]  # bytes of shared memory of a program with `config`
@@ -72,6 +73,8 @@ def int4_config(
     Few stages: several small programs on a multiprocessor hide each other's latency, and leave room
     for those of the next kernel, which load their words before this one has ended.
     """
+    if not (codebook or head_dim) and _runs_wide_at_once(m, n, k, group, num_sms, zeros=zeros):
+        return WIDE
     block_n, parts, warps = _cut(m, n, k, num_sms, codebook=codebook, head_dim=head_dim)
     tiles, steps = math.ceil(n / block_n), math.ceil(k / (256 * parts))
     tiles *= math.ceil(m / block_rows(m))
@@ -80,7 +83,10 @@ def int4_config(
     if few and warps == 8:
         most = 2
     split = max(1, min(6 if few and warps == 4 else 4, steps // 2, most * num_sms // tiles))
-    many = (8 if few else 16) < m <= 32 and split > 1 and steps > 8 * split
+    if 32 < m <= 64 and warps == 8:  # registers of one program at a time: short rounds, or few
+        rounds = {s: math.ceil(s * tiles / num_sms) * (steps / s + 2) for s in range(1, split + 1)}
+        split = min(rounds, key=lambda s: rounds[s])
+    many = (8 if few else 16) < m <= 32 and split > 1 and steps >= 8 * split
     stages, registers = 3 if many else 2, None
     if m == 1 and block_n == 32 and not codebook:
         registers = 96  # for which ptxas takes 71: seven programs on a multiprocessor
@@ -124,6 +130,18 @@ def fitting(config: Int4Config, k: int, sums: int, memory: Memory) -> Int4Config
         if memory(config=found) <= SHARED_MEMORY:
             return found
     return None
+
+
+def _runs_wide_at_once(
+    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool
+) -> bool:  # fmt: skip
+    """Whether tiles of 128 outputs, two for each multiprocessor, are one round; those of 64 not.
+
+    Above 32 rows there may be room for one alone; they were quicker up to 48 rows all the same.
+    """
+    if not 16 < m <= 48 or not 64 * (3 if m <= 32 else 2) * num_sms < n <= 2 * 128 * num_sms:
+        return False
+    return 2 * shared_memory(m, k, group, zeros=zeros, config=WIDE) <= SHARED_MEMORY
 
 
 def _cut(

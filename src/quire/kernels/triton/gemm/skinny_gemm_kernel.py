@@ -156,8 +156,13 @@ def _multiply(
 
 @triton.jit
 def fp8_to_float(w, dtype: tl.constexpr):
-    """Bytes of FP8 as 16-bit numbers, 256 times too small: the exponent's bias is 7, not 15."""
-    bits = ((w & 0x80).to(tl.uint16) << 8) | ((w & 0x7F).to(tl.uint16) << 7)
+    """Bytes of FP8 as 16-bit numbers, 256 times too small: the exponent's bias is 7, not 15.
+
+    The carry of 0x7F + 1 fills the exponent, which makes that code NaN.
+    """
+    low = w & 0x7F
+    low |= (low + 1) & 0x80
+    bits = ((w & 0x80).to(tl.uint16) << 8) | (low.to(tl.uint16) << 7)
     return bits.to(tl.float16, bitcast=True).to(dtype)
 
 
