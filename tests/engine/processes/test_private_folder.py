@@ -99,16 +99,20 @@ def test_folders_of_killed_servers_are_removed_and_no_others(
         )
         [left] = set(short.glob(f"{module.PREFIX}*")) - {in_use}
         (left / "engine-0-0").touch()
-        of_others = [short / f"{module.PREFIX}theirs", short / "quire-data"]
+        names = (f"{module.PREFIX}of_other", f"{module.PREFIX}logs", "quire-data")
+        of_others = [short / name for name in names]
         for folder in of_others:
-            folder.mkdir()
+            folder.mkdir(0o700)
+        of_others.append(short / f"{module.PREFIX}archives")  # as long as those that are made
+        of_others[-1].mkdir(0o755)
         (short / f"{module.PREFIX}link").symlink_to(short / "quire-data")
         find_status = os.fstat
 
         def of_another_user(file: int) -> object:
             found = find_status(file)
             is_theirs = os.path.samestat(found, of_others[0].stat())
-            return SimpleNamespace(st_uid=os.geteuid() + 1) if is_theirs else found
+            theirs = SimpleNamespace(st_mode=found.st_mode, st_uid=os.geteuid() + 1)
+            return theirs if is_theirs else found
 
         monkeypatch.setattr(module.os, "fstat", of_another_user)
         with private_folder() as new:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,10 +75,20 @@ def _remove_left(parent: Path) -> None:
             file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(file).st_uid == os.geteuid():
+                if _is_own(folder.name, os.fstat(file)):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(file)
+
+
+def _is_own(name: str, status: os.stat_result) -> bool:
+    """Whether `_make` made a folder, for this user; others may have named theirs alike."""
+    made = re.fullmatch(rf"{PREFIX}[a-z0-9_]{{8}}", name)
+    return (
+        made is not None
+        and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
+        and status.st_uid == os.geteuid()
+    )
 
 
 def _candidates() -> Iterator[str]:
