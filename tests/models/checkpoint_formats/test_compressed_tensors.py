@@ -53,6 +53,11 @@ def test_transforms_of_weights_alone_are_in_the_weights(tmp_path: Path) -> None:
             transformed("input", "weight_input"),
             r"transform_config.config_groups.R1 transforms activations, which is not computed",
         ),
+        (
+            "packed",
+            configure(transform_config={"config_groups": {"R1": {"apply": 5}}}),
+            r"transform_config.config_groups.R1 transforms activations",
+        ),
         ("packed", drop("weight_scale"), r"missing: model.layers.0.mlp.up_proj.weight_scale"),
         ("packed", configure(config_groups={}), r"config_groups is missing"),
         (

@@ -162,8 +162,10 @@ def _check_transforms(config: ConfigFile | None) -> None:
         return
     for name in groups.values:
         group = groups.section(name)
-        applied: list[Any] = [] if group is None else group.get("apply") or []
-        if all(isinstance(each, dict) and each.get("location") in _FOLDED for each in applied):
+        applied: Any = [] if group is None else group.get("apply") or []
+        if isinstance(applied, list) and all(
+            isinstance(each, dict) and each.get("location") in _FOLDED for each in applied
+        ):
             continue
         raise groups.wrong(
             name,
