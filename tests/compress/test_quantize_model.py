@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_model
 
+from quire.cli.quality_table import print_report
 from quire.compress import shard_files
 from quire.compress.layer_rounding import grid_of
 from quire.compress.layer_stream import LayerRunner
@@ -188,6 +189,23 @@ def test_the_pooling_of_an_embedding_model_is_that_of_its_base(base: Path, tmp_p
         for folder in (base, model)
     ]
     assert pooled[0] < pooled[1]  # a mean of states has lost less than the last one
+
+
+@pytest.mark.parametrize("modes", ['{"pooling_mode_cls_token": true}', "{"])
+def test_a_pooling_that_is_not_known_costs_its_figure_alone(
+    base: Path, tmp_path: Path, modes: str
+) -> None:
+    """The model may answer, or be served with another pooling."""
+    model = shutil.copytree(base, tmp_path / "base")
+    (model / DEFAULT_FOLDER).mkdir()
+    (model / DEFAULT_FOLDER / "config.json").write_text(modes)
+    quantize(model, tmp_path / "out", Recipe(method="rtn", group_size=32))
+    both = (ModelParts(folder, CPU) for folder in (model, tmp_path / "out"))
+    report = compare_models(*both, SAMPLES.verification, [], lambda *_: None)
+    assert "pooled_cosine" not in report
+    assert "hidden_cosine" in report
+    named = {"base": "base", "quantized": "out", "failures": [], "passed": True}
+    print_report(report | named)
 
 
 def test_a_run_that_has_lost_a_file_is_not_finished(base: Path, tmp_path: Path) -> None:

@@ -47,10 +47,11 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "KL divergence, p99", f"{report['kl_divergence']['p99']:.3f}", ""
         same = report["same_top_1"]
         yield "same top-1", f"{same['share']:.1%}", _between(same["share_95"], ".1%")
-    cosine, pooled = report["hidden_cosine"], report["pooled_cosine"]
+    cosine = report["hidden_cosine"]
     yield "hidden cosine, mean", f"{cosine['mean']:.5f}", ""
     yield "hidden cosine, p1", f"{cosine['p1']:.5f}", ""
-    yield "pooled cosine, least", f"{pooled['least']:.5f}", ""
+    if "pooled_cosine" in report:
+        yield "pooled cosine, least", f"{report['pooled_cosine']['least']:.5f}", ""
     if "tasks" in report:
         tasks = report["tasks"]
         found = f"{tasks['right_quantized']} / {tasks['count']}"

@@ -21,7 +21,7 @@ from quire.compress.quality_metrics import (
 )
 from quire.compress.task_answers import Task, count_right
 from quire.compress.text_samples import Windows
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 from quire.models.config.pooling_config import read_pooling
 
 Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
@@ -59,8 +59,13 @@ def _after_layer(parts: ModelParts, index: int, states: list[Tensor], length: in
     return run.each(layer, states)
 
 
-def _pooling(parts: ModelParts) -> str:
-    return read_pooling(parts.checkpoint.folder, "auto", parts.spec.hidden_size).pooling
+def _pooled(parts: ModelParts, base: list[Tensor], quantized: list[Tensor]) -> dict[str, Any]:
+    """The figure of embeddings; none for a model whose pooling is not known or not supported."""
+    try:
+        pooling = read_pooling(parts.checkpoint.folder, "auto", parts.spec.hidden_size).pooling
+    except CheckpointError:  # it can answer, or be served with another pooling
+        return {}
+    return {"pooled_cosine": pooled_cosine_similarity(base, quantized, pooling)}
 
 
 def _finals(
@@ -81,7 +86,7 @@ def _finals(
     found |= {
         "tokens": sum(map(len, samples[:count])),
         "hidden_cosine": cosine_similarity(*windows),
-        "pooled_cosine": pooled_cosine_similarity(windows[0], windows[1], _pooling(base)),
+        **_pooled(base, *windows),
         "bytes": {"base": base.num_bytes, "quantized": quantized.num_bytes},
     }
     heads = base.head(), quantized.head()
