@@ -284,6 +284,6 @@ def test_many_prompts_with_long_lists_hold_up_nobody(complete: Post, engine: Fak
         body: dict[str, Any] = {"max_tokens": 1, field: value}
         error = complete(prompt=["a"] * 1024, **body).error
         assert error["param"] == field
-        assert error["message"].endswith("in all; send fewer prompts in one request")
+        assert error["message"].endswith("in all; send fewer prompts in one request, or lower n")
     longest = [5] * MAX_ALLOWED_TOKEN_IDS
     assert complete(max_tokens=1, allowed_token_ids=longest, n=MAX_N).status == 200

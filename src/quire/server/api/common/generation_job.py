@@ -100,7 +100,8 @@ def check_lists(sampling: SamplingParams, num_answers: int) -> None:
     ):
         if size * num_answers > MAX_LISTED:
             problem = f"{size} {unit} for each of {num_answers} answers are above {MAX_LISTED}"
-            raise invalid_value(name, f"{problem} in all; send fewer prompts in one request")
+            fix = "send fewer prompts in one request, or lower n"
+            raise invalid_value(name, f"{problem} in all; {fix}")
 
 
 def make_job(
