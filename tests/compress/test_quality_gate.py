@@ -196,6 +196,8 @@ def test_a_full_disk_leaves_the_report_that_was_there(
         ("model.layers.1.mlp.down_proj.weight_scale", 3e38, "numbers after layer 1 are not finite"),
         ("lm_head.weight", 1e10, "perplexity rises by"),  # beyond e to the power of 709
         ("lm_head.weight", 3e38, "numbers after the head are not finite"),
+        ("model.norm.weight", 1e38, "numbers after the last norm are not finite"),
+        ("model.norm.weight", 1e37, "perplexity rises by"),  # whose squares are infinite
     ],
 )
 def test_a_model_that_computes_no_numbers_has_a_report_and_is_refused(
@@ -212,6 +214,7 @@ def test_a_model_that_computes_no_numbers_has_a_report_and_is_refused(
     report = check((base, out), LOOSE)
     assert not report["passed"]
     assert any(reason in failure for failure in report["failures"])
+    assert ": NaN" not in (out / QUALITY_FILE).read_text()
     with pytest.raises(CheckpointError, match=reason):
         start(out, "report")
 

@@ -79,7 +79,7 @@ def _finals(
     """The figures found, those after the last norm, and of logits where the model has a head."""
     count = len(samples) - len(tasks)
     finals = [
-        [parts.final_norm()(each) for each in own]
+        finite([parts.final_norm()(each) for each in own], "the last norm", found)
         for parts, own in zip((base, quantized), states, strict=True)
     ]
     windows = [own[:count] for own in finals]
