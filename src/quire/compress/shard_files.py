@@ -102,9 +102,10 @@ class ShardFiles:
 def other_files(folder: Path) -> Iterable[Path]:
     """Files beside the weights: tokenizer, templates, generation settings, licence.
 
-    Of folders inside, their config.json, such as that of sentence-transformers' 1_Pooling.
+    Of sentence-transformers' folders inside, such as 1_Pooling, their config.json; others may hold
+    other models.
     """
-    yield from sorted(folder.glob("*/config.json"))
+    yield from sorted(folder.glob("[0-9]_*/config.json"))
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in _OTHER or path.name.endswith(".index.json")
         if path.is_file() and not is_weight and path.name not in _OWN:
