@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from quire.background import lower_priority, poll_intervals
+from quire.processes import processor_ticks
 from quire.shared_memory import create_shared_memory
 
 START_SECONDS = 60.0  # for the process to start, on a busy machine
@@ -79,9 +80,7 @@ class FramedChild:
 
     def worked_seconds(self) -> float:
         """Processor seconds that it has used; the resolution is some milliseconds."""
-        with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_ticks(self.pid) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """End it and release its pipes."""

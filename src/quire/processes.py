@@ -50,6 +50,18 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after a process's name, from its state on. Raises OSError."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def processor_ticks(pid: int) -> int:
+    """Clock ticks of the processor that all threads of a process took. Raises OSError."""
+    user, system = stat_fields(pid)[11:13]
+    return int(user) + int(system)
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies, even if no thread can run."""
     if sys.platform == "linux":

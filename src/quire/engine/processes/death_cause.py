@@ -11,6 +11,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+from quire.processes import stat_fields
+
 # What a process does to itself by a fault of its own code; other signals are sent by others.
 FAULTS = {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP,
@@ -66,7 +68,6 @@ def num_memory_kills() -> int:
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped the process, as with SIGSTOP or a debugger; Linux only."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat_fields(pid)[0] in ("T", "t")
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from quire.engine.processes.silence import Silence
+from quire.processes import processor_ticks
 
 NOTE_SECONDS = 30.0  # without progress, until the log says so
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/", "/memfd:")
@@ -28,9 +29,13 @@ class LoadProgress:
 
     def idle_seconds(self) -> float:
         """Seconds in which the process took no processor time, while its supervisor ran."""
-        ticks, now = _processor_ticks(self._pid), time.monotonic()
-        if ticks is None or ticks != self._ticks:
-            self._ticks, self._since = ticks or 0, now
+        now, before = time.monotonic(), self._ticks
+        try:
+            self._ticks = processor_ticks(self._pid)
+        except OSError:  # another system
+            self._since = now
+        if self._ticks != before:
+            self._since = now
         return self._silence.seconds(now - self._since)
 
 
@@ -45,13 +50,3 @@ def open_files(pid: int) -> str:
     except OSError:  # another system, or it has ended
         pass
     return ", ".join(sorted(names)) or "no files"
-
-
-def _processor_ticks(pid: int) -> int | None:
-    """Clock ticks that all threads of a process took; None if unknown."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
