@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.engine_link import EngineListener
+from quire.engine.frontend.input_processor import InputProcessor
 from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import ContextLengthError, EngineError, InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
@@ -229,3 +230,20 @@ def test_a_short_text_among_many_is_encoded_in_a_thread(monkeypatch: pytest.Monk
 
     asyncio.run(main())
     assert threads == [False, True]
+
+
+def test_bad_words_of_many_prompts_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[object]()
+
+    def bad_words_ids(words: Iterable[str]) -> list[list[int]]:
+        calls.append([*words])
+        return [[5]]
+
+    monkeypatch.setattr(TOKENIZER, "bad_words_ids", bad_words_ids)
+    _, info = start_null_engine(CONFIG)
+    inputs = InputProcessor(TOKENIZER, info, 0)
+    params = SamplingParams(bad_words=["a", "b"])
+    for index in range(9):
+        (message,) = inputs.prepare(str(index), [5], params).messages
+        assert message.bad_words_ids == [[5]]
+    assert calls == [["a", "b"]]

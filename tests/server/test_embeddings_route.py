@@ -7,6 +7,7 @@ import base64
 import json
 import struct
 import time
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from quire.errors import EngineError
 from quire.server.admission.admission_control import Admission
 from quire.server.api.common import embedding_runner
 from quire.server.api.common.embedding_fields import MAX_INPUTS
+from quire.server.api.common.embedding_job import PackedPrompts
 from quire.server.api.openai import embeddings_request
 from quire.server.api.openai.embeddings_reply import MAX_POSITIONS
 from quire.server.app import build_app
@@ -331,3 +333,20 @@ def test_each_field_is_read(engine: FakeEngine) -> None:
     finally:
         embeddings_request._decoder = decoder
     assert set(embeddings_request.EmbeddingRequest.__struct_fields__) - read == {"user"}
+
+
+def test_token_ids_of_many_inputs_take_little_memory() -> None:
+    """All of a request's are held until its last input is embedded."""
+    prompts = PackedPrompts()
+    tracemalloc.start()
+    try:
+        for start in range(0, 200_000, 1000):
+            prompts.append(list(range(start, start + 1000)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5 * 200_000  # bytes; as lists 40 for each
+    assert len(prompts) == 200
+    assert prompts[7] == list(range(7000, 8000))
+    assert prompts[198:] == [prompts[198], prompts[-1]]
+    assert [len(prompt) for prompt in prompts] == [1000] * 200

@@ -80,3 +80,22 @@ def test_what_fails(app: Starlette, engine: FakeEngine, path: str, body: dict[st
     engine.failure = EngineError("it failed")
     with no_frames_in_cycles():
         assert call(app, path, body).status in (200, 500)
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+@pytest.mark.parametrize(("path", "body"), FAILING)
+def test_what_its_client_leaves(
+    app: Starlette, engine: FakeEngine, path: str, body: dict[str, Any], parts: int
+) -> None:
+    engine.delay = 0.01
+    with no_frames_in_cycles():
+        call(app, path, body, leave_after=parts)
+
+
+@pytest.mark.parametrize(("path", "body"), FAILING)
+def test_what_takes_too_long(
+    app: Starlette, engine: FakeEngine, path: str, body: dict[str, Any]
+) -> None:
+    engine.delay = 1.0
+    with no_frames_in_cycles():
+        assert call(app, path, body | {"timeout": 0.02}).status in (200, 408)

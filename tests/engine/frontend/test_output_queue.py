@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -72,3 +75,23 @@ def test_a_failure_after_the_end_takes_nothing_back(final_only: bool) -> None:
         return (await queue.take()).outputs[0].text
 
     assert asyncio.run(late()) == "a"
+
+
+def test_a_failed_request_leaves_nothing_of_its_caller_behind() -> None:
+    """The caller's frames hold its prompt, and the traceback of its error holds them."""
+
+    class Prompt:
+        pass
+
+    async def call() -> weakref.ref[Prompt]:
+        prompt, queue = Prompt(), OutputQueue(asyncio.get_running_loop())
+        queue.put(EngineError("it failed"))
+        with suppress(EngineError):
+            await queue.take()
+        return weakref.ref(prompt)
+
+    gc.disable()
+    try:
+        assert asyncio.run(call())() is None
+    finally:
+        gc.enable()

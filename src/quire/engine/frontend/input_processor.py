@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypedDict
 
 import msgspec
@@ -113,6 +114,8 @@ class InputProcessor:
         self._limits = limits = info.limits
         self.eos_token_ids = ends = tokenizer.end_ids(info.eos_token_ids, limits.vocab_size)
         self._seeds = random.Random(seed)
+        # the prompts of a request have the same words
+        self._known_words = lru_cache(4)(self._bad_words_ids)
 
         def vocabulary() -> Vocabulary:
             return Vocabulary(tokenizer, limits.vocab_size, ends)
@@ -165,7 +168,7 @@ class InputProcessor:
             sampling = self._cut(sampling, len(token_ids))
         if sampling.stop and not self._tokenizer.has_text:
             raise invalid_value("stop", "answers have no text here; use stop_token_ids")
-        bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
+        bad_words_ids = self._known_words(tuple(sampling.bad_words)) if sampling.bad_words else []
         messages = [
             AddRequest(
                 request_id=f"{request_id}/{index}",
@@ -235,7 +238,7 @@ class InputProcessor:
             return sampling
         return msgspec.structs.replace(sampling, max_tokens=left)
 
-    def _bad_words_ids(self, words: list[str]) -> list[list[int]]:
+    def _bad_words_ids(self, words: tuple[str, ...]) -> list[list[int]]:
         """Bad words as token ids, without those that hold an id that the model does not have."""
         found = self._tokenizer.bad_words_ids(words)
         return [word for word in found if max(word) < self._limits.vocab_size]

@@ -35,12 +35,16 @@ class OutputQueue:
             self._reader.set_result(None)
 
     async def take(self) -> RequestOutput:
-        """Wait for output and take all of it. Raises the error that ended the request."""
+        """Wait for output and take all of it. Raises the error that ended the request, once."""
         if not self._is_ready:
             self._reader = self._loop.create_future()
             await self._reader
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # else it, its traceback and this frame would be a cycle
         assert self._unread is not None
         output, self._unread = self._unread, None
         return output

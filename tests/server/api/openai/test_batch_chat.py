@@ -46,6 +46,10 @@ def test_reasoning_is_parsed_in_each(engine: FakeEngine) -> None:
     [
         ({"stream": True}, "stream: several conversations are not streamed"),
         ({"n": 2}, "n: each conversation gets one answer, not 2"),
+        (
+            {"messages": CONVERSATIONS * 20, "allowed_token_ids": [5] * 40_000},
+            "allowed_token_ids: 40000 ids for each of 60 answers are above 2097152 in all; send",
+        ),
         ({"messages": [[]]}, "messages[0]: "),
         ({"messages": []}, "messages: "),
         ({"messages": CONVERSATIONS[0]}, "messages[0]: "),

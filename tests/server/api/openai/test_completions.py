@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from asgi_client import Post
 from fake_engine import LIMITS, FakeEngine
+
+from quire.core.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_N
 
 
 def test_whole_answer(complete: Post) -> None:
@@ -267,3 +271,19 @@ def test_many_short_texts_do_not_hold_up_the_event_loop_together(
     assert complete(prompt="a" * num_chars, max_tokens=1).status == 200
     assert complete(prompt=[[5] * num_chars] * 5, max_tokens=1).status == 200
     assert not any(call["in_thread"] for call in engine.calls)
+
+
+def test_many_prompts_with_long_lists_hold_up_nobody(complete: Post, engine: FakeEngine) -> None:
+    """Their params are prepared in threads, and lists that would be very long together refused."""
+    assert complete(prompt=["a"] * 17, max_tokens=1, logit_bias={"5": 1}).status == 200
+    assert all(call["in_thread"] for call in engine.calls)
+    for field, value in {
+        "allowed_token_ids": [*range(1000)] * 3,
+        "bad_words": ["a" * 250] * 10,
+    }.items():
+        body: dict[str, Any] = {"max_tokens": 1, field: value}
+        error = complete(prompt=["a"] * 1024, **body).error
+        assert error["param"] == field
+        assert error["message"].endswith("in all; send fewer prompts in one request")
+    longest = [5] * MAX_ALLOWED_TOKEN_IDS
+    assert complete(max_tokens=1, allowed_token_ids=longest, n=MAX_N).status == 200

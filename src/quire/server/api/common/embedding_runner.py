@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -51,6 +52,8 @@ async def embed_all(
                 queue_timeout=admitted.queue_timeout,
             )
             usage.add(index, output)
+            # for their number, in a tenth of the memory
+            output.prompt_token_ids = array("I", output.prompt_token_ids)  # type: ignore[assignment]
             is_done = True
         finally:
             window.leave(len(prompt), is_done=is_done)

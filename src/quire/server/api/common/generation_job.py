@@ -17,6 +17,11 @@ from quire.server.http.field_names import SAME, FieldNames
 from quire.server.http.ids import new_id
 from quire.server.model_registry import RegisteredModel
 
+# Ids in allowed_token_ids, or characters of bad words, for all answers of one request. As many ids
+# as SamplingParams takes go with n=16.
+MAX_LISTED = 1 << 21
+_MANY = 16  # prompts of one request
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts and sampling params, ready to run.
@@ -58,6 +63,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     # seconds of the wall clock
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
+    @property
+    def has_many_prompts(self) -> bool:
+        """Whether they are prepared, and their reply is made, in threads, however short they are.
+
+        Their sampling params may have long lists, and their answers may be long.
+        """
+        return len(self.prompts) > _MANY
+
     def sampling_of(self, index: int) -> SamplingParams:
         """The sampling params of the prompt with this index."""
         return self.samplings[index] if self.samplings else self.sampling
@@ -74,6 +87,20 @@ class AdmittedJob(msgspec.Struct, frozen=True):
     cache_salt: str
     queue_timeout: float | None
     caller: str
+
+
+def check_lists(sampling: SamplingParams, num_answers: int) -> None:
+    """Refuse long lists for many answers, as each is sent to the engine with its own copies.
+
+    Raises InvalidRequestError.
+    """
+    for name, unit, size in (
+        ("allowed_token_ids", "ids", len(sampling.allowed_token_ids or ())),
+        ("bad_words", "characters", sum(map(len, sampling.bad_words))),
+    ):
+        if size * num_answers > MAX_LISTED:
+            problem = f"{size} {unit} for each of {num_answers} answers are above {MAX_LISTED}"
+            raise invalid_value(name, f"{problem} in all; send fewer prompts in one request")
 
 
 def make_job(
@@ -96,6 +123,7 @@ def make_job(
     if len(prompts) * sampling.n > MAX_CHOICES:
         problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
         raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
+    check_lists(sampling, len(prompts) * sampling.n)
     options = request.stream_options
     has_usage = options is not None and bool(options.include_usage)
     return Job(

@@ -23,7 +23,7 @@ def run(admitted: AdmittedJob) -> AsyncGenerator[tuple[int, RequestOutput], None
     Closing the generator aborts whatever still runs.
     """
     prompts = admitted.job.prompts
-    in_thread = len(prompts) > 1 and is_long(*prompts)
+    in_thread = admitted.job.has_many_prompts or (len(prompts) > 1 and is_long(*prompts))
     return merged([_start(admitted, index, in_thread=in_thread) for index in range(len(prompts))])
 
 

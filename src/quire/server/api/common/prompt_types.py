@@ -14,6 +14,7 @@ import msgspec
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.prompt_encoding import Prompt, ids_of_parts
 from quire.errors import invalid_value
+from quire.server.api.common.micro_batch import Stages
 from quire.server.http import strict_json
 from quire.server.http.field_bounds import Int32, TokenId
 from quire.server.http.openapi_entry import StructRules
@@ -83,10 +84,10 @@ class PromptTypes:
         alone = shown if mixes else Annotated[list[TokenId], _ONE_OR_MORE]
         self.types = (text, PromptObject, alone, several)
 
-    def read(self, data: bytes, encode: EncodeParts) -> list[Prompt]:
-        """The prompts of the field's JSON. encode: for those of texts between token ids.
+    def read(self, data: bytes, encode: EncodeParts) -> Stages[list[Prompt]]:
+        """The prompts of the field's JSON; each is a stage.
 
-        Raises InvalidRequestError.
+        encode: for those of texts between token ids. Raises InvalidRequestError.
         """
         given = strict_json.decode(data, self._decoder, path=self._field)
         if not isinstance(given, list):
@@ -103,7 +104,11 @@ class PromptTypes:
         if len(given) > self._most:
             problem = f"{len(given)} of them; send at most {self._most} in one request"
             raise invalid_value(self._field, problem)
-        return [self._prompt(one, encode) for one in given]
+        found = []
+        for one in given:
+            found.append(self._prompt(one, encode))
+            yield
+        return found
 
     def _prompt(self, one: Any, encode: EncodeParts) -> Prompt:
         """One prompt: a text, or the token ids of its parts."""

@@ -95,8 +95,9 @@ async def answer(
     def reply() -> bytes:
         return _encoder.encode(formatter.reply(results, usage.total()))
 
-    # what stores the answer must not block the event loop
-    body = await asyncio.to_thread(reply) if formatter.job.is_stored else reply()
+    # what stores the answer, or makes a long one, must not block the event loop
+    in_thread = formatter.job.is_stored or formatter.job.has_many_prompts
+    body = await asyncio.to_thread(reply) if in_thread else reply()
     await send_complete(send, 200, body, context.load_headers(admitted))
 
 

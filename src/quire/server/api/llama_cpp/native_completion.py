@@ -50,18 +50,18 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[NativeFormatter]:
     model = models.find(request.model)
     yield
     with request.sent_as:
-        job = _job(request, model)
+        job = yield from _job(request, model)
     return NativeFormatter(job, request, model.engine.tokenizer, model.engine.eos_token_ids)
 
 
-def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Job:
+def _job(request: NativeCompletionRequest, model: RegisteredModel) -> Stages[Job]:
     take_defaults(request, model.request_defaults)
     request.logit_bias = completion_request.token_biases(  # type: ignore[assignment]
         request, parts_encoder(model.engine, special=False)
     )
     sampling = completion_request.sampling(request)
     encode = parts_encoder(model.engine, request.add_special_tokens)
-    prompts = completion_request.PROMPTS.read(bytes(request.prompt), encode)
+    prompts = yield from completion_request.PROMPTS.read(bytes(request.prompt), encode)
     check_num_logprobs(sampling, prompts, model.engine.info.limits, "n_probs")
     return make_job(
         "cmpl-", request, prompts, sampling, model,

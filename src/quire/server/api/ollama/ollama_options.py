@@ -98,8 +98,10 @@ def read_ollama(
             raise
         try:
             data = _with_integers(data)
-        except InvalidRequestError:  # such as for a number out of range, whose field it cannot name
-            raise error from None
+        except InvalidRequestError as other:
+            if other.code == "invalid_value":  # a number out of range, whose field has no name here
+                raise error from None
+            raise
         request, found = read_body(data, decoder, refused)
     request.note_no_effect(*_check_options(found, strict_json.names_of(type(request))))
     return request, found

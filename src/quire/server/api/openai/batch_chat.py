@@ -15,6 +15,7 @@ from quire.errors import invalid_value
 from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_REFUSED, CHAT_RULES, ChatRequest, Messages
+from quire.server.api.common.generation_job import check_lists
 from quire.server.api.common.generation_request import MAX_CHOICES, check_request_names
 from quire.server.api.common.logprob_bounds import check_num_logprobs
 from quire.server.api.common.micro_batch import Stages
@@ -73,6 +74,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[BatchChatFormatter]:
         names = FieldNames({"messages": f"messages[{index}]"})
         chat = yield from conversation.prepare(request, model, names=names)
         formatters.append(ChatFormatter(chat, request, model.engine.tokenizer))
+        check_lists(chat.job.sampling, len(requests))
     formatter = BatchChatFormatter(formatters, requests[0].sent_as)
     job, limits = formatter.job, model.engine.info.limits
     prompts = [prompt for prompt in job.prompts if not isinstance(prompt, str)]

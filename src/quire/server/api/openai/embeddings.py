@@ -72,7 +72,7 @@ def _prepared(
     inputs: list[Prompt]
     if request.messages is None:
         encode = parts_encoder(model.engine, request.add_special_tokens)
-        inputs = embeddings_request.inputs(request, encode)
+        inputs = yield from embeddings_request.inputs(request, encode)
     else:
         chat = embeddings_request.chat(request)
         inputs = [conversation.encode(chat, model)]

@@ -12,6 +12,7 @@ from quire.errors import invalid_value, one_of_two
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.chat_request import CHAT_FIELDS, ChatRequest, Messages
 from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
+from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.prompt_types import EncodeParts, PromptTypes
 from quire.server.api.openai.embeddings_reply import ByteOrder, EncodingFormat, VectorDtype
 from quire.server.http.field_bounds import ShortText, one_of
@@ -101,8 +102,8 @@ def _raw_input(request: EmbeddingRequest) -> bytes:
     return b"" if request.input is msgspec.UNSET else bytes(request.input)
 
 
-def inputs(request: EmbeddingRequest, encode: EncodeParts) -> list[Prompt]:
-    """The inputs of a request, whatever form they have. Raises InvalidRequestError."""
+def inputs(request: EmbeddingRequest, encode: EncodeParts) -> Stages[list[Prompt]]:
+    """The inputs of a request, whatever form they have, in stages. Raises InvalidRequestError."""
     return INPUTS.read(_raw_input(request), encode)
 
 
