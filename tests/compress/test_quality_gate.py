@@ -27,6 +27,7 @@ from quire.config import EngineConfig
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import CheckpointError, ConfigError
 from quire.hub import BUNDLED_FOLDER
+from quire.model_folder import GGUF_LINK
 from quire.models.config.quality_gate import pass_gate
 from quire.models.config.quality_report import (
     QUALITY_FILE,
@@ -275,9 +276,16 @@ def test_what_a_weight_file_is_known_by_takes_little_memory(tmp_path: Path) -> N
 def test_without_a_report_only_a_strict_gate_refuses(folders: tuple[Path, Path]) -> None:
     (folders[1] / QUALITY_FILE).unlink(missing_ok=True)
     assert start(folders[1], "report") is None
-    with pytest.raises(CheckpointError, match="has no quality report"):
+    with pytest.raises(CheckpointError, match=r"has no quality report.*quire verify BASE .*/out`"):
         start(folders[1], "require")
     assert pass_gate(folders[0], "require", is_quantized=False) is None
+
+
+def test_a_gguf_file_that_needs_a_report_is_named_itself(tmp_path: Path) -> None:
+    """It has none, and cannot be verified."""
+    (tmp_path / GGUF_LINK).symlink_to("/models/a.gguf")
+    with pytest.raises(CheckpointError, match=r"^/models/a.gguf is a GGUF file, which has no qual"):
+        pass_gate(tmp_path, "require", is_quantized=True)
 
 
 def test_only_as_much_text_and_limits_as_strict_replace_a_report(

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import FAMILIES, SAMPLES, quantize, write_model
+from tiny_models import FAMILIES, SAMPLES, SIZES, quantize, write_model
 
 from quire.compress import shard_files
 from quire.compress.layer_rounding import grid_of
@@ -29,6 +29,7 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
+from quire.models.config.pooling_config import DEFAULT_FOLDER, read_pooling
 from quire.models.loading.loader import load_unsaved
 
 CPU = torch.device("cpu")
@@ -170,6 +171,23 @@ def test_a_run_that_was_killed_is_taken_up(base: Path, tmp_path: Path, method: s
     for folder in ("killed", "whole"):
         quantize(base, tmp_path / folder, recipe)
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+
+
+def test_the_pooling_of_an_embedding_model_is_that_of_its_base(base: Path, tmp_path: Path) -> None:
+    """Which sentence-transformers have in a folder of its own."""
+    model = shutil.copytree(base, tmp_path / "base")
+    (model / DEFAULT_FOLDER).mkdir()
+    (model / DEFAULT_FOLDER / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    quantize(model, tmp_path / "out", Recipe(method="rtn", group_size=32))
+    assert read_pooling(tmp_path / "out", "auto", SIZES["hidden_size"]).pooling == "mean"
+    quantized, windows = ModelParts(tmp_path / "out", CPU), SAMPLES.verification
+    pooled = [
+        compare_models(ModelParts(folder, CPU), quantized, windows, [], lambda *_: None)[
+            "pooled_cosine"
+        ]["mean"]
+        for folder in (base, model)
+    ]
+    assert pooled[0] < pooled[1]  # a mean of states has lost less than the last one
 
 
 def test_a_run_that_has_lost_a_file_is_not_finished(base: Path, tmp_path: Path) -> None:

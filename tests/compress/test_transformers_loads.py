@@ -1,6 +1,7 @@
 """What `quire quantize` writes, read by transformers with the libraries that own the formats.
 
-Skipped where a library is not installed: `pip install compressed-tensors bitsandbytes gptqmodel`.
+Skipped where a library is not installed: `pip install compressed-tensors bitsandbytes accelerate
+gptqmodel optimum`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire.compress.recipe import Recipe
 
 CPU = torch.device("cpu")
 COMPRESSED, GPTQ, BNB = "compressed_tensors", "gptqmodel", "bitsandbytes"
+NEEDED = {GPTQ: ("optimum",), BNB: ("accelerate",)}  # by transformers, beside them
 # library, method, settings, data type; the largest difference of logits, which are up to 9
 CASES = [
     (COMPRESSED, "rtn", {}, torch.float32, 1e-3),
@@ -51,7 +53,8 @@ def test_transformers_computes_the_same_logits(
     most: float,
 ) -> None:
     """Without rounding of activations, whose scales differ (compressed-tensors: amax / 127.5)."""
-    pytest.importorskip(library)
+    for module in (library, *NEEDED.get(library, ())):
+        pytest.importorskip(module)
     torch.set_num_threads(1)
     monkeypatch.setattr(ModelParts, "activation_rounding", lambda *_: None)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}

@@ -118,6 +118,14 @@ def int8(weight: Tensor) -> Stored:
     return {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}, numbers
 
 
+def grouped_bytes(bits: int, group: int) -> Pack:
+    def pack(weight: Tensor) -> Stored:
+        codes, scale, _, numbers = grouped(weight, bits, group, symmetric=True)
+        return {"weight": (codes - 2 ** (bits - 1)).to(torch.int8), "weight_scale": scale}, numbers
+
+    return pack
+
+
 def fp8(
     blocks: tuple[int, int] | None,
     scale_name: str = "weight_scale",
@@ -241,6 +249,21 @@ METHODS = {
     ),
     "packed_8": Method(group_config("pack-quantized", **INT8), packed(8, -1, True), None, (DOWN,)),
     "int8": Method(group_config("int-quantized", TOKENS, **INT8), int8, "INT8", (DOWN,)),
+    "int4_bytes": Method(
+        group_config("int-quantized", TOKENS, **INT4), grouped_bytes(4, 32), "INT4", (DOWN,)
+    ),
+    "int4_bytes_channel": Method(
+        group_config("int-quantized", TOKENS, **INT4 | {"strategy": "channel"}),
+        grouped_bytes(4, -1),
+        "INT4",
+        (DOWN,),
+    ),
+    "int8_bytes": Method(
+        group_config("int-quantized", **INT8 | {"strategy": "group", "group_size": 64}),
+        grouped_bytes(8, 64),
+        None,
+        (DOWN,),
+    ),
     "int8_weights": Method(group_config("int-quantized", **INT8), int8, None, (DOWN,)),
     "float_tensor": Method(
         group_config("float-quantized", **FP8, strategy="tensor"), fp8(None), None, (DOWN,)

@@ -88,7 +88,12 @@ def test_rows_are_quantized_by_themselves(monkeypatch: pytest.MonkeyPatch) -> No
 
 def load(load_format: str, quantization: str) -> LlamaForCausalLM:
     folder = resolve_model("quire-tiny-draft")
-    config = ModelSettings(model=str(folder), load_format=load_format, quantization=quantization)
+    config = ModelSettings(
+        model=str(folder),
+        load_format=load_format,
+        quantization=quantization,
+        prepared_weights="none",
+    )
     model_config = ModelConfig.from_folder(folder)
     return load_model(config, model_config, folder, torch.device("cpu"), torch.float32)
 

@@ -100,11 +100,17 @@ def cosine_similarity(base: list[Tensor], quantized: list[Tensor]) -> dict[str, 
     return {"mean": cosines.mean().item(), "p1": quantile(cosines, 0.01)}
 
 
-def pooled_cosine_similarity(base: list[Tensor], quantized: list[Tensor]) -> dict[str, float]:
-    """Cosine similarities of samples' mean states, as embeddings pool them: mean and least."""
-    found = [
-        F.cosine_similarity(a.mean(0), b.mean(0), dim=0)
-        for a, b in zip(base, quantized, strict=True)
+def pooled_cosine_similarity(
+    base: list[Tensor], quantized: list[Tensor], pooling: str
+) -> dict[str, float]:
+    """Cosine similarities of samples' states [T, H] as embeddings pool them: mean and least.
+
+    pooling: "last" for the last state, "mean" for the mean.
+    """
+    pooled = [
+        [own[-1] if pooling == "last" else own.mean(0) for own in all_of]
+        for all_of in (base, quantized)
     ]
+    found = [F.cosine_similarity(a, b, dim=0) for a, b in zip(*pooled, strict=True)]
     cosines = torch.stack(found).cpu()
     return {"mean": cosines.mean().item(), "least": cosines.min().item()}

@@ -88,7 +88,7 @@ class ShardFiles:
     def finish(self, base: Path, changes: dict[str, Any]) -> None:
         """Copy the base model's other files, change its config.json, and write the index."""
         for path in other_files(base):
-            _write_whole(self.folder / path.name, partial(shutil.copyfile, path))
+            _write_whole(self.folder / path.relative_to(base), partial(shutil.copyfile, path))
         config = json.loads((base / "config.json").read_text()) | changes
         entries = [e for index in range(self._layers + 1) for e in read_header(self.path(index))]
         index = {
@@ -100,7 +100,11 @@ class ShardFiles:
 
 
 def other_files(folder: Path) -> Iterable[Path]:
-    """Files beside the weights: tokenizer, templates, generation settings, licence."""
+    """Files beside the weights: tokenizer, templates, generation settings, licence.
+
+    Of folders inside, their config.json, such as that of sentence-transformers' 1_Pooling.
+    """
+    yield from sorted(folder.glob("*/config.json"))
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in _OTHER or path.name.endswith(".index.json")
         if path.is_file() and not is_weight and path.name not in _OWN:
@@ -119,6 +123,7 @@ def recipe_record(recipe: Recipe, base: Path, digest: str | None) -> dict[str, A
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file, or nothing. Raises ConfigError."""
     try:
+        path.parent.mkdir(exist_ok=True)
         write_whole(path, write)
     except (OSError, SafetensorError) as error:
         raise _not_written(path.parent, error) from error

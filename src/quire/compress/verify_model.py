@@ -22,6 +22,7 @@ from quire.compress.quality_metrics import (
 from quire.compress.task_answers import Task, count_right
 from quire.compress.text_samples import Windows
 from quire.errors import ConfigError
+from quire.models.config.pooling_config import read_pooling
 
 Notify = Callable[[str, int, int], None]  # what is done, how many layers are, of how many
 
@@ -58,6 +59,10 @@ def _after_layer(parts: ModelParts, index: int, states: list[Tensor], length: in
     return run.each(layer, states)
 
 
+def _pooling(parts: ModelParts) -> str:
+    return read_pooling(parts.checkpoint.folder, "auto", parts.spec.hidden_size).pooling
+
+
 def _finals(
     found: dict[str, Any],
     base: ModelParts,
@@ -76,7 +81,7 @@ def _finals(
     found |= {
         "tokens": sum(map(len, samples[:count])),
         "hidden_cosine": cosine_similarity(*windows),
-        "pooled_cosine": pooled_cosine_similarity(*windows),
+        "pooled_cosine": pooled_cosine_similarity(windows[0], windows[1], _pooling(base)),
         "bytes": {"base": base.num_bytes, "quantized": quantized.num_bytes},
     }
     heads = base.head(), quantized.head()

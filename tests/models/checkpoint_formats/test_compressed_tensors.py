@@ -24,6 +24,10 @@ def group_of(**weights: Any) -> Change:
     return change
 
 
+def large_code(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 8
+
+
 def other_shape(tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
     for name in [name for name in tensors if name.endswith("weight_shape")]:
         tensors[name] = tensors[name] + 1
@@ -59,6 +63,8 @@ def test_transforms_of_weights_alone_are_in_the_weights(tmp_path: Path) -> None:
         ("mxfp4", group_of(group_size=64), r"group_size is 64 \(group\), but MXFP4 has a scale"),
         ("mxfp4", group_of(strategy="channel"), r"\(channel\), but MXFP4 has a scale for each 32"),
         ("int8", configure(format="nvfp4-pack-quantized"), r"num_bits is 8 \(int, channel, symm"),
+        ("int4_bytes", large_code, r"up_proj: its weight has codes of more than 4 bits; take the"),
+        ("int4_bytes", group_of(group_size=64), r"weight_scale .*its shape is .*, not the .* quan"),
         ("packed", other_shape, r"proj: its weight_shape is \[\d+, \d+\], but weight_packed has"),
         ("packed", configure(ignore=["re:("]), r"ignore holds '\(', which is not a regular"),
         ("packed", configure(ignore=["re:((a|b)+)+!"]), "ignore holds .*very long to match"),

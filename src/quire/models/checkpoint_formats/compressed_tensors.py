@@ -26,7 +26,7 @@ from quire.models.checkpoint_formats.integer_layout import group_problem, intege
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.module_rules import check_patterns
 from quire.models.checkpoint_formats.stored_fp8 import Fp8Linear
-from quire.models.checkpoint_formats.stored_int8 import Int8Linear
+from quire.models.checkpoint_formats.stored_int8 import GroupedBytes, Int8Linear
 from quire.models.checkpoint_formats.stored_mxfp4 import MXFP4_GROUP, Mxfp4Linear
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -196,6 +196,8 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
             return Fp8Linear(where, "weight_scale", block, "" if block else strategy, rounds)
         case "int", 8, "tensor" | "channel" if symmetric and not packed:
             return Int8Linear(where, rounds, strategy)
+        case "int", 4 | 8, "group" | "channel" if symmetric and stored_as == "int-quantized":
+            return GroupedBytes(where, bits, size if strategy == "group" else -1, rounds)
         case "int", 4 | 8, "group" | "channel" if stored_as == "pack-quantized":
             return PackedLinear(where, bits, size if strategy == "group" else -1, symmetric, rounds)
         case "float", 4, _ if symmetric and stored_as == "mxfp4-pack-quantized":
@@ -205,7 +207,7 @@ def _layout(group: ConfigFile, stored_as: str) -> StoredLinear:
         "num_bits",
         f"is {bits} ({kind}, {strategy}, {'' if symmetric else 'a'}symmetric, {stored_as or 'no'} "
         "format), which is not read; take pack-quantized integers of 4 or 8 bits by group or "
-        "channel, symmetric int-quantized ones by channel or tensor, FP8 or MXFP4",
+        "channel, symmetric int-quantized ones, FP8 or MXFP4",
     )
 
 

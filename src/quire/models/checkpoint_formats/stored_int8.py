@@ -1,4 +1,4 @@
-"""INT8 weights of checkpoints, a byte each, with scales per tensor or output. No torch."""
+"""Integer weights of checkpoints, a byte each: scales per tensor, output or group. No torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from quire.models.checkpoint_formats.checkpoint_format import (
     StoredTensor,
     scale_shapes,
 )
-from quire.models.checkpoint_formats.integer_layout import integer_spec
+from quire.models.checkpoint_formats.integer_layout import group_problem, integer_spec
+from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.kernels.operands import QuantizedWeight
+    from quire.models.checkpoint_formats.integer_rows import IntegerRows
+
+_OF_ACTIVATIONS = StoredTensor(((), (1,)), (*SCALE_DTYPES, "I8", "I32"), needed=False)
+_NOT_USED = dict.fromkeys(("input_scale", "input_zero_point"), _OF_ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,10 @@ class Int8Linear(StoredLinear):
 
     def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
         """See `StoredLinear`."""
-        of_activations = StoredTensor(((), (1,)), (*SCALE_DTYPES, "I8", "I32"), needed=False)
         return {
             "weight": StoredTensor(((n, k),), ("I8",)),
             "weight_scale": StoredTensor(scale_shapes(n, self.per), SCALE_DTYPES),
-            **dict.fromkeys(("input_scale", "input_zero_point"), of_activations),
+            **_NOT_USED,
         }
 
     def rows(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
@@ -65,3 +69,47 @@ class Int8Linear(StoredLinear):
 
         codes, scale = tensors["weight"], self._scale(tensors)
         return (codes.float() * scale[:, None]).to(torch_dtype(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedBytes(IntegerLinear):
+    """Signed codes [N, K] of 4 or 8 bits, a byte each, symmetric, and scales [N, groups].
+
+    group: inputs that share a scale; -1 for all. rounds: whether activations are in eight bits.
+    """
+
+    bits: int
+    group: int
+    rounds: bool
+
+    def problem(self, n: int, k: int) -> str | None:  # noqa: ARG002
+        """See `StoredLinear`."""
+        return f"{k} inputs are odd" if k % 2 else group_problem(self.group, k)
+
+    def spec(self, k: int) -> QuantSpec | None:
+        """See `StoredLinear`."""
+        return integer_spec(self.bits, self.group, k, zeros=False, rounds=self.rounds)
+
+    def tensors(self, n: int, k: int) -> Mapping[str, StoredTensor]:
+        """See `StoredLinear`."""
+        groups = k // (k if self.group == -1 else self.group)
+        return {
+            "weight": StoredTensor(((n, k),), ("I8",)),
+            "weight_scale": StoredTensor(((n, groups),), SCALE_DTYPES),
+            **_NOT_USED,
+        }
+
+    def integer_rows(self, tensors: Mapping[str, Tensor]) -> IntegerRows:
+        """See `IntegerLinear`."""
+        import torch
+
+        from quire.models.checkpoint_formats.integer_rows import IntegerRows, packed
+
+        codes, half = tensors["weight"], 1 << self.bits - 1
+        if int(codes.min()) < -half or int(codes.max()) >= half:
+            raise ValueError(
+                f"its weight has codes of more than {self.bits} bits; take the config.json of the "
+                "checkpoint"
+            )
+        rows = packed((codes.view(torch.uint8) + half) & 2 * half - 1, self.bits)
+        return IntegerRows(rows, tensors["weight_scale"], None, self.bits, rounds=self.rounds)

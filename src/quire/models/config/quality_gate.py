@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError
+from quire.model_folder import GGUF_LINK
 from quire.models.config.quality_report import QualityLimits, figures_of, read_report
 
 # figures of a report by name, and whether it says that the weights passed
@@ -59,16 +60,23 @@ def _report(folder: Path, gate: str) -> Mapping[str, Any] | None:
 
 
 def _no_report(folder: Path, gate: str, setting: str) -> CheckpointError:
+    link = folder / GGUF_LINK
+    model = link.resolve() if link.is_symlink() else folder
+    asks, lenient = f"quality_gate {gate!r} asks for", "use quality_gate='report'"
     if setting not in _AS_STORED:
         return CheckpointError(
-            f"quantization {setting!r} rounds the weights of {folder} as they are loaded, of which "
-            f"there is no quality report, and quality_gate {gate!r} asks for one; leave "
-            "quantization out, make a checkpoint with `quire quantize`, or use "
-            "quality_gate='report'"
+            f"quantization {setting!r} rounds the weights of {model} as they are loaded, of which "
+            f"there is no quality report, and {asks} one; leave quantization out, make a "
+            f"checkpoint with `quire quantize`, or {lenient}"
+        )
+    if model != folder:
+        return CheckpointError(
+            f"{model} is a GGUF file, which has no quality report, and {asks} one; take a "
+            f"checkpoint of `quire quantize`, or {lenient}"
         )
     return CheckpointError(
-        f"{folder} has no quality report, which quality_gate {gate!r} asks for; run "
-        f"`quire verify BASE {folder}`, or use quality_gate='report'"
+        f"{folder} has no quality report, which {asks}; run `quire verify BASE {folder}`, or "
+        f"{lenient}"
     )
 
 

@@ -59,7 +59,7 @@ from quire.quantization.stored_weight import describe as describe_weight
 
 logger = logging.getLogger(__name__)
 
-WORTH_BYTES = 1 << 20  # what is smaller is a model for tests
+WORTH_BYTES = 3 << 20  # less than quire-tiny in 4 bits; what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the least recently used ones are removed
 PATIENCE = 10.0  # seconds that an ending process waits at most; a gigabyte takes 0.15 to 3
 
