@@ -60,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     suites = [(args.source, run_vllm), (args.llama_cpp, run_llama_cpp)]
     runs = [(source, run) for source, run in suites if source]
-    if not (runs or args.rows):
+    if not (runs or (args.rows and args.rows.is_file())):
         parser.error("name a source tree by --source or --llama-cpp, or a run's outcomes by --rows")
     file = args.rows or ROWS
     if runs:

@@ -76,15 +76,16 @@ def check_quality(
 def check_pair(base: Path, quantized: Path) -> None:
     """Raise ConfigError for folders that are not a model and its quantized copy.
 
-    A model beside itself would pass any gate; and of a base model that stands second, a report of
-    what its copy has lost would be stored, by which it would not be served any more.
+    A model beside itself would pass any gate; and of a base model that stands behind its quantized
+    copy, a report of what that has lost would be stored, by which it would not be served any more.
     """
     if base.samefile(quantized) or weight_files(base) == weight_files(quantized) != {}:
         raise ConfigError(
             f"base and quantized have the same weights ({quantized}), so that nothing is measured; "
             "name the 16-bit model as base"
         )
-    if ModelConfig.from_folder(quantized).checkpoint_format is None:
+    formats = (ModelConfig.from_folder(each).checkpoint_format for each in (base, quantized))
+    if [each is None for each in formats] == [False, True]:
         raise ConfigError(
             f"quantized: {quantized} is not quantized; name the 16-bit model first, and then its "
             "quantized copy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -373,12 +374,16 @@ def test_a_client_that_sends_no_more_gets_its_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_bytes", [0, 70_000, 300_000, 1_000_000])
 def test_a_disconnected_client_is_distinguished_from_a_waiting_one(
-    loop_server: Running, engine: FakeEngine, stream: bool
+    loop_server: Running, engine: FakeEngine, stream: bool, num_bytes: int
 ) -> None:
+    """Also after a large body, for which the connection was not read for a while."""
     engine.wait_at = 0
+    head, _, body = raw_post({"prompt": "a", "stream": stream}).partition(b"\r\n\r\n")
+    sized = re.sub(rb"(?i)(content-length: )\d+", rb"\g<1>%d" % max(num_bytes, len(body)), head)
     with loop_server.connect() as sock:  # closes without a reset, as nothing is unread
-        sock.sendall(raw_post({"prompt": "a", "stream": stream}))
+        sock.sendall(sized + b"\r\n\r\n" + body.ljust(num_bytes))
         assert wait_for(lambda: len(engine.calls) == 1)
     assert wait_for(lambda: len(engine.aborted) == 1)
     assert wait_for(lambda: loop_server.num_connections == 0)

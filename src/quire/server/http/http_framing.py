@@ -188,6 +188,8 @@ class FramedProtocol(HttpToolsProtocol):
         self._begin(Phase.NONE)
         if self.pipeline or not self.flow.read_paused:  # else the application has to ask for more
             self.scope["state"][BODY] = bytes(self.cycle.body)
+        if not self.pipeline:  # a large body has paused it, and nobody would see its client leave
+            self.flow.resume_reading()
 
     def _line(self) -> tuple[str, str]:
         """Method and path of the request that is being received, as far as they are known."""
