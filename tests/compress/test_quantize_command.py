@@ -132,10 +132,8 @@ def test_a_smaller_measurement_does_not_replace_a_larger_one(
     capsys.readouterr()
     command = ["quire-tiny", str(out), *TEXT]
     verify.run(command)
-    said, problem = (
-        capsys.readouterr(),
-        "the stored report is of 128 tokens of text, this one of 64",
-    )
+    said = capsys.readouterr()
+    problem = "the stored report is of 128 tokens of text, this one of 64"
     assert f"note: {problem}, so this one will not be stored; to store it use --repl" in said.err
     assert f"not stored in {out / 'quire_quality.json'}: {problem}" in said.out
     assert stored == {name: (out / name).read_bytes() for name in stored}

@@ -107,10 +107,8 @@ def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> I
     for file, size in zip(files, sizes, strict=True):
         days = max(0.0, time.time() - file.lstat().st_mtime) / 86400
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
-        model, start = (
-            _hub_name(source) or source or "unknown",
-            f"{_size(size):>10}  {days:5.1f} days",
-        )
+        model = _hub_name(source) or source or "unknown"
+        start = f"{_size(size):>10}  {days:5.1f} days"
         end = "  (gone)" if _is_gone(source) else ""
         if width is None:
             yield f"{start}  {model}{end}  {file.name}"
