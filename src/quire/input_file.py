@@ -12,11 +12,12 @@ import time
 PIPE_SECONDS = 10.0  # for `<(command)`: its writer may have to start first
 
 
-def read_file(path: str, most: int, *, waits: bool = False) -> bytes:
+def read_file(path: str, most: int, *, waits: bool = False, again: bool = False) -> bytes:
     """The contents of a file or pipe of at most `most` bytes. Raises OSError.
 
     waits: for a pipe's writer, as long as it takes; else a pipe that nobody writes to is empty, and
-    one whose writer writes nothing is an error.
+    one whose writer writes nothing is an error. again: it is read several times, by which a pipe
+    would be empty, and an error.
     """
     status = os.stat(path)
     mode = status.st_mode
@@ -24,6 +25,8 @@ def read_file(path: str, most: int, *, waits: bool = False) -> bytes:
         raise OSError(errno.EISDIR, "it is a folder")
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
         raise OSError(errno.EINVAL, "it is a device, not a file")
+    if again and stat.S_ISFIFO(mode):
+        raise OSError(errno.EINVAL, "it is a pipe, not a file")
     if status.st_size > most:
         raise too_large(most)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK))
@@ -33,12 +36,12 @@ def read_file(path: str, most: int, *, waits: bool = False) -> bytes:
         os.close(file)
 
 
-def read_text(path: str, most: int, *, waits: bool = False) -> str:
-    """The text of a UTF-8 file, as `open` reads it, without a BOM. most, waits: see `read_file`.
+def read_text(path: str, most: int, *, waits: bool = False, again: bool = False) -> str:
+    """The text of a UTF-8 file, as `open` reads it, without a BOM. Options: see `read_file`.
 
     Raises OSError and UnicodeDecodeError.
     """
-    data = read_file(path, most, waits=waits)
+    data = read_file(path, most, waits=waits, again=again)
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
 
 

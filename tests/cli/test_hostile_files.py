@@ -209,12 +209,8 @@ def test_prompts_templates_and_keys_are_read_within_bounds(
     ):
         assert "larger than" in refusal(capsys, *option, "large"), option
         assert "device" in refusal(capsys, *option, "device"), option
-    writer = os.open("pipe", os.O_RDWR)  # which never writes
-    try:
-        for option in (("generate", "hello", "--chat-template"), ("serve", "--api-key-file")):
-            assert "nothing was written" in refusal(capsys, *option, "pipe"), option
-    finally:
-        os.close(writer)
+    for option in (("generate", "hello", "--chat-template"), ("serve", "--api-key-file")):
+        assert "it is a pipe, not a file" in refusal(capsys, *option, "pipe")
 
 
 def test_standard_input_without_an_end_is_refused(

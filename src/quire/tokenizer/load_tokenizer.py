@@ -56,7 +56,7 @@ def read_template(given: str | os.PathLike[str]) -> tuple[str, str]:
         from quire.input_file import read_text  # most models have a template
 
         try:
-            return given, read_text(given, _LARGEST_TEMPLATE)
+            return given, read_text(given, _LARGEST_TEMPLATE, again=True)
         except (OSError, ValueError) as error:  # or a name that no file can have
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(

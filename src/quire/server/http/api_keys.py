@@ -91,7 +91,7 @@ def read_key_file(path: str) -> list[str]:
     from quire.input_file import read_text  # usually not needed
 
     try:
-        text = read_text(path, _LARGEST_FILE)
+        text = read_text(path, _LARGEST_FILE, again=True)  # in each process
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"api_key_file {path!r} cannot be read: {reason}; correct it") from None
