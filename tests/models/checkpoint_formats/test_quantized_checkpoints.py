@@ -105,6 +105,14 @@ def test_weights_that_are_rounded_a_second_time_are_a_warning(
     assert (text in warnings) == warns
 
 
+@pytest.mark.parametrize("stored", ["fp8", "awq"])
+def test_fp8_leaves_a_checkpoint_of_that_name_as_it_is(stored: str, tmp_path: Path) -> None:
+    """As vLLM's users say it."""
+    write_quantized(stored, tmp_path)
+    resolved = resolve(EngineConfig.from_options(model=str(tmp_path), quantization="fp8"), "cpu")
+    assert resolved.config.model.scheme == ("none" if stored == "fp8" else "fp8")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_format_gives_the_logits_of_its_numbers(name: str, tmp_path: Path) -> None:
     """Exactly where they run as numbers; where codes run, activations are rounded to bytes."""

@@ -7,6 +7,7 @@ and in a profile. No torch, and no look at a weight.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -71,7 +72,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def warn_of_quantization(self) -> None:
         """Log a warning if the settings convert weights that are quantized already."""
-        wanted, stored = self.requested.model.scheme, self.model_config.checkpoint_format
+        wanted, stored = self.config.model.scheme, self.model_config.checkpoint_format
         if wanted in ("none", "dequantized") or stored is None:
             return
         logger.warning(
@@ -95,6 +96,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)
     _check_stored(requested, folder, model_config)
+    config = _as_stored(config, model_config)
     if device == "cuda":
         _refuse_experts(model_config)
         _refuse_large_steps(config, model_config)
@@ -114,6 +116,14 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         quality=_quality(config, folder, model_config),
         sampling_defaults=read_sampling_defaults(config),
     )
+
+
+def _as_stored(config: EngineConfig, model_config: ModelConfig) -> EngineConfig:
+    """The settings, which leave FP8 to a checkpoint in the format of that name, as vLLM's do."""
+    stored = model_config.checkpoint_format
+    if config.model.quantization != "fp8" or stored is None or stored.name != "fp8":
+        return config
+    return replace(config, model=replace(config.model, quantization="none"))
 
 
 def _check_stored(requested: EngineConfig, folder: Path, model_config: ModelConfig) -> None:
