@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 from codebook_checkpoints import four_bits, llm_int8, mxfp4
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SIZES = {
@@ -37,6 +37,13 @@ Stored = tuple[dict[str, Tensor], Tensor]  # tensors by their names in the modul
 Pack = Callable[[Tensor], Stored]
 # of the tensors, and of the config, before they are saved
 Change = Callable[[dict[str, Tensor], dict[str, Any]], None]
+
+
+def stored_in(file: Path, name: str) -> Stored:
+    """What a library stored of a layer, and the numbers that it makes of it."""
+    start = f"{name}."
+    found = {k.removeprefix(start): v for k, v in load_file(file).items() if k.startswith(start)}
+    return found, found.pop("numbers")
 
 
 def grouped(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Tensor, ...]:

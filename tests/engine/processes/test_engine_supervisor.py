@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from supervised import process_settings
 
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
@@ -32,14 +33,14 @@ from quire.engine.processes.control_channel import (
     StartWorker,
     WorkerReady,
 )
-from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.restarts import MAX_DEATHS
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError, QuireError
 from quire.logs import LogOptions
-from quire.shared_memory import PAGE_BYTES, clear_page, create_shared_memory
+from quire.shared_memory import PAGE_BYTES, clear_page
 
 
 class Mortal:
@@ -103,18 +104,12 @@ def test_an_engine_that_is_of_no_use_is_given_up(
     last_used: list[float] = []  # at each death
 
     async def keep() -> None:
-        log = LogOptions(level="info", format="text")
-        settings = EngineProcessSettings(
-            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2),
-            number=0, first_epoch=0, hang=0, load=0, log=log,
-        )  # fmt: skip
-
         def note(message: EngineUp | EngineDown) -> None:
             messages.append(message)
             if isinstance(message, EngineDown):
                 last_used.append(supervisor.last_used)
 
-        supervisor = EngineSupervisor("m", EngineConfig(), settings, note)
+        supervisor = EngineSupervisor("m", EngineConfig(), process_settings(tmp_path), note)
         await supervisor.run()
 
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
@@ -161,37 +156,34 @@ def test_an_engine_that_is_stopped_leaves_no_files_and_no_memory(
     assert counts == [1, 0] * 5
 
 
+async def supervise_two_starts(folder: Path, ups: list[EngineUp]) -> None:
+    """Keep an engine running until it has started twice, by what is added to `ups`."""
+
+    def note(message: EngineUp | EngineDown) -> None:
+        ups.extend([message] if isinstance(message, EngineUp) else [])
+        if len(ups) == 2:
+            task.cancel()
+
+    supervisor = EngineSupervisor("m", EngineConfig(), process_settings(folder), note)
+    task = asyncio.create_task(supervisor.run())
+    await task
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_engine_is_started_later_where_the_system_has_no_process_for_it(
     is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies: list[type[Mortal] | None] = [None] if is_first else [Mortal, None, Mortal]
-    num_up = 0
 
     async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
         if (kind := replies.pop(0)) is None:
             raise SpawnError("no process can be started")
         return kind(first, num_steps=1, seconds=0.0 if replies else 60.0)
 
-    async def keep() -> None:
-        settings = EngineProcessSettings(
-            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
-            hang=0, load=0, log=LogOptions(level="info", format="text"),
-        )  # fmt: skip
-
-        def note(message: EngineUp | EngineDown) -> None:
-            nonlocal num_up
-            num_up += isinstance(message, EngineUp)
-            if num_up == 2:
-                task.cancel()
-
-        task = asyncio.create_task(EngineSupervisor("m", EngineConfig(), settings, note).run())
-        await task
-
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
     monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(SpawnError if is_first else asyncio.CancelledError):
-        asyncio.run(keep())
+        asyncio.run(supervise_two_starts(tmp_path, []))
     assert not replies
 
 
@@ -200,7 +192,7 @@ def test_an_engine_is_started_later_where_there_is_no_memory_for_its_page(
 ) -> None:
     """The second process's page is new; the server has requests that wait for it."""
     failures = iter([False, True, False])
-    ups: list[EngineUp | EngineDown] = []
+    ups: list[EngineUp] = []
 
     def clear(memory: int, page: int) -> None:
         if next(failures):
@@ -210,25 +202,11 @@ def test_an_engine_is_started_later_where_there_is_no_memory_for_its_page(
     async def spawn(_module: str, first: StartEngine, **_: object) -> Mortal:
         return Mortal(first, num_steps=1, seconds=0.0 if not ups else 60.0)
 
-    async def keep() -> None:
-        settings = EngineProcessSettings(
-            folder=tmp_path, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
-            hang=0, load=0, log=LogOptions(level="info", format="text"),
-        )  # fmt: skip
-
-        def note(message: EngineUp | EngineDown) -> None:
-            ups.extend([message] if isinstance(message, EngineUp) else [])
-            if len(ups) == 2:
-                task.cancel()
-
-        task = asyncio.create_task(EngineSupervisor("m", EngineConfig(), settings, note).run())
-        await task
-
     monkeypatch.setattr(engine_supervisor, "clear_page", clear)
     monkeypatch.setattr(engine_supervisor.Child, "spawn", spawn)
     monkeypatch.setattr(restarts, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(keep())
+        asyncio.run(supervise_two_starts(tmp_path, ups))
 
 
 def test_a_server_without_shared_memory_says_so_and_leaves_no_folder(

@@ -10,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from supervised import process_settings
 
 from quire.config import EngineConfig
 from quire.engine.processes import engine_supervisor
 from quire.engine.processes.control_channel import StartWorker
-from quire.engine.processes.engine_supervisor import EngineProcessSettings, EngineSupervisor
+from quire.engine.processes.engine_supervisor import EngineSupervisor
 from quire.engine.processes.worker_heartbeats import PAGE, WorkerHeartbeats
 from quire.engine.processes.worker_supervisor import WorkerSupervisor
 from quire.errors import EngineError
@@ -37,10 +38,7 @@ def run_engine(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> No
     (folder / f"{MODULE}.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(engine_supervisor, "ENGINE_MODULE", MODULE)
-    settings = EngineProcessSettings(
-        folder=folder, memory=create_shared_memory(), pages=(1, 2), number=0, first_epoch=0,
-        hang=0, load=LIMIT, log=LogOptions(level="info", format="text"),
-    )  # fmt: skip
+    settings = process_settings(folder, load=LIMIT)
 
     async def run() -> None:
         async with asyncio.timeout(30.0):

@@ -6,14 +6,14 @@ bitsandbytes.safetensors was written by bitsandbytes 0.50.2, with its own number
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harmed_checkpoints import case_id, check_refused, spoil
-from quantized_checkpoints import Change
-from safetensors.torch import load_file
+from quantized_checkpoints import Change, stored_in
 from torch import Tensor
 
 from quire.errors import CheckpointError
@@ -28,7 +28,7 @@ from quire.models.checkpoints.config_file import ConfigFile
 from quire.models.loading.quantized_source import QuantizedSource
 from quire.quantization.stored_weight import sizes_of
 
-WRITTEN = load_file(Path(__file__).with_name("bitsandbytes.safetensors"))
+written = partial(stored_in, Path(__file__).with_name("bitsandbytes.safetensors"))
 LINEARS: dict[str, StoredLinear] = {
     "nf4": FourBitLinear("", "nf4", is_nested=False),
     "nf4_nested": FourBitLinear("", "nf4", is_nested=True),
@@ -36,12 +36,6 @@ LINEARS: dict[str, StoredLinear] = {
     "int8": EightBitLinear(""),
 }
 STATE = "weight.quant_state.bitsandbytes__nf4"
-
-
-def written(name: str) -> tuple[dict[str, Tensor], Tensor]:
-    start = f"{name}."
-    found = {k.removeprefix(start): v for k, v in WRITTEN.items() if k.startswith(start)}
-    return found, found.pop("numbers")
 
 
 @pytest.mark.parametrize("name", LINEARS)

@@ -7,11 +7,12 @@ them.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from quantized_checkpoints import stored_in
 from torch import Tensor
 
 from quire.compress.integer_grid import GroupScales, IntegerGrid
@@ -24,7 +25,7 @@ from quire.models.checkpoint_formats.gptq import GptqLinear
 from quire.models.checkpoint_formats.integer_linear import IntegerLinear
 from quire.models.checkpoint_formats.integer_rows import unpacked
 
-WRITTEN = load_file(Path(__file__).with_name("library_packing.safetensors"))
+written = partial(stored_in, Path(__file__).with_name("library_packing.safetensors"))
 LINEARS: dict[str, GptqLinear | AwqLinear | PackedLinear] = {
     "gptq": GptqLinear("", 4, 64, True, False, True),
     "gptq_order": GptqLinear("", 4, 32, False, True, True),
@@ -38,12 +39,6 @@ LINEARS: dict[str, GptqLinear | AwqLinear | PackedLinear] = {
     "packed_8": PackedLinear("", 8, 64, False, False),
 }
 PACK = {GptqLinear: gptq_tensors, AwqLinear: awq_tensors, PackedLinear: packed_tensors}
-
-
-def written(name: str) -> tuple[dict[str, Tensor], Tensor]:
-    start = f"{name}."
-    found = {k.removeprefix(start): v for k, v in WRITTEN.items() if k.startswith(start)}
-    return found, found.pop("numbers")
 
 
 @pytest.mark.parametrize("name", LINEARS)
