@@ -24,8 +24,9 @@ from torch import Tensor
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.triton.sampling.draw_kernels import Cut
-from quire.sampling import Sampler, SamplingState
 from quire.sampling.device_sampler import DeviceSampler
+from quire.sampling.sampler import Sampler
+from quire.sampling.sampling_state import SamplingState
 
 VOCAB = 128_256
 PARAMS = {

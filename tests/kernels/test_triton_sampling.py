@@ -17,8 +17,9 @@ from torch import Tensor
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.triton.sampling.draw_kernels import Cut
-from quire.sampling import Sampler, SamplingState
 from quire.sampling.device_sampler import DeviceSampler
+from quire.sampling.sampler import Sampler
+from quire.sampling.sampling_state import SamplingState
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []

@@ -11,7 +11,8 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.sampling import Sampler, SamplerOutput, SamplingState
+from quire.sampling.sampler import Sampler, SamplerOutput
+from quire.sampling.sampling_state import SamplingState
 
 SampleFn = Callable[..., SamplerOutput]
 

@@ -13,10 +13,11 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.reference_step import MOST_COUNTED
-from quire.sampling import Sampler, SamplingState
 from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED, FAILED, DeviceLogitsProcessors
 from quire.sampling.device_logprobs import score, score_named
 from quire.sampling.host_logits import History
+from quire.sampling.sampler import Sampler
+from quire.sampling.sampling_state import SamplingState
 from quire.sampling.token_logprobs import token_logprobs, with_named
 
 VOCAB = 40

@@ -6,7 +6,8 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.sampling import Sampler, SamplingState
+from quire.sampling.sampler import Sampler
+from quire.sampling.sampling_state import SamplingState
 
 # 45056 samples a case: 99.9 % power to see a shift of 0.02 in total variation on 16 tokens
 REQUESTS, POSITIONS = 1408, 32

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from quire.core.sampling_params import SamplingParams
-from quire.sampling import Sampler, SamplerOutput, SamplingState
+from quire.sampling.sampler import Sampler, SamplerOutput
+from quire.sampling.sampling_state import SamplingState
 
 VOCAB, EOS, STOP = 12, 0, 9
 WORDS = [[1, 2], [1, 2, 3], [4]]  # the answers that have the form

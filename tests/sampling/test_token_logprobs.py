@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
-from quire.sampling import prompt_logprobs
-from quire.sampling.token_logprobs import token_logprobs
+from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs
 
 
 def random_logits(count: int, vocab: int, levels: int = 4) -> torch.Tensor:
