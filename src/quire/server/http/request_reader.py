@@ -1,15 +1,19 @@
-"""Reads a request's headers and its JSON body, up to a size limit."""
+"""Reads a request's headers, its query and its JSON body, up to a size limit."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from starlette.requests import ClientDisconnect
+import msgspec
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
+from quire.errors import invalid_value
 from quire.server.http.http_errors import LLAMA_CPP_PATHS, OLLAMA_PATHS, HttpError
 
+T = TypeVar("T", bound=msgspec.Struct)
 _BY_NAME = "quire.headers"  # in a scope
 STATE_KEY = "body"  # in a scope's state: the body, if our protocol received it in one piece
 
@@ -36,6 +40,15 @@ def first_headers(scope: Scope) -> dict[bytes, bytes]:
 def has_body(scope: Scope) -> bool:
     """Whether the body of a request has been received already."""
     return STATE_KEY in scope["state"]
+
+
+def read_query(request: Request, kind: type[T], problems: Mapping[str, str]) -> T:
+    """The query as a struct. problems: by field, what an InvalidRequestError says of its value."""
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")  # "... - at `$.limit`"
+        raise invalid_value(name, problems[name]) from None
 
 
 async def read_body(

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.compat.sleep_tags import check_tags
-from quire.errors import invalid_value
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.request_reader import read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
 from quire.server.ops.unloading import unload_models
@@ -101,7 +101,7 @@ class SleepRoutes:
 
     async def sleep(self, request: Request) -> Response:
         """Unload every loaded model. Raises HttpError while one is being loaded."""
-        query = _read_query(request)
+        query = read_query(request, _SleepQuery, _PROBLEMS)
         grace = self._settings.shutdown_timeout if query.mode == "wait" else 0.0
         await unload_models(self._loader, self._entries, grace)
         return JsonResponse(Slept(query.level))
@@ -123,11 +123,3 @@ class SleepRoutes:
     @property
     def _entries(self) -> list[ModelEntry]:
         return self._loader.models.entries()
-
-
-def _read_query(request: Request) -> _SleepQuery:
-    try:
-        return msgspec.convert(dict(request.query_params), _SleepQuery, strict=False)
-    except msgspec.ValidationError as error:
-        name = str(error).rpartition("$.")[2].rstrip("`")  # "... - at `$.level`"
-        raise invalid_value(name, _PROBLEMS[name]) from None

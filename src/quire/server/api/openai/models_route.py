@@ -6,12 +6,10 @@ Requests with the header `anthropic-version` are answered in Anthropic's format.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +19,7 @@ from quire.server.api.common import route_rules
 from quire.server.http.http_errors import ANTHROPIC_VERSION
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.request_reader import read_query
 from quire.server.model_registry import ModelEntry, ModelRegistry
 from quire.version import __version__
 
@@ -125,7 +124,7 @@ class ModelsRoutes:
         """Handle GET /v1/models."""
         named = self._models.named_entries()
         if ANTHROPIC_VERSION in request.headers:
-            return _json(_page([self._anthropic(*one) for one in named], request.query_params))
+            return _json(_page([self._anthropic(*one) for one in named], request))
         return _json(ModelList(data=[self._card(*one) for one in named]))
 
     async def model(self, request: Request) -> Response:
@@ -169,9 +168,15 @@ class _PageQuery(msgspec.Struct, kw_only=True):
     before_id: str | None = None
 
 
-def _page(models: list[AnthropicModel], query: QueryParams) -> AnthropicModels:
+_PROBLEMS = {"limit": "must be an integer between 1 and 1000"}
+
+
+def _page(models: list[AnthropicModel], request: Request) -> AnthropicModels:
     """The requested part of the list. Raises InvalidRequestError."""
-    page = _page_query(query)
+    page = read_query(request, _PageQuery, _PROBLEMS)
+    if page.after_id is not None and page.before_id is not None:
+        raise invalid_value("before_id", "excludes after_id; set one of them")
+    query = request.query_params
     stages = query.getlist("lifecycle") + query.getlist("lifecycle[]")
     if stages and "active" not in stages:
         models = []
@@ -187,16 +192,6 @@ def _page(models: list[AnthropicModel], query: QueryParams) -> AnthropicModels:
     return AnthropicModels(
         data=data, has_more=len(data) < len(models), first_id=ends[0], last_id=ends[1]
     )
-
-
-def _page_query(query: Mapping[str, str]) -> _PageQuery:
-    try:
-        page = msgspec.convert(dict(query), _PageQuery, strict=False)
-    except msgspec.ValidationError:
-        raise invalid_value("limit", "must be an integer between 1 and 1000") from None
-    if page.after_id is not None and page.before_id is not None:
-        raise invalid_value("before_id", "excludes after_id; set one of them")
-    return page
 
 
 def _index(ids: list[str], field: str, model_id: str) -> int:

@@ -17,6 +17,7 @@ from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.http.http_errors import HttpError
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.request_reader import read_query
 
 _PATH = "/v1/responses/{response_id}"
 _ERRORS = (400, 404, 408, 429, 503, 504)
@@ -146,7 +147,7 @@ class StoredResponsesRoutes:
 
     def _page(self, request: Request) -> bytes:
         items = _items_decoder.decode(self._found(request).items)
-        page = _read_query(request)
+        page = read_query(request, _PageQuery, _PROBLEMS)
         if page.order == "desc":
             items.reverse()
         if page.after is not None:
@@ -168,14 +169,6 @@ class StoredResponsesRoutes:
             self._store.replace_running(*key, failed(stored.reply))
             return self._store.get(*key) or stored
         return stored
-
-
-def _read_query(request: Request) -> _PageQuery:
-    try:
-        return msgspec.convert(dict(request.query_params), _PageQuery, strict=False)
-    except msgspec.ValidationError as error:
-        name = str(error).rpartition("$.")[2].rstrip("`")  # "... - at `$.limit`"
-        raise invalid_value(name, _PROBLEMS[name]) from None
 
 
 def _items_after(item_id: str, items: list[msgspec.Raw]) -> list[msgspec.Raw]:
