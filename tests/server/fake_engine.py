@@ -80,11 +80,8 @@ class FakeTokenizer:
 
     vocab_size = 0x110000
 
-    def is_token(self, token_id: int) -> bool:
-        return token_id < self.vocab_size
-
     def id_to_token(self, token_id: int) -> str | None:
-        return chr(token_id)
+        return chr(token_id) if token_id < self.vocab_size else None
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")

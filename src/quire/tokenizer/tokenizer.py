@@ -108,7 +108,7 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The name of a token id in the vocabulary."""
+        """The name of a token id in the vocabulary; None for an id without a token."""
         return self._backend.id_to_token(token_id) if token_id >= 0 else None
 
     @cached_property
@@ -226,10 +226,6 @@ class Tokenizer:
             spelled = None if token is None else self._spelling.bytes_of(token, first=first)
             self._spelled[key] = spelled
         return self._spelled[key]
-
-    def is_token(self, token_id: int) -> bool:
-        """Whether the vocabulary has a token with this id."""
-        return self._backend.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:
         """A token for people to see; U+FFFD where it holds only part of a character."""

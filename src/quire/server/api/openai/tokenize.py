@@ -133,7 +133,7 @@ def detokenize(data: bytes, models: ModelRegistry) -> LightReply:
         problem = f"{len(request.tokens)} tokens, but the limit here is {most}; send fewer"
         raise invalid_value("tokens", problem)
     for index, token_id in enumerate(request.tokens):
-        if not tokenizer.is_token(token_id):
+        if tokenizer.id_to_token(token_id) is None:
             size = tokenizer.vocab_size
             problem = f"{token_id} is not a token of this vocabulary of {size}; remove it"
             raise invalid_value(f"tokens[{index}]", problem)
