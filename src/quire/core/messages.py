@@ -174,6 +174,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_bad_frames: int = 0  # invalid frames in either direction, which were dropped
     num_dropped_log_lines: int = 0  # of the engine process, as its log is not read
 
+    @property
+    def num_used_blocks(self) -> int:
+        """The blocks in block tables."""
+        return self.num_blocks - self.num_free_blocks - self.num_cached_blocks
+
 
 class StepSummary(msgspec.Struct, frozen=True, array_like=True):
     """The size and duration of one step. time: its end, in monotonic seconds.

@@ -36,6 +36,7 @@ def test_figures_blocks_and_steps_are_joined(engine: FakeEngine) -> None:
     engine.stats = EngineStats(
         time=time.monotonic(),
         num_running=2,
+        num_blocks=256,
         num_free_blocks=250,
         num_cached_blocks=2,
         num_shared_blocks=1,

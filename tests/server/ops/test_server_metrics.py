@@ -190,6 +190,7 @@ def test_the_engine_counts_once_however_many_processes_know_it(tmp_path: Path) -
         num_steps=7,
         num_graph_steps=6,
         num_running=1,
+        num_blocks=256,
         num_free_blocks=200,
         step_tokens=tokens.data(),
     )
@@ -202,6 +203,7 @@ def test_the_engine_counts_once_however_many_processes_know_it(tmp_path: Path) -
     assert value(text, "vllm:iteration_tokens_total_count") == 7
     assert value(text, "vllm:kv_cache_usage_perc") == 56 / 256
     assert value(text, "quire:kv_bytes", state="used") == 56 * (3 << 20) // 256
+    assert value(text, "vllm:cache_config_info", kv_cache_max_concurrency="4.00") == 1
 
 
 def test_counters_go_on_when_the_engine_is_restarted() -> None:

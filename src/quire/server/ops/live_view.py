@@ -178,7 +178,7 @@ def _blocks(engine: AsyncEngine, view: EngineView | None) -> LiveBlocks:
         total=info.num_blocks,
         free=stats.num_free_blocks,
         cached=stats.num_cached_blocks,
-        used=info.num_blocks - stats.num_free_blocks - stats.num_cached_blocks,
+        used=stats.num_used_blocks,
         shared=stats.num_shared_blocks,
         block_size=info.block_size,
         bytes_per_block=info.kv_cache_bytes // max(1, info.num_blocks),

@@ -54,16 +54,14 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     stats: dict[int, EngineStats] = {}
     summed_epoch: int = -1
 
-    @classmethod
-    def joined(cls, parts: Sequence[EngineFigures]) -> EngineFigures:
+    @staticmethod
+    def joined(parts: Sequence[EngineFigures]) -> EngineFigures:
         """One engine's sum over processes: all requests, and each epoch's newest statistics."""
-        total, requests = cls(requests=RequestFigures()), RequestMetrics()
         last = max(parts, key=lambda part: part.summed_epoch)
-        total.summed_epoch = last.summed_epoch
-        total.stats = {epoch: last.stats[epoch] for epoch in (last.summed_epoch,) if epoch >= 0}
+        old = {epoch: last.stats[epoch] for epoch in (last.summed_epoch,) if epoch >= 0}
+        total = msgspec.structs.replace(parts[-1], stats=old, summed_epoch=last.summed_epoch)
+        requests = RequestMetrics()
         for part in parts:
-            total.num_blocks, total.block_size = part.num_blocks, part.block_size
-            total.kv_cache_bytes = part.kv_cache_bytes
             requests.add(part.requests)
             for epoch, stats in part.stats.items():
                 known = total.stats.get(epoch)

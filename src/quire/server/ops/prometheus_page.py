@@ -157,7 +157,8 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
     for name, text, key in ENGINE_GAUGES:
         yield _gauge(name, text, [((model,), getattr(e.latest, key)) for model, e in engines])
     text = "Share of the KV blocks in use; 1 is all."
-    usage = [((model,), _used(e) / max(1, e.num_blocks)) for model, e in engines]
+    latest = [((model,), e.latest) for model, e in engines]
+    usage = [(model, s.num_used_blocks / max(1, s.num_blocks)) for model, s in latest]
     yield _gauge("vllm:kv_cache_usage_perc", text, usage)
     yield _gauge("vllm:gpu_cache_usage_perc", f"{text} (Older name.)", usage)
     waiting = [((model, "capacity"), e.latest.num_waiting) for model, e in engines]
@@ -273,17 +274,12 @@ def _cache_layout(engine: EngineTotal) -> list[str]:
     return [str(engine.block_size), str(engine.num_blocks), str(num_tokens), f"{longest:.2f}"]
 
 
-def _used(engine: EngineTotal) -> int:
-    stats = engine.latest
-    return engine.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
-
-
 def _blocks(engine: EngineTotal) -> list[tuple[str, int]]:
     stats = engine.latest
     return [
         ("free", stats.num_free_blocks),
         ("cached", stats.num_cached_blocks),
-        ("used", _used(engine)),
+        ("used", stats.num_used_blocks),
         ("shared", stats.num_shared_blocks),
     ]
 

@@ -28,7 +28,9 @@ def report(app: Starlette, route: str, asked: str | None, *, stream: bool = Fals
 def test_the_load_is_in_the_format_that_is_asked_for(
     app: Starlette, engine: FakeEngine, route: str
 ) -> None:
-    engine.stats = EngineStats(num_waiting=3, num_free_blocks=128, num_cached_blocks=64)
+    engine.stats = EngineStats(
+        num_waiting=3, num_blocks=256, num_free_blocks=128, num_cached_blocks=64
+    )
     text = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0"
     assert report(app, route, "TEXT") == report(app, route, "text") == text
     kind, _, data = (report(app, route, "JSON") or "").partition(" ")

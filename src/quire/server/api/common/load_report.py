@@ -35,9 +35,8 @@ def load_headers(scope: Scope, engine: AsyncEngine) -> dict[str, str]:
 
 def _named_metrics(engine: AsyncEngine) -> dict[str, float]:
     """The figures by vLLM's names, as of the latest step."""
-    stats, num_blocks = engine.stats, engine.info.num_blocks
-    num_used = num_blocks - stats.num_free_blocks - stats.num_cached_blocks
+    stats = engine.stats
     return {
-        "kv_cache_usage_perc": num_used / max(1, num_blocks),
+        "kv_cache_usage_perc": stats.num_used_blocks / max(1, stats.num_blocks),
         "num_requests_waiting": float(stats.num_waiting),
     }
