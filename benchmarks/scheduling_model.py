@@ -215,7 +215,7 @@ class LevelRun(Machine):
         keys = sum(entry.start for entry in decodes)
         if not prompts:
             return self._costs.decodes(len(decodes), keys) / 1000
-        size = next(size for size in self._sizes if size >= plan.num_tokens)
+        size = next(size for size in self._sizes if size >= sum(plan.count_tokens()))
         mean_keys = MEASURED_KEYS / 2
         prompt_keys = sum(e.num_tokens * (e.start + e.num_tokens / 2 - mean_keys) for e in prompts)
         return self._costs.mixed(size, keys, prompt_keys) / 1000

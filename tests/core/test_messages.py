@@ -144,5 +144,5 @@ def test_messages_do_not_share_their_empty_lists() -> None:
     assert second.token_ids == []
 
 
-def test_the_length_of_a_plan_is_that_of_its_batch() -> None:
-    assert PLAN.num_tokens == 4
+def test_a_plan_counts_a_request_with_one_token_as_a_decode() -> None:
+    assert PLAN.count_tokens() == (3, 1)

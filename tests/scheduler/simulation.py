@@ -256,7 +256,7 @@ class Simulation:
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             self._check_order(plan)
-            assert plan.num_tokens <= self.config.max_num_batched_tokens
+            assert sum(plan.count_tokens()) <= self.config.max_num_batched_tokens
             self._check_threshold(plan)
             everyone = {entry.request_id for entry in plan.scheduled}
             output = self.model.run(plan, everyone if raises else failing, exhausted)
@@ -296,8 +296,8 @@ class Simulation:
     def finish_step(self) -> list[RequestDelta]:
         """Take the result of the oldest step in flight."""
         plan, output = self.in_flight.popleft()
-        self.now += 0.001 * plan.num_tokens
-        self.scheduler.observe(plan, 0.001 * plan.num_tokens)
+        self.now += 0.001 * sum(plan.count_tokens())
+        self.scheduler.observe(plan, 0.001 * sum(plan.count_tokens()))
         if output is None:
             return self._note(self.scheduler.fail(plan, "the step failed; send it again"))
         return self._note(self.scheduler.update(plan, output))

@@ -52,10 +52,11 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     new_requests: list[NewRequest]
     scheduled: list[ScheduledRequest]
 
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens in the step's ragged batch."""
-        return sum(s.num_tokens for s in self.scheduled)
+    def count_tokens(self) -> tuple[int, int]:
+        """Prefill and decode tokens; a request with one token counts as a decode."""
+        lengths = [entry.num_tokens for entry in self.scheduled]
+        num_decodes = lengths.count(1)
+        return sum(lengths) - num_decodes, num_decodes
 
 
 class SampleResult(msgspec.Struct, kw_only=True, gc=False):

@@ -186,9 +186,8 @@ class Scheduler:
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
         """Update the cost model with the duration of a step."""
-        lengths = [entry.num_tokens for entry in plan.scheduled]
-        num_decodes = lengths.count(1)
-        self._policy.observe(num_decodes, sum(lengths) - num_decodes, seconds)
+        num_prompt_tokens, num_decodes = plan.count_tokens()
+        self._policy.observe(num_decodes, num_prompt_tokens, seconds)
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestDelta]:
         """End the requests of a failed step with an error; nothing that it wrote is cached."""

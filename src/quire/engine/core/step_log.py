@@ -91,14 +91,11 @@ class StepLog:
         Its histogram is vLLM's: output tokens, and a whole prompt, also of cached tokens, where its
         first output token or its embedding comes.
         """
-        lengths = [entry.num_tokens for entry in plan.scheduled]
-        num_tokens, num_decodes = sum(lengths), lengths.count(1)
         num_prompts = 0
         if self._without_token:
             num_prompts = self._record_first_tokens(deltas, self._last_end)
         self._tokens.observe(num_prompts + num_sampled)
-        num_prefill = num_tokens - num_decodes
-        counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
+        counts = (*plan.count_tokens(), len(plan.scheduled), num_sampled)
         summary = StepSummary(plan.step_id, self._last_end, seconds, *counts)
         self._recent.append(summary)
         return summary
