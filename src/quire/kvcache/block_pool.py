@@ -114,18 +114,17 @@ class BlockPool:
             else:
                 self._evictable[block_id] = None
 
-    def register(self, block_id: int, block_hash: bytes) -> bool:
-        """Make a used block findable by its hash; returns whether it did.
+    def register(self, block_id: int, block_hash: bytes) -> None:
+        """Make a used block findable by its hash.
 
         If another block has the same hash, that one stays findable and this one is a private copy.
         """
         assert self._ref_counts[block_id] > 0, f"block {block_id} is registered but not held"
         if block_hash in self._block_of:
-            return False
+            return
         assert self._hash_of[block_id] is None, f"block {block_id} has another hash already"
         self._block_of[block_hash] = block_id
         self._hash_of[block_id] = block_hash
-        return True
 
     def forget(self, block_hash: bytes) -> None:
         """Make a hash unfindable; requests that hold its block keep it."""

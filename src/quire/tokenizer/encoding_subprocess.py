@@ -39,11 +39,6 @@ class EncodingSubprocess:
             NOT_NOW,
         )
 
-    @property
-    def pid(self) -> int | None:
-        """The child's process id; None while there is none."""
-        return self._process.pid
-
     def ids(self, question: Question, seconds: float, wall_seconds: float) -> list[int]:
         """Token ids.
 

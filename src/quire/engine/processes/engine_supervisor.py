@@ -89,11 +89,6 @@ class EngineSupervisor:
         self.num_restarts = settings.num_restarts
 
     @property
-    def pid(self) -> int | None:
-        """The process id; None while there is no process."""
-        return None if self._child is None else self._child.pid
-
-    @property
     def last_used(self) -> float:
         """When it last had work, or was started, in monotonic seconds."""
         return max(self._last_used, 0.0 if self._page is None else self._page.last_work)

@@ -77,11 +77,6 @@ class WorkerSupervisor:
         self._child: Child | None = None
         self._is_leaving = False
 
-    @property
-    def pid(self) -> int | None:
-        """The process id; None while there is no process."""
-        return None if self._child is None else self._child.pid
-
     def send(self, message: ControlMessage) -> None:
         """Send a message to the process, if there is one."""
         if self._child is not None:

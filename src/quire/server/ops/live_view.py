@@ -211,5 +211,5 @@ def _rate(steps: list[StepSummary], now: float) -> float:
 
 
 def _histogram(histogram: Histogram) -> LiveHistogram:
-    counts = histogram.counts
-    return LiveHistogram(list(histogram.bounds), counts.copy(), histogram.sum, sum(counts))
+    counts = histogram.counts.copy()
+    return LiveHistogram(list(histogram.bounds), counts, histogram.sum, histogram.count)
