@@ -8,7 +8,7 @@ unloaded. Whether there is memory for a model is decided by the parent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -23,6 +23,7 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.errors import ModelNotLoadedError, OverloadedError
+from quire.server.http.http_errors import HttpError
 from quire.server.model_registry import ModelEntry, ModelRegistry
 
 POLL_SECONDS = 0.02  # between checks whether a model's last request has ended
@@ -50,6 +51,22 @@ class ModelLoader:
         except TimeoutError:
             text = f"model {name} was not loaded within {seconds:g} s; send the request again later"
             raise ModelNotLoadedError(name, text, retry_after=RETRY_SECONDS) from None
+
+    async def unload_all(self, entries: Iterable[ModelEntry], grace: float) -> None:
+        """Unload those that are loaded, and wait until all their engines have ended.
+
+        grace: seconds that requests have. Raises HttpError before anything is unloaded if one is
+        being loaded, and the first error of an unload after the last has ended.
+        """
+        there = [entry for entry in entries if entry.status.state != "unloaded"]
+        for entry in there:
+            if entry.status.state == "loading":
+                text = f"model: {entry.name} is being loaded; unload it when it is there"
+                raise HttpError(409, text, code="model_is_loading")
+        unloads = (self.unload(entry.name, grace) for entry in there)
+        for result in await asyncio.gather(*unloads, return_exceptions=True):
+            if result is not None:
+                raise result
 
     async def unload(self, name: str, grace: float) -> None:
         """Unload a model and wait for it; its requests have `grace` seconds to finish."""

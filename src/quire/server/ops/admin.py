@@ -36,7 +36,6 @@ from quire.server.ops.admin_structs import (
 )
 from quire.server.ops.openapi import with_openapi
 from quire.server.ops.sleep_routes import SleepRoutes
-from quire.server.ops.unloading import unload_models
 from quire.server.settings import ServerSettings
 
 MAX_BODY_BYTES = 4096
@@ -170,7 +169,7 @@ class _Endpoints:
         body = await _read(request, _unload_decoder)
         entry = self._models.entry(body.model)
         grace = self._settings.shutdown_timeout if body.grace is None else body.grace
-        await unload_models(self._loader, [entry], grace)
+        await self._loader.unload_all([entry], grace)
         return JsonResponse(_status(entry))
 
 

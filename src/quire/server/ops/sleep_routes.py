@@ -19,7 +19,6 @@ from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.http.request_reader import read_query
 from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelEntry
-from quire.server.ops.unloading import unload_models
 from quire.server.settings import ServerSettings
 
 _CONFLICT = (400, 409, 503)
@@ -103,7 +102,7 @@ class SleepRoutes:
         """Unload every loaded model. Raises HttpError while one is being loaded."""
         query = read_query(request, _SleepQuery, _PROBLEMS)
         grace = self._settings.shutdown_timeout if query.mode == "wait" else 0.0
-        await unload_models(self._loader, self._entries, grace)
+        await self._loader.unload_all(self._entries, grace)
         return JsonResponse(Slept(query.level))
 
     async def wake_up(self, request: Request) -> Response:
