@@ -7,7 +7,7 @@ The joined events of a stream equal those of the complete text, because there is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -62,6 +62,15 @@ class ToolCall(msgspec.Struct):
     id: str
     name: str
     arguments: str = ""
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """A call's arguments; None if they are not a JSON object: the answer ended inside them."""
+    try:
+        value = msgspec.json.decode(text) if text else {}
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 class Answer(msgspec.Struct):

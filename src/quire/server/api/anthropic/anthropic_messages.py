@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -46,6 +44,7 @@ from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.http.field_names import FieldNames
 from quire.server.http.http_errors import AnthropicError, ErrorReply
+from quire.server.http.ids import new_id
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry, RegisteredModel
 from quire.server.parsing.output_events import (
@@ -54,6 +53,7 @@ from quire.server.parsing.output_events import (
     TextDelta,
     ToolCallArguments,
     ToolCallBegin,
+    arguments_of,
 )
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -197,7 +197,7 @@ class MessagesFormatter:
 
 
 def _new_call_id() -> str:
-    return f"toolu_{uuid.uuid4().hex[:24]}"
+    return f"toolu_{new_id()[:24]}"
 
 
 def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
@@ -222,17 +222,8 @@ def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
                 arguments[index] += text
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     for call, text in zip(calls, arguments, strict=True):
-        call.input = _object(text)
+        call.input = arguments_of(text) or {}  # empty if the answer ended inside it
     return blocks
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's input; empty if the answer ended inside it."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 _EVENTS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,6 +21,7 @@ from quire.server.parsing.output_events import (
     TextDelta,
     ToolCallArguments,
     ToolCallBegin,
+    arguments_of,
 )
 
 
@@ -138,7 +138,7 @@ class OllamaFormatter:
             return []
         call_id, name = self._calls.pop()
         text, self._arguments = "".join(self._arguments), []
-        if (arguments := _object(text)) is None:
+        if (arguments := arguments_of(text)) is None:
             return []
         function = OllamaFunction(name=name, arguments=arguments)
         return [OllamaAnswer(tool_calls=[OllamaCall(id=call_id, function=function)])]
@@ -181,12 +181,3 @@ def make_part(model: str, part: OllamaAnswer, *, has_message: bool) -> OllamaPar
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _object(arguments: str) -> dict[str, Any] | None:
-    """A call's arguments; None if they are not a JSON object: the answer ended inside them."""
-    try:
-        value = msgspec.json.decode(arguments) if arguments else {}
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
