@@ -142,9 +142,8 @@ class ModelRegistry:
 
     def named_entries(self) -> list[tuple[str, ModelEntry]]:
         """All models by all names that requests may use, the default model first."""
-        named = {name: self._entries[name] for name in self._entries}
         aliases = {name: self._entries[own] for name, own in self._names.items()}
-        return list((named | aliases).items())
+        return list((self._entries | aliases).items())
 
     def entries(self) -> list[ModelEntry]:
         """The entries of all models, the default model first."""

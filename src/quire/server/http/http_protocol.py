@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import uuid
 from asyncio import TimerHandle, Transport
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,6 +27,7 @@ from quire.server.http.disconnect import DisconnectWatch
 from quire.server.http.http_errors import SINGLE_MESSAGE, HttpError, describe
 from quire.server.http.http_framing import ConnectionLimits, FramedProtocol, Phase
 from quire.server.http.http_response import refusal_bytes, send_on
+from quire.server.http.ids import new_id
 from quire.server.http.lingering_close import LingeringClose
 from quire.server.http.request_record import RequestRecord
 from quire.server.http.slow_reader import ReaderWatch
@@ -240,7 +240,7 @@ class BoundedProtocol(FramedProtocol):
         record = self._record()
         is_new = record is None
         if record is None:
-            record = RequestRecord(*self._line(), uuid.uuid4().hex)
+            record = RequestRecord(*self._line(), new_id())
             if self._phase is Phase.BODY:
                 self.scope["state"]["record"] = record
         reply = describe(refusal, record.request_id)

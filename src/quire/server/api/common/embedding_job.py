@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from array import array
 from collections.abc import Sequence
 from typing import overload
@@ -17,6 +16,7 @@ from quire.engine.frontend.prompt_encoding import Prompt, token_ids_of
 from quire.server.api.common.embedding_fields import PoolingFields
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
+from quire.server.http.ids import new_id
 from quire.server.model_registry import RegisteredModel
 
 
@@ -67,7 +67,7 @@ def make_embedding_job(
     named = fields or [("input", len(inputs))]
     prompts = yield from _token_ids(inputs, named, request, pooling, model.engine)
     return Job(
-        reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
+        reply_id=f"{id_prefix}-{new_id()}",
         model=model.name,
         prompts=prompts,
         sampling=DEFAULT_SAMPLING,

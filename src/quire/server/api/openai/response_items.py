@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.openai.response_store import ResponseStore, StoredResponse
 from quire.server.api.openai.responses_reply import Response
 from quire.server.api.openai.responses_request import ResponsesRequest
+from quire.server.http.ids import new_id
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
 RUNNING = ("queued", "in_progress")  # states of a response in the background
@@ -39,9 +39,9 @@ _output_decoder = msgspec.json.Decoder(_Output)
 _encoder = msgspec.json.Encoder()
 
 
-def new_id(prefix: str) -> str:
+def new_item_id(prefix: str) -> str:
     """The id of an item."""
-    return f"{prefix}_{uuid.uuid4().hex}"
+    return f"{prefix}_{new_id()}"
 
 
 def previous_items(store: ResponseStore, request: ResponsesRequest, tenant: str) -> PreviousItems:
@@ -104,7 +104,7 @@ def _decoded(raw: msgspec.Raw) -> dict[str, Any]:
 def _with_id(item: dict[str, Any]) -> dict[str, Any]:
     kind = item.setdefault("type", "message")
     if item.get("id") is None:
-        item["id"] = new_id(_PREFIXES.get(kind, "rs"))
+        item["id"] = new_item_id(_PREFIXES.get(kind, "rs"))
     if kind == "message" and isinstance(item["content"], str):
         part = "output_text" if item["role"] == "assistant" else "input_text"
         item["content"] = [{"type": part, "text": item["content"]}]

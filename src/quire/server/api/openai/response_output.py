@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Literal
 
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common.logprob_formats import ChatLogprob
 from quire.server.api.openai import responses_reply as replies
-from quire.server.api.openai.response_items import new_id
+from quire.server.api.openai.response_items import new_item_id
 from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
@@ -69,15 +70,15 @@ class OutputItems:
         """The stream events of a part of the answer."""
         match event:
             case TextDelta(text):
-                yield from self._open(replies.OutputMessage(id=new_id("msg"), content=[]))
+                yield from self._open(replies.OutputMessage(id=new_item_id("msg"), content=[]))
                 yield from self._add_text(text, replies.TextPiece)
             case ReasoningDelta(text):
                 self.logprobs = []
-                yield from self._open(replies.OutputReasoning(id=new_id("rs"), content=[]))
+                yield from self._open(replies.OutputReasoning(id=new_item_id("rs"), content=[]))
                 yield from self._add_text(text, replies.ReasoningPiece)
             case ToolCallBegin(_, call_id, name):
                 self.logprobs = []
-                call = replies.OutputCall(id=new_id("fc"), call_id=call_id, name=name)
+                call = replies.OutputCall(id=new_item_id("fc"), call_id=call_id, name=name)
                 yield from self._open(call)
             case ToolCallArguments(_, text):
                 item = self.items[-1]
@@ -97,7 +98,7 @@ class OutputItems:
         yield from self.close("completed")
         self.items.append(item)
         self._is_open = True
-        yield replies.ItemAdded(output_index=self._index, item=replies.copy_of(item))
+        yield replies.ItemAdded(output_index=self._index, item=copy(item))
         if not isinstance(item, replies.OutputCall):
             part = item.begin_part()
             yield replies.PartAdded(item_id=item.id, output_index=self._index, part=part)

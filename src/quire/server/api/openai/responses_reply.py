@@ -73,11 +73,6 @@ class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_c
 OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
-def copy_of(item: OutputItem) -> OutputItem:
-    """A copy of the item as it is now."""
-    return msgspec.structs.replace(item)
-
-
 class ResponsesUsage(msgspec.Struct, kw_only=True):
     """Token counts of a response."""
 
