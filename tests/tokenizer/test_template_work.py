@@ -88,6 +88,11 @@ BOMBS = {
     "stripped again": LONG + "{% set a = s.strip() %}" * MANY_TIMES,
     "tabs": "{% set s = '\t' * 60000 %}{{ s.expandtabs(90000) | length }}",
     "join by method": MANY + "{{ s.join(range(60000) | map('string') | list) | length }}",
+    "join of an iterator by method": MANY + "{{ s.join(range(9000) | map('string')) | length }}",
+    "join of an iterator": MANY + "{{ range(9000) | map('string') | join(s) | length }}",
+    "wide texts": "{{ range(9000) | map('center', 90000) | list | length }}",
+    "wide texts by method": "{% set n = namespace(x=0) %}{% for i in range(8000) %}"
+    "{% set n.x = [n.x, 'a'.center(90000)] %}{% endfor %}{{ n.x | length }}",
     "indent": "{% set s = '\n' * 60000 %}{{ s | indent(90000) | length }}",
     "indented JSON": "{{ [[1] * 9000] * 50 | tojson(indent=90000) }}{{ [1] | tojson(indent=99) }}",
 }

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError, pass_environment
 from jinja2.filters import do_sum
 
-from quire.tokenizer.template_work import MAX_INDENT, TemplateLimitError, check_repetition, text_of
+from quire.tokenizer.template_work import MAX_INDENT, TemplateLimitError, take_width, text_of
 
 MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
 MAX_COUNT = 100_000  # of repetitions, widths and indents
@@ -40,9 +40,11 @@ def check_size(size: int) -> None:
 
 
 def check_count(value: Any) -> None:
-    """Raises TemplateLimitError for an integer that is too large a width or repetition."""
-    if isinstance(value, int) and abs(value) > MAX_COUNT:
-        raise TemplateLimitError(f"the count {value}, above {MAX_COUNT}")
+    """Take the price of a width or repetition. Raises TemplateLimitError if it is too large."""
+    if isinstance(value, int):
+        if abs(value) > MAX_COUNT:
+            raise TemplateLimitError(f"the count {value}, above {MAX_COUNT}")
+        take_width(value)
 
 
 def check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -50,11 +52,11 @@ def check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
     if not isinstance(owner, str):
         return
     if name == "replace" and len(args) > 1 and isinstance(args[0], str):
-        check_repetition(owner.count(args[0]), length_of(args[1]), MAX_CHARACTERS)
+        check_size(owner.count(args[0]) * length_of(args[1]))
     elif name == "expandtabs":
-        check_repetition(owner.count("\t"), args[0] if args else 8, MAX_CHARACTERS)
+        check_size(owner.count("\t") * (args[0] if args else 8))
     elif name == "join" and args:
-        check_repetition(length_of(args[0]), len(owner), MAX_CHARACTERS)
+        check_size(length_of(args[0]) * len(owner))
 
 
 def replace_text(text: Any, old: str, new: str, count: int | None = None) -> str:
@@ -77,7 +79,7 @@ def with_small_indent(indent: Callable[..., Any]) -> Callable[..., Any]:
 
     def bounded(text: str, width: int | str = 4, *args: Any, **kwargs: Any) -> Any:
         size = len(width) if isinstance(width, str) else width
-        check_repetition(str(text).count("\n") + 1, size, MAX_CHARACTERS)
+        check_size((str(text).count("\n") + 1) * size)
         return indent(text, width, *args, **kwargs)
 
     return bounded

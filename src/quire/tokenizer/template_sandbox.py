@@ -33,6 +33,7 @@ from quire.tokenizer.template_work import (
     SHORT,
     TemplateLimitError,
     checked_number,
+    listed,
     measured,
     take_call,
     take_copy,
@@ -144,6 +145,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the template, with limits on widths in string methods."""
+        args = tuple(map(listed, args))
         take_call(function, args, kwargs)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, (str, bytes, int)):

@@ -210,14 +210,16 @@ def _pricing(
     @functools.wraps(function)  # keeps Jinja's marks on the function
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or type(value) is not str or len(value) > short:
+            value = listed(value)
             price(value, *args, *kwargs.values())
         result = function(value, *args, **kwargs)
         return result if after is None else after(result)
 
     @functools.wraps(function)
-    def bounded_with(own: Any, *args: Any, **kwargs: Any) -> Any:
-        price(*args, *kwargs.values())
-        result = function(own, *args, **kwargs)
+    def bounded_with(own: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        value = listed(value)
+        price(value, *args, *kwargs.values())
+        result = function(own, value, *args, **kwargs)
         return result if after is None else after(result)
 
     takes_own = getattr(function, "jinja_pass_arg", None) is not None  # first, from Jinja
@@ -256,10 +258,14 @@ def checked_number(value: Any) -> Any:
     return value
 
 
-def check_repetition(count: int, size: int, most: int) -> None:
-    """Refuse a text of `count` times `size` characters. Raises TemplateLimitError."""
-    if count * size > most:
-        raise TemplateLimitError(f"more than {most} characters")
+def take_width(width: int) -> None:
+    """Take the price of a text that is made so wide, which is that of a copy."""
+    take(abs(width) >> _TEXT_SHIFT + _COPY_SHIFT)
+
+
+def listed(value: Any) -> Any:
+    """The items of a filter's iterator as a list, which has a weight; other values as they are."""
+    return list(value) if type(value) is types.GeneratorType else value
 
 
 def _are_short(values: tuple[Any, ...], most: int) -> bool:
@@ -320,5 +326,5 @@ def _priced_items(result: Any) -> Any:
 
 def _items(items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
-        take(_ITEM_PRICE)
+        take(_ITEM_PRICE + (_size(item) >> _COPY_SHIFT))
         yield item
