@@ -245,7 +245,7 @@ def take_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def _take_method(text: str, name: str, given: tuple[Any, ...]) -> None:
     price = _price_of(name, _COPYING_METHODS, _LINEAR_METHODS)
     short = _VERY_SHORT if price is _take_square else SHORT
-    if len(text) > short or not _are_short(given, _VERY_SHORT):
+    if len(text) > short or not _are_very_short(given):
         price(text, *given)
     if name in ("format", "format_map"):  # in Python, field by field
         take(len(text))
@@ -268,9 +268,9 @@ def listed(value: Any) -> Any:
     return list(value) if type(value) is types.GeneratorType else value
 
 
-def _are_short(values: tuple[Any, ...], most: int) -> bool:
+def _are_very_short(values: tuple[Any, ...]) -> bool:
     for value in values:  # noqa: SIM110  (all() takes twice the time)
-        if type(value) is not str or len(value) > most:
+        if type(value) is not str or len(value) > _VERY_SHORT:
             return False
     return True
 
