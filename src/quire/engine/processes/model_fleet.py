@@ -301,13 +301,18 @@ class ModelFleet:
 def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Footprint]:
     """The settings for all processes of a model, and its footprint; its tokenizer is checked.
 
-    Imports late: meanwhile the API processes start.
+    Weights are downloaded after all that could be refused without them. Imports late: meanwhile the
+    API processes start.
     """
+    from quire.engine.startup.device_policy import device_type
     from quire.engine.startup.footprint import footprint_of
+    from quire.engine.startup.resolved_config import resolve
     from quire.tokenizer.load_tokenizer import check_tokenizer
 
-    footprint = footprint_of(config, limit)
     check_tokenizer(config)
+    if config.model.load_format != "null":
+        resolve(config, device_type(config))
+    footprint = footprint_of(config, limit)
     return pinned(config), footprint
 
 
