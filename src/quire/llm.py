@@ -124,7 +124,7 @@ class LLM(ModelOwner):
         raise_errors: bool = True,
         on_output: OnOutput | None = None,
         on_answer: OnOutput | None = None,
-        chat_template: str | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
