@@ -22,6 +22,7 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend import offline_engine
+from quire.engine.frontend.llm_engine import LLMEngine
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import (
     CheckpointError,
@@ -267,7 +268,7 @@ def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
     vector = llm.embed("list " * 9999, truncate_prompt_tokens=5, use_tqdm=False)[0]
     assert len(vector.prompt_token_ids) == 5
     for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": True}}):
-        with pytest.raises(InvalidRequestError, match=r"^trunca.*: (must be|unknown)"):
+        with pytest.raises(InvalidRequestError, match=r"^trunca.*(must be|; use truncate_prompt)"):
             llm.generate("a", use_tqdm=False, **wrong)
 
 
@@ -306,6 +307,31 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
         llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
     with pytest.warns(NoEffectWarning, match="content_format has no effect"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+
+
+# of vLLM's methods that take no prompts: (what asks for nothing, what is refused or a warning)
+VLLM_ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "reset_prefix_cache": (
+        {"reset_running_requests": False, "reset_connector": False},
+        {"reset_running_requests": True, "reset_connector": True},
+    ),
+    "get_tokenizer": ({"lora_request": None}, {"lora_request": "x"}),
+    "sleep": ({"level": 1, "mode": "abort"}, {"level": 3, "mode": "keep"}),
+    "wake_up": ({"tags": None}, {"tags": ["x"]}),
+}
+
+
+@pytest.mark.parametrize("cls", [LLM, LLMEngine])
+def test_methods_without_prompts_know_vllms_arguments(cls: type) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft")
+    llm = LLM("quire-tiny-draft") if cls is LLM else LLMEngine(config)
+    for method, (neutral, asking) in VLLM_ARGUMENTS.items():
+        call = getattr(llm, method)
+        for name, value in asking.items():
+            with pytest.raises((InvalidRequestError, NoEffectWarning), match=name):
+                call(**{name: value})
+        call(**neutral)
+    assert llm.reset_prefix_cache() is True
 
 
 def test_prompts_under_their_older_names(llm: LLM) -> None:
