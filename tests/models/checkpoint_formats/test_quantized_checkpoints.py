@@ -44,6 +44,16 @@ def resolved(model: str | Path, quantization: str) -> ResolvedConfig:
     return resolve(EngineConfig.from_options(model=str(model), quantization=quantization), "cpu")
 
 
+def test_the_load_format_bitsandbytes_is_the_quantization_of_that_name() -> None:
+    """As in vLLM, where it is not about files: a 16-bit model would be served in 16 bits."""
+    given = EngineConfig.from_options(load_format="bitsandbytes")
+    assert given == EngineConfig.from_options(quantization="bitsandbytes")
+    with pytest.raises(ConfigError, match="not quantized: .*use quantization='nf4' to convert"):
+        resolve(given, "cpu")
+    both = EngineConfig.from_options(load_format="bitsandbytes", quantization="nf4")
+    assert both == EngineConfig.from_options(quantization="nf4")
+
+
 @pytest.mark.parametrize("name", STORED_METHODS)
 def test_a_format_that_the_checkpoint_lacks_is_refused_with_what_makes_it(name: str) -> None:
     with pytest.raises(ConfigError) as error:
