@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.compat.missing_names import ForeignMethods
 from quire.plain_values import plain_value
-from quire.tokenizer.encoded_batch import BatchOptions, Encoded
 from quire.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.tokenizer.encoded_batch import BatchOptions, Encoded
 
 _SETTABLE = ("padding_side", "truncation_side", "pad_token")
 
@@ -45,6 +47,8 @@ class TransformersTokenizer(ForeignMethods):
         tokens), max_length, return_tensors: "np" (arrays), "pt" (tensors) or None (lists). Raises
         InvalidRequestError for others of `transformers`.
         """
+        from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
+
         how, is_one = BatchOptions.read(**options), isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
         return self._encoded(
@@ -114,6 +118,8 @@ class TransformersTokenizer(ForeignMethods):
         a call gives them. template_kwargs: continue_final_message, and variables that the template
         reads. Raises InvalidRequestError.
         """
+        from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
+
         how = BatchOptions.read(padding, truncation, max_length, return_tensors)
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
