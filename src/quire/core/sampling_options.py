@@ -15,8 +15,6 @@ from quire.core.structured_outputs import StructuredOutputs
 if TYPE_CHECKING:
     import numpy as np
 
-    from quire.core.sampling_params import RequestOutputKind
-
     Integer = int | np.integer[Any]
     Number = float | Integer | np.floating[Any]
 
@@ -51,4 +49,4 @@ class SamplingOptions(TypedDict, total=False):
     kept_token_ids: Iterable[Integer] | None
     detokenize: bool
     structured_outputs: StructuredOutputs | dict[str, Any] | None
-    output_kind: RequestOutputKind | int | None
+    output_kind: int | None

@@ -1,4 +1,4 @@
-"""What a call of TransformersTokenizer returns: rows of token ids, padded and as arrays if asked.
+"""Rows of token ids, padded and as arrays if asked, as calls of TransformersTokenizer return them.
 
 Owns the arguments that the call has in `transformers`, and which of them are refused.
 """

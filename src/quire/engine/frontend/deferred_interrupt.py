@@ -13,9 +13,20 @@ from threading import current_thread, main_thread
 from types import FrameType
 
 PATIENCE = 1.0  # seconds
-_NAMES = ("INT", "TERM", "HUP", "QUIT", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "XCPU")
 # that a program may have a handler for: to look for one takes a microsecond
-_SIGNALS = [getattr(signal, f"SIG{name}") for name in _NAMES if hasattr(signal, f"SIG{name}")]
+_NAMES = [
+    "SIGINT",
+    "SIGTERM",
+    "SIGHUP",
+    "SIGQUIT",
+    "SIGALRM",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGXCPU",
+]
+_SIGNALS = [number for number in signal.Signals if number.name in _NAMES]
 
 
 class DeferredInterrupt:

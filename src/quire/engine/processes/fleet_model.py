@@ -75,7 +75,7 @@ class FleetModel:
         """Whether it has been loaded for so long that it makes room, even if it is in use."""
         return time.monotonic() - self.turn_began > TURN_SECONDS
 
-    def may_demand_room(self) -> bool:
+    def may_demand_memory(self) -> bool:
         """Record that there is no memory for it; returns whether that has lasted for long."""
         now = time.monotonic()
         if now - self._last_refused > FORGET_SECONDS:

@@ -242,7 +242,7 @@ class ModelFleet:
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
         await self._unload_until(model, limit, others, grace=0.0)
-        if self._num_bytes_with(model) > limit and model.may_demand_room():
+        if self._num_bytes_with(model) > limit and model.may_demand_memory():
             by_turn = sorted(others, key=lambda other: other.turn_began)
             long_loaded = [other for other in by_turn if other.has_had_turn]
             await self._unload_until(model, limit, long_loaded, grace=DRAIN_SECONDS)
