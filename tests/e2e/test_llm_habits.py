@@ -229,6 +229,8 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with LLM(dtype="float32", threads=1, num_blocks=64) as llm:
+        bad_words = SamplingParams(max_tokens=1, bad_words=["list"])
+        llm.generate("A", bad_words, use_tqdm=False)
         llm.sleep()
 
         def start_smaller(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
@@ -239,6 +241,10 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
         llm.wake_up()
         with pytest.raises(ContextLengthError):
             llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
+        inputs = llm._engine._inputs
+        inputs.set_limits(replace(llm.info.limits, vocab_size=3))
+        (request,) = inputs.prepare("a", [1], bad_words).messages
+        assert request.bad_words_ids == [], "ids that the model does not have"
 
 
 def test_an_interrupted_close_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
