@@ -172,7 +172,7 @@ class InConstantUse:
     def __init__(self, longest: float = 0.0) -> None:
         self.fleet: ModelFleet
         self.jobs: list[asyncio.Task[None]] = []
-        self.longest = longest
+        self.longest, self.failure = longest, ""
         self.stopped: list[str] = []
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -189,15 +189,19 @@ class InConstantUse:
         self.stopped.append(name)
 
     def broadcast(self, message: ControlMessage) -> None:
+        if isinstance(message, ModelStatus) and message.failure:
+            self.failure = message.failure
         if isinstance(message, ReleaseModel):
             agreed = message.grace > self.longest
             self.fleet.on_message("0", ModelReleased(name=message.name, agreed=agreed))
 
     async def request(self, name: str) -> str:
         """The reason why a request of this model is refused; "" if it is not."""
+        self.failure = ""
         self.fleet.on_message("0", LoadModel(name=name))
         await self.jobs[-1]
-        return self.fleet._models[name].failure
+        assert not self.fleet._models[name].failure, "a server with it is ready"
+        return self.failure
 
 
 @pytest.mark.parametrize("longest", [0.0, 1e9])

@@ -134,9 +134,10 @@ class ModelFleet:
             else:
                 self._set_state(model, model.state, failure=model.failure)
         except OutOfModelMemoryError as error:
-            self._set_state(
-                model, model.state, failure=str(error), retry_after=MEMORY_RETRY_SECONDS
-            )
+            retry = MEMORY_RETRY_SECONDS
+            self._set_state(model, model.state, failure=str(error), retry_after=retry)
+            # that is for requests which wait now: nothing is wrong with it, also for /ready
+            self._set_state(model, model.state)
         except QuireError as error:
             self._record_failure(model, error)
         finally:
