@@ -311,6 +311,7 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
     assert texts(llm.generate("A list is", GREEDY, use_tqdm=False, lora_request=None)) == plain
     with pytest.raises(InvalidRequestError, match=r"^lora_request 'x' is not supported: .*; merge"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
+    assert texts(llm.chat(CHAT, GREEDY, False)) == texts(llm.chat(CHAT, GREEDY, use_tqdm=False))
     with pytest.warns(NoEffectWarning, match="content_format has no effect"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")
 
