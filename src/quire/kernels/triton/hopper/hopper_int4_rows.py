@@ -40,8 +40,10 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
     load_groups,
     word_boxes,
 )
+from quire.kernels.triton.hopper.hopper_word_codes import look_up_words
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+from quire.kernels.triton.ops.int4_weight import byte_tables
 
 
 def multiply_rows_int4(
@@ -67,6 +69,7 @@ def multiply_rows_int4(
         x.scale, weight.row_scale, weight.scale, weight.zeros, bias, space.partials,
         space.counters, m, n, weight.inputs, STAGES=config.stages, SPLIT=config.split,
         GROUP=weight.group, GROUP_ROWS=config.group_rows(weight.inputs, weight.group),
+        CODEBOOK=None if weight.codebook is None else byte_tables(weight.codebook, torch.float16),
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
@@ -76,7 +79,7 @@ def multiply_rows_int4(
 def hopper_int4_rows_kernel(
     x_desc, rest_desc, w_desc, out_desc, rest_out_desc, x_scale_ptr, row_scale_ptr,
     group_scale_ptr, zero_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    SPLIT: gl.constexpr, GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 8] → out [M, N]. SPLIT programs share a tile's steps.
 
@@ -106,7 +109,7 @@ def hopper_int4_rows_kernel(
     gdc_launch_dependents()
     scales = load_groups(
         group_scale_ptr, row_scale_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS,
-        gl.float16,
+        gl.float16, CODEBOOK is not None,
     )  # fmt: skip
     zeros = None
     if zero_ptr is not None:
@@ -118,7 +121,7 @@ def hopper_int4_rows_kernel(
         _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, stage)
     sums = _multiply(
         x_desc, rest_desc, w_desc, ring, x_ring, rest_ring, scales, zeros, full, row, first, begin,
-        end, GROUP,
+        end, GROUP, CODEBOOK,
     )  # fmt: skip
     invalidate(full)
     position, tiles = tile * m_tiles + first // (MAIN + REST), gl.num_programs(0) // SPLIT
@@ -151,7 +154,7 @@ def _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, ste
 @gluon.jit
 def _multiply(
     x_desc, rest_desc, w_desc, ring, x_ring, rest_ring, scales, zeros, full, row, first, begin, end,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, rows] → sums of both parts of rows.
 
@@ -178,7 +181,9 @@ def _multiply(
     words = _load_words(words_of, full, 0, operand)
     last = end - begin - 1
     for step in range(last):
-        sums = _add_step(sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES, GROUP)
+        sums = _add_step(
+            sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES, GROUP, CODEBOOK
+        )
         if AHEAD:
             words = _load_words(words_of, full, step + 1, operand)
         sums = _finished(sums)
@@ -187,7 +192,9 @@ def _multiply(
         _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, step + STAGES)
         if not AHEAD:
             words = _load_words(words_of, full, step + 1, operand)
-    sums = _add_step(sums, words, zeros, scales, x_blocks, rest_blocks, last, STAGES, GROUP)
+    sums = _add_step(
+        sums, words, zeros, scales, x_blocks, rest_blocks, last, STAGES, GROUP, CODEBOOK
+    )
     return _finished(sums)
 
 
@@ -202,12 +209,12 @@ def _load_words(words_of, full, step, operand: gl.constexpr):
 @gluon.jit
 def _add_step(
     sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """Start to add a step's four blocks of 64 columns."""
     block = step % STAGES * 4
     for i in gl.static_range(4):
-        a = _block(words, zeros, scales, step, GROUP, i)
+        a = _block(words, zeros, scales, step, GROUP, CODEBOOK, i)
         total = _add_block(sums[0], a, x_blocks, block + i)
         if rest_blocks is not None:
             sums = (total, _add_block(sums[1], a, rest_blocks, block + i))
@@ -236,13 +243,17 @@ def _finished(sums):
 
 
 @gluon.jit
-def _block(words, zeros, scales, step, GROUP: gl.constexpr, B: gl.constexpr):
+def _block(
+    words, zeros, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
+):  # fmt: skip
     """Block B of a step's four blocks of 64 columns: e4m3 [rows, 64], from registers alone."""
     layout: gl.constexpr = words.type.layout
-    halves = gl.join(
-        _unpack(words, zeros, scales, step, GROUP, 2 * B),
-        _unpack(words, zeros, scales, step, GROUP, 2 * B + 1),
-    )
+    if CODEBOOK is None:
+        one = _unpack(words, zeros, scales, step, GROUP, 2 * B)
+        other = _unpack(words, zeros, scales, step, GROUP, 2 * B + 1)
+    else:
+        one, other = _look_up(words, scales, step, GROUP, CODEBOOK, B)
+    halves = gl.join(one, other)
     return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
 
 
@@ -263,6 +274,39 @@ def _unpack(words, zeros, scales, step, GROUP: gl.constexpr, INDEX: gl.constexpr
             asm, "=r,r,r,r,r,r,r,r,r", [words, scale, zero], dtype=gl.float8e4nv, is_pure=True,
             pack=4,
         )  # fmt: skip
+
+
+@gluon.jit
+def _look_up(
+    words, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
+):  # fmt: skip
+    """Words [rows, 32] → two e4m3 [rows, 32], columns 64 · B on of a step and 32 behind, scaled."""
+    in_rows: gl.constexpr = gl.SliceLayout(1, words.type.layout)
+    group = step * (256 // GROUP)
+    scale = scales.index(group + 64 * B // GROUP).load(in_rows)[:, None]
+    other_scale = scales.index(group + (64 * B + 32) // GROUP).load(in_rows)[:, None]
+    asm: gl.constexpr = _look_up_asm(B, CODEBOOK)
+    return gl.inline_asm_elementwise(
+        asm, "=&r,=&r,r,r,r,r,r,r,r,r", [words, scale, other_scale],
+        dtype=(gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _look_up_asm(block, codebook):
+    """Codes of two pairs of words as two times four e4m3: numbers of the codebook times scales."""
+    first, second = ("$2", "$4") if block < 2 else ("$3", "$5")
+    return f"""{{
+        .reg .b32 s, k, a, b, c, t, u, v, w; .reg .b16 d, e;
+        {look_up_words(first, block, codebook, "t", "u")}
+        {look_up_words(second, block, codebook, "v", "w")}
+        mul.rn.f16x2 t, t, $6; mul.rn.f16x2 v, v, $6;
+        mul.rn.f16x2 u, u, $8; mul.rn.f16x2 w, w, $8;
+        cvt.rn.satfinite.e4m3x2.f16x2 d, t; cvt.rn.satfinite.e4m3x2.f16x2 e, v;
+        mov.b32 $0, {{d, e}};
+        cvt.rn.satfinite.e4m3x2.f16x2 d, u; cvt.rn.satfinite.e4m3x2.f16x2 e, w;
+        mov.b32 $1, {{d, e}};
+    }}"""
 
 
 @gluon.constexpr_function

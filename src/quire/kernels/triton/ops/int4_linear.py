@@ -130,10 +130,12 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
 def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
     """The config that unpacks codes for so many rows in FP8; None where no kernel does."""
     device, n = weight.words.device, len(weight.words)
-    if weight.codebook is not None or not has_hopper_gpu(device):
+    if not has_hopper_gpu(device):
         return None
-    num_sms, zeros = workspace(device).num_sms, weight.zeros is not None
-    return int4_rows_config(rows, n, weight.inputs, weight.group, num_sms, zeros=zeros)
+    return int4_rows_config(
+        rows, n, weight.inputs, weight.group, workspace(device).num_sms,
+        zeros=weight.zeros is not None, codebook=weight.codebook is not None,
+    )  # fmt: skip
 
 
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:
