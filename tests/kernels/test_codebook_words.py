@@ -17,7 +17,7 @@ from quire.kernels.formats.nf4 import NF4
 from quire.kernels.formats.table import format_of
 from quire.kernels.operands import CodebookWeight, Int4Words, ResidualState
 from quire.kernels.reference_quantized import quantize_int4
-from quire.kernels.triton.ops.int4_linear import CODEBOOK_ROWS, dequantize_whole
+from quire.kernels.triton.ops.int4_linear import W4A16_ROWS, dequantize_whole
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -124,7 +124,7 @@ def test_any_number_of_rows_on_a_hopper(found: CodebookFormat, rows: int, n: int
     bias = torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
     expected = x.double() @ found.dequantize(weight).double().T + bias.double()
     error = error_of(kernels_for("cuda").linear(x, packed(weight), bias), expected)
-    assert error < (5e-3 if rows <= CODEBOOK_ROWS else 5e-2)  # more rows are in FP8
+    assert error < (5e-3 if rows <= W4A16_ROWS else 5e-2)  # more rows are in FP8
 
 
 @pytest.mark.gpu

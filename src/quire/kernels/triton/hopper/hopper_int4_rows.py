@@ -40,7 +40,7 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
     load_groups,
     word_boxes,
 )
-from quire.kernels.triton.hopper.hopper_word_codes import look_up_words
+from quire.kernels.triton.hopper.hopper_int4_to_fp8 import unpack_block
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 from quire.kernels.triton.ops.int4_weight import byte_tables
@@ -169,13 +169,12 @@ def _multiply(
     layout: gl.constexpr = sums_layout(MAIN, gl.num_warps(), x_desc.dtype)
     words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
     x_blocks = seen_as(x_ring, x_ring.dtype, [STAGES * 4, MAIN, 64], gl.NVMMASharedLayout(64, 8))
-    sums, rest_blocks = (gl.zeros([HEIGHT, MAIN], gl.float32, layout),), None
+    rest_blocks = None
     if REST:
-        rest_layout: gl.constexpr = sums_layout(REST, gl.num_warps(), x_desc.dtype)
-        sums = (sums[0], gl.zeros([HEIGHT, REST], gl.float32, rest_layout))
         rest_blocks = seen_as(
             rest_ring, x_ring.dtype, [STAGES * 4, REST, 64], gl.NVMMASharedLayout(64, 8)
         )
+    sums = _no_sums(HEIGHT, MAIN, REST, x_desc.dtype)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
     barrier()  # scales and zeros are there
     words = _load_words(words_of, full, 0, operand)
@@ -199,6 +198,18 @@ def _multiply(
 
 
 @gluon.jit
+def _no_sums(HEIGHT: gl.constexpr, MAIN: gl.constexpr, REST: gl.constexpr, KIND: gl.constexpr):
+    """Zeros [HEIGHT, rows] for each part of rows."""
+    layout: gl.constexpr = sums_layout(MAIN, gl.num_warps(), KIND)
+    total = gl.zeros([HEIGHT, MAIN], gl.float32, layout)
+    if REST == 0:
+        return (total,)
+    else:
+        rest_layout: gl.constexpr = sums_layout(REST, gl.num_warps(), KIND)
+        return total, gl.zeros([HEIGHT, REST], gl.float32, rest_layout)
+
+
+@gluon.jit
 def _load_words(words_of, full, step, operand: gl.constexpr):
     """A step's words, once they and its columns of x are there."""
     STAGES: gl.constexpr = full.shape[0]
@@ -214,7 +225,7 @@ def _add_step(
     """Start to add a step's four blocks of 64 columns."""
     block = step % STAGES * 4
     for i in gl.static_range(4):
-        a = _block(words, zeros, scales, step, GROUP, CODEBOOK, i)
+        a = unpack_block(words, zeros, scales, step, GROUP, CODEBOOK, i)
         total = _add_block(sums[0], a, x_blocks, block + i)
         if rest_blocks is not None:
             sums = (total, _add_block(sums[1], a, rest_blocks, block + i))
@@ -240,91 +251,3 @@ def _finished(sums):
         return (warpgroup_mma_wait(0, deps=[sums[0]]),)
     else:
         return warpgroup_mma_wait(0, deps=[sums[0], sums[1]])
-
-
-@gluon.jit
-def _block(
-    words, zeros, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
-):  # fmt: skip
-    """Block B of a step's four blocks of 64 columns: e4m3 [rows, 64], from registers alone."""
-    layout: gl.constexpr = words.type.layout
-    if CODEBOOK is None:
-        one = _unpack(words, zeros, scales, step, GROUP, 2 * B)
-        other = _unpack(words, zeros, scales, step, GROUP, 2 * B + 1)
-    else:
-        one, other = _look_up(words, scales, step, GROUP, CODEBOOK, B)
-    halves = gl.join(one, other)
-    return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
-
-
-@gluon.jit
-def _unpack(words, zeros, scales, step, GROUP: gl.constexpr, INDEX: gl.constexpr):
-    """Words [rows, 32] → e4m3 [rows, 32], columns 32 · INDEX on of a step, times their scales."""
-    in_rows: gl.constexpr = gl.SliceLayout(1, words.type.layout)
-    group = step * (256 // GROUP) + 32 * INDEX // GROUP
-    scale = scales.index(group).load(in_rows)[:, None]
-    asm: gl.constexpr = _unpack_asm(INDEX, zeros is not None)
-    if zeros is None:
-        return gl.inline_asm_elementwise(
-            asm, "=r,r,r,r,r,r,r", [words, scale], dtype=gl.float8e4nv, is_pure=True, pack=4
-        )
-    else:
-        zero = zeros.index(group).load(in_rows)[:, None]
-        return gl.inline_asm_elementwise(
-            asm, "=r,r,r,r,r,r,r,r,r", [words, scale, zero], dtype=gl.float8e4nv, is_pure=True,
-            pack=4,
-        )  # fmt: skip
-
-
-@gluon.jit
-def _look_up(
-    words, scales, step, GROUP: gl.constexpr, CODEBOOK: gl.constexpr, B: gl.constexpr
-):  # fmt: skip
-    """Words [rows, 32] → two e4m3 [rows, 32], columns 64 · B on of a step and 32 behind, scaled."""
-    in_rows: gl.constexpr = gl.SliceLayout(1, words.type.layout)
-    group = step * (256 // GROUP)
-    scale = scales.index(group + 64 * B // GROUP).load(in_rows)[:, None]
-    other_scale = scales.index(group + (64 * B + 32) // GROUP).load(in_rows)[:, None]
-    asm: gl.constexpr = _look_up_asm(B, CODEBOOK)
-    return gl.inline_asm_elementwise(
-        asm, "=&r,=&r,r,r,r,r,r,r,r,r", [words, scale, other_scale],
-        dtype=(gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@gluon.constexpr_function
-def _look_up_asm(block, codebook):
-    """Codes of two pairs of words as two times four e4m3: numbers of the codebook times scales."""
-    first, second = ("$2", "$4") if block < 2 else ("$3", "$5")
-    return f"""{{
-        .reg .b32 s, k, a, b, c, t, u, v, w; .reg .b16 d, e;
-        {look_up_words(first, block, codebook, "t", "u")}
-        {look_up_words(second, block, codebook, "v", "w")}
-        mul.rn.f16x2 t, t, $6; mul.rn.f16x2 v, v, $6;
-        mul.rn.f16x2 u, u, $8; mul.rn.f16x2 w, w, $8;
-        cvt.rn.satfinite.e4m3x2.f16x2 d, t; cvt.rn.satfinite.e4m3x2.f16x2 e, v;
-        mov.b32 $0, {{d, e}};
-        cvt.rn.satfinite.e4m3x2.f16x2 d, u; cvt.rn.satfinite.e4m3x2.f16x2 e, w;
-        mov.b32 $1, {{d, e}};
-    }}"""
-
-
-@gluon.constexpr_function
-def _unpack_asm(index, has_zeros):
-    """Codes `index` of two pairs of words as four e4m3: (code - zero) · scale, by float16.
-
-    0x6400 | code is 1024 + code in float16; so are zeros, and 0x6408 stands for 8.
-    """
-    words, shift = ("$1", "$3") if index < 4 else ("$2", "$4"), 4 * (index % 4)
-    zero = "$7" if has_zeros else "z"
-    pairs = "".join(
-        f"""shr.u32 t, {word}, {shift};
-        lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA;
-        sub.rn.f16x2 t, t, {zero};
-        mul.rn.f16x2 t, t, $5;
-        cvt.rn.satfinite.e4m3x2.f16x2 {half}, t;
-        """
-        for word, half in zip(words, ("a", "b"), strict=True)
-    )
-    registers = ".reg .b32 t, z; .reg .b16 a, b; mov.b32 z, 0x64086408;"
-    return f"{{ {registers} {pairs} mov.b32 $0, {{a, b}}; }}"
