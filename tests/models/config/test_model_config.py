@@ -198,6 +198,11 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number > 0, not nan"),
         ({"rms_norm_eps": 10**400}, "must be a finite number"),
         ({"rope_theta": 1e-300}, "rope_theta must be a finite number > 0, not 1e-300"),
+        ({"rope_theta": 1}, "rope_theta must be above 1, not 1.0"),
+        (
+            {"rope_scaling": LLAMA_1B["rope_scaling"] | {"original_max_position_embeddings": 1}},
+            "original_max_position_embeddings must be an integer between 2 and",
+        ),
         ({"rope_theta": "big"}, "rope_theta must be a number, not 'big'"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type is 'mrope'; supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
