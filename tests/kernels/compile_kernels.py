@@ -260,17 +260,22 @@ def rows_int4(
     config = Int4RowsConfig(block_m, block_n, stages=2, split=4)
     words, columns = gl.NVMMASharedLayout(128, 32, 3), gl.NVMMASharedLayout(64, 8, 4)
     types = {
-        "x_desc": f"tensordesc<fp8e4nv[4,1,{block_m},64],{columns!r}>",
+        "x_desc": f"tensordesc<fp8e4nv[4,1,{block_m - config.rest},64],{columns!r}>",
         "w_desc": f"tensordesc<i32[1,{block_n},32],{words!r}>",
-        "out_desc": f"tensordesc<bf16[{block_m}, {block_n}],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        "out_desc": f"tensordesc<bf16[{block_m - config.rest}, {block_n}],{tile_layout(2)!r}>",
+        "rest_desc": f"tensordesc<fp8e4nv[4,1,{config.rest},64],{columns!r}>",
+        "rest_out_desc": f"tensordesc<bf16[{config.rest}, {block_n}],{tile_layout(2)!r}>",
+        "bias_ptr": BF16,
         **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
         "group_scale_ptr": "*fp16", "zero_ptr": "*u8", "counter_ptr": INTS,
         **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
     constants: dict[str, Any] = {"STAGES": 2, "SPLIT": 4, "GROUP": group, "GROUP_ROWS": 32}
-    if not zeros:
-        constants["zero_ptr"] = None
-        del types["zero_ptr"]
+    absent = [] if zeros else ["zero_ptr"]
+    absent += [] if config.rest else ["rest_desc", "rest_out_desc"]
+    for name in absent:
+        constants[name] = None
+        del types[name]
     return compile_kernel(
         hopper_int4_rows_kernel,
         types,
@@ -846,6 +851,7 @@ KERNELS = {
     "rows_int4_zeros": functools.partial(rows_int4, group=32, block_n=64, zeros=True),
     "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),
     "rows_int4_beside_zeros": functools.partial(rows_int4, block_m=128, group=32, zeros=True),
+    "rows_int4_rest": functools.partial(rows_int4, block_m=192, group=32, zeros=True),
     "rows_int4_small": functools.partial(rows_int4, block_m=128, block_n=64),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "skinny_rope_int8": functools.partial(skinny, heads=True, cache="*i8"),

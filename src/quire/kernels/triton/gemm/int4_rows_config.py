@@ -17,6 +17,11 @@ class Int4RowsConfig(GroupedTileConfig):
     """A tile of a four-bit weight."""
 
     @property
+    def rest(self) -> int:
+        """Rows of x beyond the largest power of two, which are multiplied by themselves."""
+        return self.block_m - (1 << self.block_m.bit_length() - 1)
+
+    @property
     def registers(self) -> int | None:
         """The most that a thread may have, so that two programs fit on a multiprocessor."""
         return 128 if (self.block_m, self.block_n) == (128, 128) else None
@@ -33,8 +38,12 @@ class Int4RowsConfig(GroupedTileConfig):
 
 # microseconds of a step of 256 columns, by rows and outputs of a tile: of a program alone on a
 # multiprocessor, and of two beside each other where two fit; measured on one H200
-STEP_US = {(256, 128): (1.8,), (256, 64): (0.93,), (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1)}
+STEP_US = {
+    (256, 128): (1.6,), (256, 64): (0.87,), (192, 128): (1.55,), (192, 64): (0.8,),
+    (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1),
+}  # fmt: skip
 START_US = 3.9  # of a program besides
+SHORT_RING = 1.25  # times as long with two stages, for 256 rows and 64 outputs
 
 
 def expected_us(
@@ -42,6 +51,8 @@ def expected_us(
 ) -> float:
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
     alone, *beside = STEP_US[config.block_m, config.block_n]
+    if (config.block_m, config.block_n, config.stages) == (256, 64, 2):
+        alone *= SHORT_RING
     steps, programs = config.steps(k, 256), config.num_programs(m, n)
     at_once = num_sms * config.per_sm(k, group, zeros=zeros)
     full, rest = divmod(programs, at_once)
@@ -73,15 +84,15 @@ def int4_rows_config(
     m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False
 ) -> Int4RowsConfig | None:
     """The config of the least expected time; None where none has the room."""
-    return _of_tiles(math.ceil(m / 128), n, k, group, num_sms, zeros)
+    return _of_rows(math.ceil(m / 64), n, k, group, num_sms, zeros)
 
 
 @functools.cache
-def _of_tiles(
-    m_tiles: int, n: int, k: int, group: int, num_sms: int, zeros: bool
+def _of_rows(
+    sixty_fours: int, n: int, k: int, group: int, num_sms: int, zeros: bool
 ) -> Int4RowsConfig | None:
-    """The config for up to 128 * m_tiles rows, which differ in nothing that decides."""
-    m = 128 * m_tiles
+    """The config for up to 64 * sixty_fours rows, which differ in nothing that decides."""
+    m = 64 * sixty_fours
     found = {expected_us(m, n, k, group, num_sms, zeros=zeros, config=each): each
              for each in int4_rows_configs(m, n, k, group, zeros=zeros)}  # fmt: skip
     return found[min(found)] if found else None

@@ -64,11 +64,15 @@ def outputs_of(i, row, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def ask_words(
-    w_desc, x_desc, ring, full, row, begin, end, step, HEAD_DIM: gl.constexpr = 0
+    w_desc, x_desc, ring, full, row, begin, end, step, HEAD_DIM: gl.constexpr = 0,
+    REST_BYTES: gl.constexpr = 0,
 ):  # fmt: skip
-    """Start to load a step's words [(2,) PARTS, BLOCK_N, 32], and expect its columns of x, too."""
+    """Start to load a step's words [(2,) PARTS, BLOCK_N, 32], and expect its columns of x, too.
+
+    REST_BYTES: of columns that other boxes than x_desc's have.
+    """
     PARTS: gl.constexpr = x_desc.block_type.shape[1]
-    num_bytes: gl.constexpr = w_desc.block_type.nbytes + x_desc.block_type.nbytes
+    num_bytes: gl.constexpr = w_desc.block_type.nbytes + x_desc.block_type.nbytes + REST_BYTES
     stage = step % full.shape[0]
     there = begin + step < end
     mbarrier.expect(full.index(stage), num_bytes, pred=there)

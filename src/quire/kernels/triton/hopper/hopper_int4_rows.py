@@ -3,9 +3,10 @@
 Floor: twice the tensor cores' 16-bit rate. Tiles of 256 rows of x unpack codes seldom: a warp group
 unpacks 64 x 64 of them in a third of the time that it multiplies them by 256 rows. Of tiles of 128
 rows two fit on a multiprocessor, so that one unpacks while the other multiplies, and fewer rows are
-missing in the last one. Tiles of 128 outputs are faster, those of 64 occupy twice as many
-multiprocessors. The rest is as in `hopper_int4_ring`: words and columns of x come through a ring, a
-step is 256 columns, and programs may split a tile's k.
+missing in the last one. So it is with 192 rows, multiplied as 128 and 64 since sizes are powers of
+two; they leave room for a third stage. Tiles of 128 outputs are faster, those of 64 occupy twice as
+many multiprocessors. The rest is as in `hopper_int4_ring`: words and columns of x come through a
+ring, a step is 256 columns, and programs may split a tile's k.
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ def multiply_rows_int4(
     block_m, block_n = config.block_m, config.block_n
     codes, tiles = whole_boxes(codes, block_m), triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
     space = workspace(codes.device)
-    assert tiles <= NUM_COUNTERS
+    assert 2 * tiles <= NUM_COUNTERS
     assert config.split == 1 or tiles * config.split * block_n * block_m <= NUM_PARTIALS
     out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
+    boxes, rest_boxes = (
+        (column_boxes(codes, 1, rows),
+         TensorDescriptor.from_tensor(out, [rows, block_n], tile_layout(2)))
+        if rows else (None, None) for rows in (block_m - config.rest, config.rest)
+    )  # fmt: skip
     hopper_int4_rows_kernel[(tiles * config.split,)](
-        column_boxes(codes, 1, block_m), word_boxes(weight.words, 1, block_n),
-        TensorDescriptor.from_tensor(out, [block_m, block_n], tile_layout(2)),
+        boxes[0], rest_boxes[0], word_boxes(weight.words, 1, block_n), boxes[1], rest_boxes[1],
         x.scale, weight.row_scale, weight.scale, weight.zeros, bias, space.partials,
         space.counters, m, n, weight.inputs, STAGES=config.stages, SPLIT=config.split,
         GROUP=weight.group, GROUP_ROWS=config.group_rows(weight.inputs, weight.group),
@@ -69,29 +74,35 @@ def multiply_rows_int4(
 
 @gluon.jit(do_not_specialize=["M"])
 def hopper_int4_rows_kernel(
-    x_desc, w_desc, out_desc, x_scale_ptr, row_scale_ptr, group_scale_ptr, zero_ptr, bias_ptr,
-    partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    x_desc, rest_desc, w_desc, out_desc, rest_out_desc, x_scale_ptr, row_scale_ptr,
+    group_scale_ptr, zero_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 8] → out [M, N]. SPLIT programs share a tile's steps.
 
     Programs of the same W lie side by side. W, its scales and the bias must not be written by the
-    previous kernel.
+    previous kernel. rest_desc: boxes of the tile's rows beyond a power of two, or None.
     """
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[1]
-    ROWS: gl.constexpr = out_desc.block_type.shape[0]
-    m_tiles = gl.cdiv(M, ROWS)
-    program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * ROWS
+    MAIN: gl.constexpr = out_desc.block_type.shape[0]
+    REST: gl.constexpr = 0 if rest_desc is None else rest_desc.block_type.shape[2]
+    m_tiles = gl.cdiv(M, MAIN + REST)
+    program, first = gl.program_id(0) // m_tiles, gl.program_id(0) % m_tiles * (MAIN + REST)
     tile, part = program // SPLIT, program % SPLIT
     steps = gl.cdiv(K, STEP)
     begin, end = part * steps // SPLIT, (part + 1) * steps // SPLIT
     row = tile * BLOCK_N
     ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 1, BLOCK_N, 32], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, 4, 1, ROWS, 64], x_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, 4, 1, MAIN, 64], x_desc.layout)
+    rest_ring = None
+    if REST:
+        rest_ring = gl.allocate_shared_memory(
+            x_desc.dtype, [STAGES, 4, 1, REST, 64], rest_desc.layout
+        )
     full = barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
-        ask_words(w_desc, x_desc, ring, full, row, begin, end, stage)
+        ask_words(w_desc, x_desc, ring, full, row, begin, end, stage, REST_BYTES=256 * REST)
     gdc_launch_dependents()
     scales = load_groups(
         group_scale_ptr, row_scale_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS,
@@ -104,48 +115,124 @@ def hopper_int4_rows_kernel(
         )
     gdc_wait()  # results of the previous kernel are read from here on
     for stage in gl.static_range(STAGES):
-        ask_columns(x_desc, x_ring, full, first, begin, end, stage)
-    acc = _multiply(
-        x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP
-    )
+        _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, stage)
+    sums = _multiply(
+        x_desc, rest_desc, w_desc, ring, x_ring, rest_ring, scales, zeros, full, row, first, begin,
+        end, GROUP,
+    )  # fmt: skip
     invalidate(full)
-    complete = True
+    position, tiles = tile * m_tiles + first // (MAIN + REST), gl.num_programs(0) // SPLIT
+    complete, acc = True, sums[0]
     if SPLIT > 1:
-        position = tile * m_tiles + first // ROWS
         complete, acc = reduce_parts(acc, position, part, partial_ptr, counter_ptr, SPLIT)
     if complete:
         store_rows(acc, out_desc, first, row, x_scale_ptr, row_scale_ptr, bias_ptr, M, N)
+    if REST:
+        complete, acc = True, sums[1]
+        if SPLIT > 1:
+            partial_ptr += tiles * (SPLIT * BLOCK_N * MAIN)
+            counter_ptr += tiles
+            complete, acc = reduce_parts(acc, position, part, partial_ptr, counter_ptr, SPLIT)
+        if complete:
+            store_rows(
+                acc, rest_out_desc, first + MAIN, row, x_scale_ptr, row_scale_ptr, bias_ptr, M, N
+            )
+
+
+@gluon.jit
+def _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, step):
+    """Start to load a step's columns of all rows of the tile."""
+    ask_columns(x_desc, x_ring, full, first, begin, end, step)
+    if rest_desc is not None:
+        MAIN: gl.constexpr = x_desc.block_type.shape[2]
+        ask_columns(rest_desc, rest_ring, full, first + MAIN, begin, end, step)
 
 
 @gluon.jit
 def _multiply(
-    x_desc, w_desc, ring, x_ring, scales, zeros, full, row, first, begin, end, GROUP: gl.constexpr
-):
-    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, ROWS]."""
+    x_desc, rest_desc, w_desc, ring, x_ring, rest_ring, scales, zeros, full, row, first, begin, end,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, rows] → sums of both parts of rows.
+
+    A step's words are loaded while tensor cores still work on the step before. With two stages and
+    few outputs that would hold up the next request of memory.
+    """
     STAGES: gl.constexpr = full.shape[0]
     HEIGHT: gl.constexpr = w_desc.block_type.shape[1]
-    ROWS: gl.constexpr = x_desc.block_type.shape[2]
-    layout: gl.constexpr = sums_layout(ROWS, gl.num_warps(), x_desc.dtype)
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
+    MAIN: gl.constexpr = x_desc.block_type.shape[2]
+    REST: gl.constexpr = 0 if rest_desc is None else rest_desc.block_type.shape[2]
+    AHEAD: gl.constexpr = MAIN + REST > 128 and (STAGES > 2 or HEIGHT > 64)
+    layout: gl.constexpr = sums_layout(MAIN, gl.num_warps(), x_desc.dtype)
     words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
-    x_blocks = seen_as(x_ring, x_ring.dtype, [STAGES * 4, ROWS, 64], gl.NVMMASharedLayout(64, 8))
-    total = gl.zeros([HEIGHT, ROWS], gl.float32, layout)
+    x_blocks = seen_as(x_ring, x_ring.dtype, [STAGES * 4, MAIN, 64], gl.NVMMASharedLayout(64, 8))
+    sums, rest_blocks = (gl.zeros([HEIGHT, MAIN], gl.float32, layout),), None
+    if REST:
+        rest_layout: gl.constexpr = sums_layout(REST, gl.num_warps(), x_desc.dtype)
+        sums = (sums[0], gl.zeros([HEIGHT, REST], gl.float32, rest_layout))
+        rest_blocks = seen_as(
+            rest_ring, x_ring.dtype, [STAGES * 4, REST, 64], gl.NVMMASharedLayout(64, 8)
+        )
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
     barrier()  # scales and zeros are there
-    for step in range(end - begin):
-        slot = step % STAGES
-        mbarrier.wait(full.index(slot), (step // STAGES) & 1)
-        words = words_of.index(slot).load(operand)
-        for i in gl.static_range(4):
-            a = _block(words, zeros, scales, step, GROUP, i)
-            x = x_blocks.index(slot * 4 + i).permute((1, 0))
-            total = warpgroup_mma(a, x, total, is_async=True)
-            if i == 1 and ROWS == 128:  # the first block's registers are needed
-                total = warpgroup_mma_wait(1, deps=[total])
-        total = warpgroup_mma_wait(0, deps=[total])
+    words = _load_words(words_of, full, 0, operand)
+    last = end - begin - 1
+    for step in range(last):
+        sums = _add_step(sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES, GROUP)
+        if AHEAD:
+            words = _load_words(words_of, full, step + 1, operand)
+        sums = _finished(sums)
         barrier()  # all warps have finished the step, so its slot is free
-        ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES)
-        ask_columns(x_desc, x_ring, full, first, begin, end, step + STAGES)
-    return total
+        ask_words(w_desc, x_desc, ring, full, row, begin, end, step + STAGES, REST_BYTES=256 * REST)
+        _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, step + STAGES)
+        if not AHEAD:
+            words = _load_words(words_of, full, step + 1, operand)
+    sums = _add_step(sums, words, zeros, scales, x_blocks, rest_blocks, last, STAGES, GROUP)
+    return _finished(sums)
+
+
+@gluon.jit
+def _load_words(words_of, full, step, operand: gl.constexpr):
+    """A step's words, once they and its columns of x are there."""
+    STAGES: gl.constexpr = full.shape[0]
+    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    return words_of.index(step % STAGES).load(operand)
+
+
+@gluon.jit
+def _add_step(
+    sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """Start to add a step's four blocks of 64 columns."""
+    block = step % STAGES * 4
+    for i in gl.static_range(4):
+        a = _block(words, zeros, scales, step, GROUP, i)
+        total = _add_block(sums[0], a, x_blocks, block + i)
+        if rest_blocks is not None:
+            sums = (total, _add_block(sums[1], a, rest_blocks, block + i))
+        elif i == 1 and x_blocks.shape[1] == 128:  # the first block's registers are needed
+            sums = (warpgroup_mma_wait(1, deps=[total]),)
+        else:
+            sums = (total,)
+    return sums
+
+
+@gluon.jit
+def _add_block(total, a, blocks, index):
+    """Start to add W [BLOCK_N, 64] times a block of x."""
+    layout: gl.constexpr = sums_layout(blocks.shape[1], gl.num_warps(), a.dtype)
+    a = gl.convert_layout(a, gl.DotOperandLayout(0, layout, 4))
+    return warpgroup_mma(a, blocks.index(index).permute((1, 0)), total, is_async=True)
+
+
+@gluon.jit
+def _finished(sums):
+    """Wait for what tensor cores still add."""
+    if len(sums) == 1:
+        return (warpgroup_mma_wait(0, deps=[sums[0]]),)
+    else:
+        return warpgroup_mma_wait(0, deps=[sums[0], sums[1]])
 
 
 @gluon.jit
