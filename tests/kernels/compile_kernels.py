@@ -254,7 +254,7 @@ def ring_int4(
 
 def rows_int4(
     capability: int, block_m: int = 256, block_n: int = 128, group: int = 128,
-    *, zeros: bool = False,
+    *, zeros: bool = False, codebook: str | None = None,
 ) -> Compiled:  # fmt: skip
     """The result of more than 64 rows in FP8 with weights in four bits."""
     config = Int4RowsConfig(block_m, block_n, stages=2, split=4)
@@ -267,10 +267,13 @@ def rows_int4(
         "rest_out_desc": f"tensordesc<bf16[{config.rest}, {block_n}],{tile_layout(2)!r}>",
         "bias_ptr": BF16,
         **dict.fromkeys(["x_scale_ptr", "row_scale_ptr", "partial_ptr"], "*fp32"),
-        "group_scale_ptr": "*fp16", "zero_ptr": "*u8", "counter_ptr": INTS,
-        **dict.fromkeys(["M", "N", "K"], "i32"),
+        "group_scale_ptr": "*u8" if codebook == "mxfp4" else "*fp16",
+        "zero_ptr": "*u8", "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants: dict[str, Any] = {"STAGES": 2, "SPLIT": 4, "GROUP": group, "GROUP_ROWS": 32}
+    constants: dict[str, Any] = {
+        "STAGES": 2, "SPLIT": 4, "GROUP": group, "GROUP_ROWS": 32,
+        "CODEBOOK": codebook and byte_tables(codebook, torch.float16),
+    }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]
     absent += [] if config.rest else ["rest_desc", "rest_out_desc"]
     for name in absent:
@@ -852,6 +855,8 @@ KERNELS = {
     "rows_int4_beside": functools.partial(rows_int4, block_m=128, group=64),
     "rows_int4_beside_zeros": functools.partial(rows_int4, block_m=128, group=32, zeros=True),
     "rows_int4_rest": functools.partial(rows_int4, block_m=192, group=32, zeros=True),
+    "rows_nf4": functools.partial(rows_int4, group=64, codebook="nf4"),
+    "rows_mxfp4_beside": functools.partial(rows_int4, block_m=128, group=32, codebook="mxfp4"),
     "rows_int4_small": functools.partial(rows_int4, block_m=128, block_n=64),
     "ring_int4_heads": functools.partial(ring_int4, rows=2, block_n=128, parts=1, heads=True),
     "skinny_rope_int8": functools.partial(skinny, heads=True, cache="*i8"),

@@ -28,10 +28,15 @@ def run_ptx(asm: str, registers: dict[str, int]) -> dict[str, int]:
     return registers
 
 
+def pair_of(word: int, dtype: torch.dtype) -> Tensor:
+    """The two numbers of 16 bits of a word, in float64."""
+    halves = torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.int32).to(torch.int16)
+    return halves.view(dtype).double()
+
+
 def bf16_pair(word: int) -> Tensor:
     """The two bfloat16 of a word, in float64."""
-    halves = torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.int32).to(torch.int16)
-    return halves.view(torch.bfloat16).double()
+    return pair_of(word, torch.bfloat16)
 
 
 def _instruction(op: str, a: int, others: list[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from ptx import bf16_pair, run_ptx
+from ptx import pair_of, run_ptx
 from test_triton_kernels import DEVICE, ON_GPU, check_fused, moved
 from twins import error_of, normal
 
@@ -16,12 +16,13 @@ from quire.kernels.formats.mxfp4 import MXFP4
 from quire.kernels.formats.nf4 import NF4
 from quire.kernels.operands import CodebookWeight, Int4Words
 from quire.kernels.reference_quantized import quantize_int4
-from quire.kernels.triton.ops.int4_linear import CODEBOOK_ROWS, dequantize_whole
+from quire.kernels.triton.ops.int4_linear import W4A16_ROWS, dequantize_whole
 from quire.kernels.triton.ops.int4_weight import byte_tables, dequantize_int4, pack_int4
 from quire.kernels.triton.ops.linear_table import pack, quantize
 from quire.kernels.triton.ops.skinny_gemm import (
     interleave_gate_up,
 )
+from quire.kernels.triton.step.elementwise import quantize_rows
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
@@ -80,10 +81,11 @@ def test_linear_multiplies_by_the_numbers(found: CodebookFormat, batch_invariant
 
 
 @FORMATS
-def test_instructions_look_up_the_numbers(found: CodebookFormat) -> None:
-    """What Hopper's GEMM does in registers, by an interpreter of its instructions."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_instructions_look_up_the_numbers(found: CodebookFormat, dtype: torch.dtype) -> None:
+    """What Hopper's GEMMs do in registers, by an interpreter of their instructions."""
     ring = pytest.importorskip("quire.kernels.triton.hopper.hopper_word_codes")
-    table = torch.tensor(found.numbers).bfloat16()
+    table, tables = torch.tensor(found.numbers).to(dtype), byte_tables(found.spec.codes, dtype)
     codes = torch.arange(256, dtype=torch.uint8).repeat(1, 1)  # each pair of adjacent codes
     from_rows = torch.stack([codes & 15, codes >> 4], dim=2).flatten()
     scale = torch.ones(1, 512 // found.spec.group).half()
@@ -94,14 +96,13 @@ def test_instructions_look_up_the_numbers(found: CodebookFormat) -> None:
         for pair in range(16):
             first, second = stored[0, 32 * step + 2 * pair :][:2].tolist()
             for block in range(4):
-                registers = {"$2": first & 0xFFFFFFFF, "$3": second & 0xFFFFFFFF}
-                asm = ring._look_up_asm(block, byte_tables(found.spec.codes), False)
-                after = run_ptx(asm, registers)
-                for half in range(2):
-                    column = 256 * step + 64 * block + 32 * half + 2 * pair
-                    value = after[f"${half}"]
+                word = (first if block < 2 else second) & 0xFFFFFFFF
+                asm = ring.look_up_words("word", block, tables, "$0", "$32")
+                after = run_ptx(asm, {"word": word})
+                for half in (0, 32):
+                    column = 256 * step + 64 * block + half + 2 * pair
                     expected = table[from_rows[column : column + 2].int()]
-                    assert torch.equal(bf16_pair(value), expected.double())
+                    assert torch.equal(pair_of(after[f"${half}"], dtype), expected.double())
 
 
 HOPPER_ONLY = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -119,7 +120,25 @@ def test_any_number_of_rows_on_a_hopper(found: CodebookFormat, rows: int, n: int
     bias = torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
     expected = x.double() @ found.dequantize(weight).double().T + bias.double()
     error = error_of(kernels_for("cuda").linear(x, packed(weight), bias), expected)
-    assert error < (5e-3 if rows <= CODEBOOK_ROWS else 5e-2)  # more rows are in FP8
+    assert error < (5e-3 if rows <= W4A16_ROWS else 5e-2)  # more rows are in FP8
+
+
+@pytest.mark.gpu
+@HOPPER_ONLY
+@FORMATS
+@pytest.mark.parametrize("rows", [100, 129, 257])
+def test_every_config_of_many_rows_on_a_hopper(found: CodebookFormat, rows: int) -> None:
+    """Both operands are rounded to FP8."""
+    from quire.kernels.triton.gemm.int4_rows_config import int4_rows_configs
+    from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
+
+    weight = found.round_rows(torch.randn(1016, 2048, device=DEVICE))
+    words, x = packed(weight), torch.randn(rows, 2048, device=DEVICE, dtype=torch.bfloat16)
+    scale, given = words.row_scale[:, None], quantize_rows(x)
+    numbers = (found.dequantize(weight) / scale).half().to(torch.float8_e4m3fn).double() * scale
+    expected = given.dequantize().double() @ numbers.T
+    for config in int4_rows_configs(rows, 1016, 2048, words.group):
+        assert error_of(multiply_rows_int4(given, words, None, config), expected) < 4e-3, config
 
 
 @pytest.mark.gpu

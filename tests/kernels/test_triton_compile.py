@@ -53,6 +53,8 @@ KERNELS = {
     "rows_int4_zeros": ["90"],
     "rows_int4_beside": ["90"],
     "rows_int4_rest": ["90"],
+    "rows_nf4": ["90"],
+    "rows_mxfp4_beside": ["90"],
     "rows_int4_small": ["90"],
     "rows": ["90"],
     "rows_int8": ["90"],

@@ -42,16 +42,22 @@ STEP_US = {
     (256, 128): (1.6,), (256, 64): (0.87,), (192, 128): (1.55,), (192, 64): (0.8,),
     (128, 128): (1.44, 1.9), (128, 64): (0.82, 1.1),
 }  # fmt: skip
+LOOK_UP_US = {128: 0.4, 64: 0.2}  # more where codes are looked up, by outputs of a tile,
+BESIDE = 2.5  # and times that for two programs
 START_US = 3.9  # of a program besides
-SHORT_RING = 1.25  # times as long with two stages, for 256 rows and 64 outputs
+SHORT_RING = 1.25  # times as long with two stages, for more than 128 rows and 64 outputs
 
 
 def expected_us(
-    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool, config: Int4RowsConfig
-) -> float:
+    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool, config: Int4RowsConfig,
+    codebook: bool = False,
+) -> float:  # fmt: skip
     """Microseconds that a config should take: rounds of programs, and the reduction of split K."""
     alone, *beside = STEP_US[config.block_m, config.block_n]
-    if (config.block_m, config.block_n, config.stages) == (256, 64, 2):
+    if codebook:
+        alone += LOOK_UP_US[config.block_n]
+        beside = [us + BESIDE * LOOK_UP_US[config.block_n] for us in beside]
+    if config.block_m > 128 and (config.block_n, config.stages) == (64, 2):
         alone *= SHORT_RING
     steps, programs = config.steps(k, 256), config.num_programs(m, n)
     at_once = num_sms * config.per_sm(k, group, zeros=zeros)
@@ -81,18 +87,18 @@ def int4_rows_configs(
 
 
 def int4_rows_config(
-    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False
+    m: int, n: int, k: int, group: int, num_sms: int, *, zeros: bool = False, codebook: bool = False
 ) -> Int4RowsConfig | None:
     """The config of the least expected time; None where none has the room."""
-    return _of_rows(math.ceil(m / 64), n, k, group, num_sms, zeros)
+    return _of_rows(math.ceil(m / 64), n, k, group, num_sms, zeros, codebook)
 
 
 @functools.cache
 def _of_rows(
-    sixty_fours: int, n: int, k: int, group: int, num_sms: int, zeros: bool
+    sixty_fours: int, n: int, k: int, group: int, num_sms: int, zeros: bool, codebook: bool
 ) -> Int4RowsConfig | None:
     """The config for up to 64 * sixty_fours rows, which differ in nothing that decides."""
     m = 64 * sixty_fours
-    found = {expected_us(m, n, k, group, num_sms, zeros=zeros, config=each): each
+    found = {expected_us(m, n, k, group, num_sms, zeros=zeros, codebook=codebook, config=each): each
              for each in int4_rows_configs(m, n, k, group, zeros=zeros)}  # fmt: skip
     return found[min(found)] if found else None

@@ -125,9 +125,9 @@ def load_groups(
 
     Row s · 256 / GROUP + g has those of group g of step s, for each part and output; ROWS: a power
     of two, as many at least. Scales are divided by their row's, if there are such. Zeros are bytes;
-    in NUMBERS unsigned ones, in float16, become 1024 more. EXPONENTS: scales are bytes, too, and
-    become powers of two in bfloat16. AS_BITS: in 16 bits; scales in bfloat16 times 2^112, zeros as
-    they are.
+    in NUMBERS unsigned ones, in float16, become 1024 more. EXPONENTS: scales that are bytes become
+    powers of two, in bfloat16, or in NUMBERS once they are divided. AS_BITS: in 16 bits; scales in
+    bfloat16 times 2^112, zeros as they are.
     """
     WIDTH: gl.constexpr = PARTS * BLOCK_N
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0])
@@ -147,17 +147,16 @@ def load_groups(
         else:
             scaled = (values.to(gl.bfloat16).to(gl.float32) * 2.0**112).to(gl.bfloat16)
             values = scaled.to(gl.int16, bitcast=True)
-    elif IS_BYTE:
+    elif EXPONENTS and IS_BYTE:  # bfloat16 has them all; the least is subnormal
         bits = values.to(gl.int16)
-        if EXPONENTS:  # bfloat16 has them all; the least is subnormal
-            least = gl.where(bits == 0, 0x40, bits << 7)
-            bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
-        else:
-            bits = bits | 0x6400
-        values = bits.to(NUMBERS, bitcast=True)
+        least = gl.where(bits == 0, 0x40, bits << 7)
+        bits = gl.where(bits == 255, 0x7FC0, least).to(gl.int16)
+        values = bits.to(gl.bfloat16, bitcast=True)
+    elif IS_BYTE:
+        values = (values.to(gl.int16) | 0x6400).to(NUMBERS, bitcast=True)
     elif IS_SIGNED:
         values = values.to(gl.float32).to(NUMBERS)
-    elif row_scale_ptr is not None:
+    if row_scale_ptr is not None:
         columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :]
         output = outputs_of(columns % BLOCK_N, row, BLOCK_N, HEAD_DIM)
         by_row = gl.load(row_scale_ptr + output, mask=output < N, other=1.0)

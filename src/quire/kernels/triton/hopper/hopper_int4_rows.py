@@ -40,8 +40,10 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
     load_groups,
     word_boxes,
 )
+from quire.kernels.triton.hopper.hopper_int4_to_fp8 import unpack_block
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+from quire.kernels.triton.ops.int4_weight import byte_tables
 
 
 def multiply_rows_int4(
@@ -67,6 +69,7 @@ def multiply_rows_int4(
         x.scale, weight.row_scale, weight.scale, weight.zeros, bias, space.partials,
         space.counters, m, n, weight.inputs, STAGES=config.stages, SPLIT=config.split,
         GROUP=weight.group, GROUP_ROWS=config.group_rows(weight.inputs, weight.group),
+        CODEBOOK=None if weight.codebook is None else byte_tables(weight.codebook, torch.float16),
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
@@ -76,7 +79,7 @@ def multiply_rows_int4(
 def hopper_int4_rows_kernel(
     x_desc, rest_desc, w_desc, out_desc, rest_out_desc, x_scale_ptr, row_scale_ptr,
     group_scale_ptr, zero_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, K, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr,
+    SPLIT: gl.constexpr, GROUP: gl.constexpr, GROUP_ROWS: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], words [N, K / 8] → out [M, N]. SPLIT programs share a tile's steps.
 
@@ -106,7 +109,7 @@ def hopper_int4_rows_kernel(
     gdc_launch_dependents()
     scales = load_groups(
         group_scale_ptr, row_scale_ptr, row, begin, end, N, K, 1, BLOCK_N, GROUP, GROUP_ROWS,
-        gl.float16,
+        gl.float16, CODEBOOK is not None,
     )  # fmt: skip
     zeros = None
     if zero_ptr is not None:
@@ -118,7 +121,7 @@ def hopper_int4_rows_kernel(
         _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, stage)
     sums = _multiply(
         x_desc, rest_desc, w_desc, ring, x_ring, rest_ring, scales, zeros, full, row, first, begin,
-        end, GROUP,
+        end, GROUP, CODEBOOK,
     )  # fmt: skip
     invalidate(full)
     position, tiles = tile * m_tiles + first // (MAIN + REST), gl.num_programs(0) // SPLIT
@@ -151,7 +154,7 @@ def _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, ste
 @gluon.jit
 def _multiply(
     x_desc, rest_desc, w_desc, ring, x_ring, rest_ring, scales, zeros, full, row, first, begin, end,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, rows] → sums of both parts of rows.
 
@@ -166,19 +169,20 @@ def _multiply(
     layout: gl.constexpr = sums_layout(MAIN, gl.num_warps(), x_desc.dtype)
     words_of = seen_as(ring, ring.dtype, [STAGES, HEIGHT, 32], gl.NVMMASharedLayout(128, 32))
     x_blocks = seen_as(x_ring, x_ring.dtype, [STAGES * 4, MAIN, 64], gl.NVMMASharedLayout(64, 8))
-    sums, rest_blocks = (gl.zeros([HEIGHT, MAIN], gl.float32, layout),), None
+    rest_blocks = None
     if REST:
-        rest_layout: gl.constexpr = sums_layout(REST, gl.num_warps(), x_desc.dtype)
-        sums = (sums[0], gl.zeros([HEIGHT, REST], gl.float32, rest_layout))
         rest_blocks = seen_as(
             rest_ring, x_ring.dtype, [STAGES * 4, REST, 64], gl.NVMMASharedLayout(64, 8)
         )
+    sums = _no_sums(HEIGHT, MAIN, REST, x_desc.dtype)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
     barrier()  # scales and zeros are there
     words = _load_words(words_of, full, 0, operand)
     last = end - begin - 1
     for step in range(last):
-        sums = _add_step(sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES, GROUP)
+        sums = _add_step(
+            sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES, GROUP, CODEBOOK
+        )
         if AHEAD:
             words = _load_words(words_of, full, step + 1, operand)
         sums = _finished(sums)
@@ -187,8 +191,22 @@ def _multiply(
         _ask_rows(x_desc, rest_desc, x_ring, rest_ring, full, first, begin, end, step + STAGES)
         if not AHEAD:
             words = _load_words(words_of, full, step + 1, operand)
-    sums = _add_step(sums, words, zeros, scales, x_blocks, rest_blocks, last, STAGES, GROUP)
+    sums = _add_step(
+        sums, words, zeros, scales, x_blocks, rest_blocks, last, STAGES, GROUP, CODEBOOK
+    )
     return _finished(sums)
+
+
+@gluon.jit
+def _no_sums(HEIGHT: gl.constexpr, MAIN: gl.constexpr, REST: gl.constexpr, KIND: gl.constexpr):
+    """Zeros [HEIGHT, rows] for each part of rows."""
+    layout: gl.constexpr = sums_layout(MAIN, gl.num_warps(), KIND)
+    total = gl.zeros([HEIGHT, MAIN], gl.float32, layout)
+    if REST == 0:
+        return (total,)
+    else:
+        rest_layout: gl.constexpr = sums_layout(REST, gl.num_warps(), KIND)
+        return total, gl.zeros([HEIGHT, REST], gl.float32, rest_layout)
 
 
 @gluon.jit
@@ -202,12 +220,12 @@ def _load_words(words_of, full, step, operand: gl.constexpr):
 @gluon.jit
 def _add_step(
     sums, words, zeros, scales, x_blocks, rest_blocks, step, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, CODEBOOK: gl.constexpr,
 ):  # fmt: skip
     """Start to add a step's four blocks of 64 columns."""
     block = step % STAGES * 4
     for i in gl.static_range(4):
-        a = _block(words, zeros, scales, step, GROUP, i)
+        a = unpack_block(words, zeros, scales, step, GROUP, CODEBOOK, i)
         total = _add_block(sums[0], a, x_blocks, block + i)
         if rest_blocks is not None:
             sums = (total, _add_block(sums[1], a, rest_blocks, block + i))
@@ -233,54 +251,3 @@ def _finished(sums):
         return (warpgroup_mma_wait(0, deps=[sums[0]]),)
     else:
         return warpgroup_mma_wait(0, deps=[sums[0], sums[1]])
-
-
-@gluon.jit
-def _block(words, zeros, scales, step, GROUP: gl.constexpr, B: gl.constexpr):
-    """Block B of a step's four blocks of 64 columns: e4m3 [rows, 64], from registers alone."""
-    layout: gl.constexpr = words.type.layout
-    halves = gl.join(
-        _unpack(words, zeros, scales, step, GROUP, 2 * B),
-        _unpack(words, zeros, scales, step, GROUP, 2 * B + 1),
-    )
-    return gl.convert_layout(halves.permute((0, 2, 1)).reshape([words.shape[0], 64]), layout)
-
-
-@gluon.jit
-def _unpack(words, zeros, scales, step, GROUP: gl.constexpr, INDEX: gl.constexpr):
-    """Words [rows, 32] → e4m3 [rows, 32], columns 32 · INDEX on of a step, times their scales."""
-    in_rows: gl.constexpr = gl.SliceLayout(1, words.type.layout)
-    group = step * (256 // GROUP) + 32 * INDEX // GROUP
-    scale = scales.index(group).load(in_rows)[:, None]
-    asm: gl.constexpr = _unpack_asm(INDEX, zeros is not None)
-    if zeros is None:
-        return gl.inline_asm_elementwise(
-            asm, "=r,r,r,r,r,r,r", [words, scale], dtype=gl.float8e4nv, is_pure=True, pack=4
-        )
-    else:
-        zero = zeros.index(group).load(in_rows)[:, None]
-        return gl.inline_asm_elementwise(
-            asm, "=r,r,r,r,r,r,r,r,r", [words, scale, zero], dtype=gl.float8e4nv, is_pure=True,
-            pack=4,
-        )  # fmt: skip
-
-
-@gluon.constexpr_function
-def _unpack_asm(index, has_zeros):
-    """Codes `index` of two pairs of words as four e4m3: (code - zero) · scale, by float16.
-
-    0x6400 | code is 1024 + code in float16; so are zeros, and 0x6408 stands for 8.
-    """
-    words, shift = ("$1", "$3") if index < 4 else ("$2", "$4"), 4 * (index % 4)
-    zero = "$7" if has_zeros else "z"
-    pairs = "".join(
-        f"""shr.u32 t, {word}, {shift};
-        lop3.b32 t, t, 0x000F000F, 0x64006400, 0xEA;
-        sub.rn.f16x2 t, t, {zero};
-        mul.rn.f16x2 t, t, $5;
-        cvt.rn.satfinite.e4m3x2.f16x2 {half}, t;
-        """
-        for word, half in zip(words, ("a", "b"), strict=True)
-    )
-    registers = ".reg .b32 t, z; .reg .b16 a, b; mov.b32 z, 0x64086408;"
-    return f"{{ {registers} {pairs} mov.b32 $0, {{a, b}}; }}"

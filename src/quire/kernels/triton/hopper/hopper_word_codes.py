@@ -21,16 +21,16 @@ from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 
 
 @gluon.constexpr_function
-def _look_up_asm(block, codebook, is_scaled):
-    """Four codes of one of two words as two times two bfloat16, times their scales.
+def look_up_words(word, block, codebook, one, other):
+    """PTX: four codes of a word as numbers in `one` and `other`, two times two of 16 bits.
 
-    s: the codes as nibbles, their last three bits as PRMT takes them. k: a byte of ones for each
-    code of 8 or more, by the signs of the word's bytes and of those four bits to the left. Where
-    the last eight numbers are the first ones with a sign (MXFP4), k gives the sign.
+    Those of columns 32 * block on of the word's four blocks, and of 32 behind. s: the codes as
+    nibbles, their last three bits as PRMT takes them. k: a byte of ones for each code of 8 or more,
+    by the signs of the word's bytes and of those four bits to the left. Where the last eight
+    numbers are the first ones with a sign (MXFP4), k gives the sign.
     """
     tables = codebook.split()
     low, high = tables[:4], tables[4:]
-    word = "$2" if block < 2 else "$3"
     select, mask = ("0x4420", "0xAE8C") if block % 2 == 0 else ("0x4431", "0xBF9D")
     either = """
         prmt.b32 b, {}, {}, s;
@@ -41,9 +41,7 @@ def _look_up_asm(block, codebook, is_scaled):
     else:
         of_low = either.format(*low[2:], "a", "a")
         of_high = either.format(*high[2:], "c", "c")
-    multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
-    return f"""{{
-        .reg .b32 s, k, a, b, c;
+    return f"""
         shl.b32 k, {word}, 4;
         prmt.b32 k, {word}, k, {mask};
         prmt.b32 s, {word}, 0, {select};
@@ -52,8 +50,17 @@ def _look_up_asm(block, codebook, is_scaled):
         {of_low}
         prmt.b32 c, {high[0]}, {high[1]}, s;
         {of_high}
-        prmt.b32 $0, a, c, 0x6240;
-        prmt.b32 $1, a, c, 0x7351;
+        prmt.b32 {one}, a, c, 0x6240;
+        prmt.b32 {other}, a, c, 0x7351;"""
+
+
+@gluon.constexpr_function
+def _look_up_asm(block, codebook, is_scaled):
+    """Four codes of one of two words as two times two bfloat16, times their scales."""
+    multiply = "mul.rn.bf16x2 $0, $0, $4; mul.rn.bf16x2 $1, $1, $5;" if is_scaled else ""
+    return f"""{{
+        .reg .b32 s, k, a, b, c;
+        {look_up_words("$2" if block < 2 else "$3", block, codebook, "$0", "$1")}
         {multiply}
     }}"""
 

@@ -1,10 +1,9 @@
 """Linears with four-bit weights on a GPU: which kernel serves which number of rows.
 
-Up to 64 rows of x are not rounded (w4a16; 128 with a codebook), and the floor is the bytes of W, a
-quarter of 16 bits'. More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's
-numbers, which takes far less from them than their four bits did: the floor is twice the tensor
-cores' 16-bit rate. Some hundred rows are multiplied while codes are unpacked; for more all codes
-are unpacked first.
+Up to 64 rows of x are not rounded (w4a16), and the floor is the bytes of W, a quarter of 16 bits'.
+More rows are rounded to FP8 with a scale each (w4a8), and so are the weight's numbers, which takes
+far less from them than their four bits did: the floor is twice the tensor cores' 16-bit rate. Some
+hundred rows are multiplied while codes are unpacked; for more all codes are unpacked first.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from quire.kernels.triton.ops.words_linear import WordsLinear, ordered
 from quire.kernels.triton.step.elementwise import quantize_rows
 
 W4A16_ROWS = 64  # rows, up to which they are not rounded for weights in four bits
-CODEBOOK_ROWS = 128  # the same for codes of a codebook, which all become numbers for more rows
 MOST_ROWS = 512  # of x, up to which codes are unpacked for each tile; beyond, once for all rows
 FP8_ROWS = 512  # of x, up to which codes are unpacked for each tile where FP8 is multiplied
 _PIECE = 2**28  # bytes of a weight's numbers that are made at a time
@@ -104,8 +102,7 @@ INT4 = _Int4Linear()
 
 def multiplies_in_fp8(rows: int, dtype: torch.dtype, weight: Int4Words) -> bool:
     """Whether so many rows of x and a weight in four bits are both rounded to FP8."""
-    least = W4A16_ROWS if weight.codebook is None else CODEBOOK_ROWS
-    if rows <= least or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
+    if rows <= W4A16_ROWS or dtype != torch.bfloat16 or not multiplies_fp8(weight.words.device):
         return False
     return len(weight.words) % 16 == weight.inputs % 16 == 0
 
@@ -130,10 +127,12 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
 def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:
     """The config that unpacks codes for so many rows in FP8; None where no kernel does."""
     device, n = weight.words.device, len(weight.words)
-    if weight.codebook is not None or not has_hopper_gpu(device):
+    if not has_hopper_gpu(device):
         return None
-    num_sms, zeros = workspace(device).num_sms, weight.zeros is not None
-    return int4_rows_config(rows, n, weight.inputs, weight.group, num_sms, zeros=zeros)
+    return int4_rows_config(
+        rows, n, weight.inputs, weight.group, workspace(device).num_sms,
+        zeros=weight.zeros is not None, codebook=weight.codebook is not None,
+    )  # fmt: skip
 
 
 def unpacked(x: Tensor, weight: Int4Words, bias: Tensor | None) -> Tensor:

@@ -54,9 +54,9 @@ def pack_codebook(weight: CodebookWeight) -> Int4Words:
 
 
 @functools.cache
-def byte_tables(codebook: str) -> str:
-    """The bytes of a codebook's numbers in bfloat16, as words for PTX: low ones, then high ones."""
-    numbers = codebook_numbers(codebook, torch.device("cpu")).bfloat16()
+def byte_tables(codebook: str, dtype: torch.dtype = torch.bfloat16) -> str:
+    """The bytes of a codebook's numbers in 16 bits, as words for PTX: low ones, then high ones."""
+    numbers = codebook_numbers(codebook, torch.device("cpu")).to(dtype)
     planes = numbers.view(torch.uint8).view(16, 2).t().contiguous()
     words = planes.view(torch.int32).flatten().tolist()
     return " ".join(f"0x{word & 0xFFFFFFFF:08x}" for word in words)
