@@ -23,7 +23,7 @@ from peers.bench import SHAPE, Answer, Bench, add_options
 from peers.disturbance import busy_seconds
 from peers.install import PeerCache
 from peers.rows import Row, ours
-from record import RESULTS, earlier_rows, require, save
+from record import RECORDS, RESULTS, earlier_rows, require, save
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "cpu-growth.png"
 SHORT = 128  # tokens of context of many streams
@@ -196,7 +196,8 @@ def main() -> None:
     require("matplotlib")  # better now than after an hour
     if not args.plot_only:
         run(args)
-    plot(json.loads((RESULTS / f"{args.name}.json").read_text()), PICTURE)
+    picture = PICTURE if RECORDS else RESULTS / PICTURE.name
+    plot(json.loads((RESULTS / f"{args.name}.json").read_text()), picture)
 
 
 def run(args: argparse.Namespace) -> None:

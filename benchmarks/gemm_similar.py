@@ -53,7 +53,7 @@ class Loss(NamedTuple):
 
 def timings() -> dict[tuple[int, int, int], list[Timing]]:
     """Timings by itemsize, n and k."""
-    given = json.loads((record.RESULTS / "gemm_timings.json").read_text())
+    given = json.loads((record.TRACKED / "gemm_timings.json").read_text())
     configs = [config_from(fields) for fields in given["configs"]]
     found = defaultdict(list)
     for itemsize, n, k, m, best_us, library_us, indices, slower, *rest in given["rows"]:

@@ -249,8 +249,9 @@ def parse() -> tuple[argparse.Namespace, dict[str, Any]]:
     parser.add_argument("--output-len", type=int, default=None, help="likewise")
     parser.add_argument("--model", default=None, help="in place of the random weights")
     parser.add_argument(
-        "--uniform-weights", action="store_true", help="random ones like vLLM's: uniform in ±0.001"
-    )
+        "--uniform-weights", action="store_true", default=False,
+        help="random ones like vLLM's: uniform in ±0.001",
+    )  # fmt: skip
     parser.add_argument("--label", default="bf16", help="what the rows are called in the tables")
     parser.add_argument("--name", default=None, help="of the result file")
     parser.add_argument("--out", default=str(record.RESULTS), help="folder of the result file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from record import RESULTS
+from record import TRACKED
 
 Result = dict[str, Any]
 
@@ -119,7 +119,7 @@ def quantization_choice(serving: Result) -> str:
     quality_file = next(
         name
         for name in ("quantization_trained", "quantization_methods")
-        if (RESULTS / f"{name}.json").is_file()
+        if (TRACKED / f"{name}.json").is_file()
     )
     quality, cpu = _result(quality_file), _result("cpu_peers_amx")
     losses = {row["what"]: row for row in quality["rows"]}
@@ -166,7 +166,7 @@ def quantization_choice(serving: Result) -> str:
 
 
 def _result(name: str) -> Result:
-    found: Result = json.loads((RESULTS / f"{name}.json").read_text())
+    found: Result = json.loads((TRACKED / f"{name}.json").read_text())
     return found
 
 

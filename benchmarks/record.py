@@ -1,6 +1,7 @@
 """Result files: what was measured, on what, with which versions and which command.
 
-Not a program; the benchmarks share it.
+Not a program; the benchmarks share it. Unless QUIRE_RECORD=1 is set, or --save is given, they write
+to a folder of their own, and not over the results that the documents show.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+TRACKED = Path(__file__).parent / "results"  # those that the documents show
+RECORDS = os.environ.get("QUIRE_RECORD") == "1"
+RESULTS = TRACKED if RECORDS else TRACKED.with_name("local-results")  # where measurements go
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
 # where a result goes, and what is of one machine
 LEFT_OUT = ("--out", "--results", "--under", "--before", "--old", "--new", "--work")
@@ -57,11 +60,15 @@ def command() -> str:
     return shlex.join(["python", Path(sys.argv[0]).name, *chosen])
 
 
-def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write `<name>.json` in a folder and return its path."""
+def save(name: str, measured: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write `<name>.json` in a folder and return its path. folder: by default as said above."""
+    saves = any(word.partition("=")[0] == "--save" for word in sys.argv)
+    folder = folder or (TRACKED if saves else RESULTS)
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(text_of(_circumstances() | measured))
+    if folder == RESULTS != TRACKED:
+        print(f"saved in {path}; QUIRE_RECORD=1 replaces {TRACKED / path.name}", file=sys.stderr)
     return path
 
 

@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument(
         "--starts", type=int, default=0, help="with --before: of each build, in turns"
     )
-    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder of result files")
+    parser.add_argument("--out", type=Path, default=record.TRACKED, help="folder of result files")
     parser.add_argument(
         "--save",
         action="store_true",

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from record import RESULTS, require
+from record import TRACKED, require
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "beside-vllm.png"
 PANELS = {
@@ -79,7 +79,7 @@ def main() -> None:
     require("matplotlib")
     plot(
         {
-            engine: json.loads((RESULTS / f"{name}.json").read_text())["levels"]
+            engine: json.loads((TRACKED / f"{name}.json").read_text())["levels"]
             for engine, name in SOURCES.items()
         },
         args.target,

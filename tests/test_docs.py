@@ -19,7 +19,7 @@ from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
 from quire.options import Option, options_of
 from quire.server.api.anthropic import messages_request
-from quire.server.api.common import chat_request
+from quire.server.api.common import chat_request, generation_request
 from quire.server.api.llama_cpp import completion_request
 from quire.server.api.openai import (
     completions_request,
@@ -46,7 +46,7 @@ BODIES = [
     completion_request.NativeCompletionRequest,
 ]
 REFUSED = [
-    completions_request.COMPLETION_REFUSED,
+    generation_request.ASKS_FOR_NOTHING,
     completion_request.REFUSED,
     chat_request.CHAT_REFUSED,
     messages_request.MESSAGES_REFUSED,

@@ -8,15 +8,26 @@ import sys
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 
 import quire
 from quire.config import CacheConfig, DeviceConfig, ModelSettings, SchedulerConfig
+from quire.core.sampling_options import SamplingOptions
 from quire.llm_options import LLMOptions
 
 # those that take more from Python: paths, maps, lists
 WIDER = {"tokenizer", "chat_template", "generation_config", "prepared_weights",
          "override_generation_config", "served_model_name"}  # fmt: skip
+# arguments of SamplingParams that are not of their fields' types
+TAKEN_PARAMS = [
+    "stop='x', bad_words='a'",
+    "stop=('x', 'y'), bad_words={'a'}, stop_token_ids={1}, kept_token_ids=range(3)",
+    "stop=None, bad_words=None, stop_token_ids=None, kept_token_ids=None",
+    "stop=iter(['x']), allowed_token_ids=np.arange(3), logprob_token_ids=(np.int64(1), 2)",
+    "temperature=0, top_p=np.float32(0.5), seed=np.int64(3), max_tokens=np.int32(3)",
+    "structured_outputs={'regex': 'a'}, output_kind=2, logit_bias={1: 2}",
+]
 
 
 def test_all_names_are_there() -> None:
@@ -54,9 +65,18 @@ def test_a_wrong_name_fails_a_type_checker(tmp_path: Path) -> None:
         "LLM('m', max_model_length=8)\n"
         "LLM('m', dtype='int3')\n"
         "SamplingParams(temprature=1)\n"
+        "SamplingParams(stop=5)\n"
+        "SamplingParams(max_tokens='5')\n"
+        "import numpy as np\n" + "".join(f"SamplingParams({each})\n" for each in TAKEN_PARAMS)
     )
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-incremental"]
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
     lines = [line.partition(": error: ") for line in done.stdout.splitlines() if "error:" in line]
-    assert [location.rpartition(":")[2] for location, _, _ in lines] == ["3", "4", "5"], done.stdout
+    assert [location.rpartition(":")[2] for location, _, _ in lines] == [*"34567"], done.stdout
     assert 'keyword argument "max_model_length"' in lines[0][2]
+
+
+def test_params_take_the_types_that_type_checkers_know() -> None:
+    assert tuple(SamplingOptions.__annotations__) == quire.SamplingParams.__struct_fields__
+    for params in TAKEN_PARAMS:
+        eval(f"quire.SamplingParams({params})", {"quire": quire, "np": np})

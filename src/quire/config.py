@@ -102,10 +102,11 @@ class ModelSettings:
     max_model_len: int | None = setting(
         None, "most tokens of prompt and answer together; default: the model's limit", within=COUNT
     )
-    load_format: Literal["auto", "dummy", "null"] = setting(
+    load_format: Literal["auto", "bitsandbytes", "dummy", "null"] = setting(
         "auto",
-        "auto: the checkpoint's weights; dummy: random weights in the same shapes; null: "
-        "no model, arbitrary tokens; the last two are for speed measurements",
+        "auto: the checkpoint's weights; bitsandbytes: the same, with quantization bitsandbytes "
+        "unless another is set; dummy: random weights in the same shapes; null: no model, "
+        "arbitrary tokens; the last two are for speed measurements",
     )
     prepared_weights: str = setting(
         "auto",
@@ -175,6 +176,10 @@ class ModelSettings:
             len(set(self._names)) == len(self._names),
             f"served_model_name is {self.served_model_name!r}, which has a name twice; remove one",
         )
+        if self.load_format == "bitsandbytes":  # not a way to load, but what quantization is about
+            object.__setattr__(self, "load_format", "auto")
+            if self.quantization == "none":
+                object.__setattr__(self, "quantization", "bitsandbytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

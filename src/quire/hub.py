@@ -30,11 +30,10 @@ _PAGE = re.compile(
 _NO_HOME = "home directory"  # of pathlib's RuntimeError for a user who has none
 _OWNERS = "; a name on the hub begins with its owner, as in meta-llama/Llama-3.2-1B-Instruct"
 # what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
-_PATTERNS = [
+_WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+_SMALL = [
     "config.json",
     "generation_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -47,17 +46,18 @@ _PATTERNS = [
 ]
 
 
-def resolve_model(name: str, revision: str | None = None) -> Path:
+def resolve_model(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The folder with the model's files, downloaded if need be.
 
-    revision: branch, tag or commit on the hub; only for hub names. With HF_HUB_OFFLINE=1 only what
-    was downloaded before is used. Raises CheckpointError, with the fix, when nothing is found.
+    revision: branch, tag or commit on the hub; only for hub names. weights: False: those files are
+    not downloaded, as for what the others decide. With HF_HUB_OFFLINE=1 only what was downloaded
+    before is used. Raises CheckpointError, with the fix, when nothing is found.
     """
     if name in BUNDLED:
         _refuse_revision(name, revision, "comes with this version of quire")
         return _bundled(name)
     local = _local(name, revision)
-    return local if local is not None else _of_hub(name, revision)
+    return local if local is not None else _of_hub(name, revision, weights)
 
 
 def _local(name: str, revision: str | None) -> Path | None:
@@ -76,7 +76,7 @@ def _local(name: str, revision: str | None) -> Path | None:
     return None
 
 
-def _of_hub(given: str, revision: str | None) -> Path:
+def _of_hub(given: str, revision: str | None, weights: bool) -> Path:
     """The snapshot of a repository, given by its name or a page of it."""
     name = given
     if page := _PAGE.fullmatch(given):
@@ -88,7 +88,8 @@ def _of_hub(given: str, revision: str | None) -> Path:
         raise CheckpointError(f"there is no file {given!r}; use a file, a folder or a hub name")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise CheckpointError(f"there is no folder {name!r}; use a folder or a hub name")
-    return _download(name, revision)
+    folder = _download(name, revision, is_small=True)
+    return _download(name, _commit(folder) or revision, is_small=False) if weights else folder
 
 
 def hub_name(given: str) -> str:
@@ -103,23 +104,37 @@ def pinned(config: EngineConfig) -> EngineConfig:
     Else a process that starts later, in place of one that has died, would load what has been
     uploaded meanwhile. Downloads what is not there. Raises CheckpointError.
     """
-    model, folder = config.model, resolve_model(config.model.model, config.model.revision)
+    model, folder = config.model, model_folder(config)
     revision, tokenizer = model.revision, model.tokenizer
-    is_of_hub = model.model not in BUNDLED and _local(model.model, revision) is None
-    if is_of_hub and folder.parent.name == "snapshots":
-        revision = folder.name  # a snapshot's folder has the name of its commit
+    if model.model not in BUNDLED and _local(model.model, revision) is None:
+        revision = _commit(folder) or revision
     if tokenizer is not None:
-        tokenizer = str(resolve_model(tokenizer))
+        tokenizer = str(tokenizer_folder(config))
     model = dataclasses.replace(model, revision=revision, tokenizer=tokenizer)
     return dataclasses.replace(config, model=model)
 
 
+def _commit(folder: Path) -> str | None:
+    """The commit of a snapshot, whose folder has that name; None for another folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def config_folder(config: EngineConfig) -> Path:
+    """The folder with the model's config files; weights are not downloaded for them."""
+    return resolve_model(config.model.model, config.model.revision, weights=False)
+
+
+def model_folder(config: EngineConfig) -> Path:
+    """The folder with the model's files; without weights where none are loaded."""
+    model = config.model
+    return resolve_model(model.model, model.revision, weights=model.load_format == "auto")
+
+
 def tokenizer_folder(config: EngineConfig) -> Path:
     """The folder with the tokenizer: the model's, unless another is named."""
-    model = config.model
-    if model.tokenizer is not None:
-        return resolve_model(model.tokenizer)
-    return resolve_model(model.model, model.revision)
+    if config.model.tokenizer is not None:
+        return resolve_model(config.model.tokenizer, weights=False)
+    return config_folder(config)
 
 
 def _of_gguf(file: Path) -> Path:
@@ -145,8 +160,8 @@ def _bundled(name: str) -> Path:
 
 
 @functools.cache  # a process asks the hub once, and has one snapshot from then on
-def _download(name: str, revision: str | None) -> Path:
-    """Fetch a snapshot from the hub, or find it in the local cache."""
+def _download(name: str, revision: str | None, is_small: bool) -> Path:
+    """Fetch a snapshot from the hub, or find it in the local cache. is_small: no weights."""
     from huggingface_hub import snapshot_download  # takes half a second to import
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -158,7 +173,8 @@ def _download(name: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+        patterns = _SMALL if is_small else _SMALL + _WEIGHTS
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except HFValidationError as error:
         if ":" in name:
             raise CheckpointError(

@@ -32,8 +32,8 @@ from quire.engine.frontend.prompt_options import (
     read_call,
     read_chat,
     read_encoding,
+    refuse_unknown,
     take_renamed,
-    without_foreign,
 )
 from quire.errors import invalid_value
 from quire.llm_options import LLMOptions
@@ -119,12 +119,12 @@ class LLM(ModelOwner):
         self,
         messages: Conversation | Iterable[Conversation],
         sampling_params: Sampling = None,
-        *,
         use_tqdm: bool = True,
+        *,
         raise_errors: bool = True,
         on_output: OnOutput | None = None,
         on_answer: OnOutput | None = None,
-        chat_template: str | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
@@ -167,8 +167,7 @@ class LLM(ModelOwner):
         options: of vLLM's method. Each token of the answers is one pass over all beams. Raises as
         `generate` does.
         """
-        for name in without_foreign(options):
-            raise invalid_value(name, "unknown option; remove it")
+        refuse_unknown(options)
         limits = self.info.limits
         found = [token_ids_of(p, self.tokenizer, limits) for p in read_prompts(prompts)]
         ends = self._engine.eos_token_ids
@@ -206,12 +205,12 @@ class LLM(ModelOwner):
         prompts: Prompts | None = None,
         pooling_params: PoolingParams | None = None,
         *,
-        pooling_task: Literal["embed"] = "embed",
+        pooling_task: Literal["embed"] | None = "embed",
         use_tqdm: bool = True,
         **encoding: Unpack[EncodingOptions],
     ) -> list[EmbeddingOutput]:
         """Vectors of prompts, as `embed` makes them; each is `outputs.data`, too."""
-        if pooling_task != "embed":
+        if pooling_task not in ("embed", None):
             problem = f"must be 'embed', not {pooling_task!r}"
             raise invalid_value("pooling_task", problem)
         return self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm, **encoding)
@@ -258,26 +257,29 @@ class LLM(ModelOwner):
             "model", f"{self.info.model_name} has no classification head; use generate with choices"
         )
 
-    def get_tokenizer(self) -> TransformersTokenizer:
-        """The tokenizer with the methods that `transformers` gives its own."""
+    def get_tokenizer(self, **options: Any) -> TransformersTokenizer:
+        """The tokenizer with the methods that `transformers` gives its own.
+
+        options: of vLLM's method, as those of the methods below.
+        """
+        refuse_unknown(options)
         return TransformersTokenizer(self.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling params that the setting `generation_config` asks for."""
         return SamplingParams(**self.info.sampling_defaults)  # type: ignore[arg-type]  # as checked
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, **options: Any) -> bool:
         """Clear the prefix cache: later requests find nothing that was computed before."""
-        self._engine.reset_prefix_cache()
-        return True
+        return self._engine.reset_prefix_cache(**options)
 
-    def sleep(self, level: int = 1) -> None:
+    def sleep(self, level: int = 1, **options: Any) -> None:
         """Free the memory of weights and KV cache until `wake_up`.
 
         level: 1 or 2, as in vLLM; the weights are read again from their files in both. Raises
         InvalidRequestError for others.
         """
-        self._engine.sleep(level)
+        self._engine.sleep(level, **options)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the model again, with KV cache. tags: "weights" and "kv_cache", as in vLLM.

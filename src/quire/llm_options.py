@@ -30,7 +30,7 @@ class LLMOptions(TypedDict, total=False):
     quantization_overrides: str | None
     quality_gate: str | None
     max_model_len: int | None
-    load_format: Literal["auto", "dummy", "null"] | None
+    load_format: Literal["auto", "bitsandbytes", "dummy", "null"] | None
     prepared_weights: str | PathLike[str] | None
     pooling: Literal["auto", "mean", "last"] | None
     max_logprobs: int | None

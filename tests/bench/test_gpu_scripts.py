@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import gpu_serving
 import pytest
 
 from quire.processes import is_alive
@@ -31,6 +32,15 @@ sys.stdin.read()
 @pytest.mark.parametrize("path", SAVING, ids=lambda path: path.stem)
 def test_what_saves_figures_of_a_gpu_asks_for_one(path: Path) -> None:
     assert re.search(r"^ {4,8}record\.require_gpu\(\)", path.read_text(), re.MULTILINE)
+
+
+def test_options_that_are_not_given_have_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the engine's options, in the same namespace, those that are not given are absent."""
+    monkeypatch.setattr(sys, "argv", ["gpu_serving.py"])
+    args, options = gpu_serving.parse()
+    text = Path(gpu_serving.__file__).read_text()
+    assert not options
+    assert set(re.findall(r"\b_?args\.([a-z_]+)", text)) <= set(vars(args))
 
 
 def test_without_a_gpu_nothing_is_measured() -> None:

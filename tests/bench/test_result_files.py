@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -21,6 +23,24 @@ from workloads.plan import WORKLOADS
 BENCHMARKS = Path(tables.__file__).parent
 RUN = {"date": "2026-01-01", "command": "python first.py"}
 MACHINE = {"hardware": {"cpu": "a cpu", "cores": 2}, "versions": {"torch": "2"}}
+
+
+@pytest.mark.parametrize(("variable", "option", "folder"), [
+    ("", [], "local-results"), ("1", [], "results"), ("", ["--save"], "results"),
+])  # fmt: skip
+def test_a_try_leaves_recorded_results_as_they_are(
+    variable: str, option: list[str], folder: str, tmp_path: Path
+) -> None:
+    shutil.copy(record.__file__, tmp_path)
+    code = "import record; print(record.save('x', {'rows': []}))"
+    command = [sys.executable, "-c", code, *option]
+    env = os.environ | {"QUIRE_RECORD": variable, "PYTHONPATH": ""}
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()) == tmp_path / folder / "x.json"
+    assert Path(done.stdout.strip()).is_file()
+    assert ("QUIRE_RECORD=1 replaces" in done.stderr) == (folder != "results")
 
 
 def test_a_row_that_stays_keeps_its_run(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from safetensors.torch import save_file
 
 from quire import LLM
 from quire.cli import main
+from quire.hub import BUNDLED_FOLDER
 from quire.models.prepared import prepared_weights
 
 
@@ -124,6 +127,31 @@ def test_files_of_models_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFix
     assert [kind for kind, file in files.items() if not file.exists()] == ["gone"]
     assert main(["cache", "clear", "--gone", *prepared]) == 0
     assert [kind for kind, file in files.items() if file.exists()] == ["here", "unknown"]
+
+
+def test_files_of_models_that_have_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are found by their names, so that no start uses them again."""
+    monkeypatch.setattr(prepared_weights, "WORTH_BYTES", 1)
+    model, prepared = tmp_path / "model", tmp_path / "prepared"
+    shutil.copytree(BUNDLED_FOLDER / "quire-tiny-draft", model)
+    for quantization in ("int8", "none"):
+        LLM(model, num_blocks=64, prepared_weights=prepared, quantization=quantization)
+        wait_for_prepared_files()
+    options = ["--prepared-weights", str(prepared)]
+    assert main(["cache", "ls", "--gone", *options]) == 0
+    assert capsys.readouterr().out.startswith("0 files, ")
+    os.utime(model / "model.safetensors", (1, 1))
+    LLM(model, num_blocks=64, prepared_weights=prepared)
+    wait_for_prepared_files()
+    assert main(["cache", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted("(outdated)" in line for line in lines[:3]) == [False, True, True]
+    assert main(["cache", "clear", "--gone", *options]) == 0
+    assert capsys.readouterr().out.startswith("2 files, ")
+    assert main(["cache", *options]) == 0
+    assert "(outdated)" not in capsys.readouterr().out
 
 
 def test_lines_fit_a_terminal_and_their_paths_are_names(

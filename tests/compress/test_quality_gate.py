@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_report_that_was_there(
 @pytest.mark.parametrize(
     ("name", "factor", "reason"),
     [
-        ("model.layers.1.mlp.down_proj.weight_scale", 3e38, "numbers after layer 1 are not finite"),
+        ("model.layers.1.post_attention_layernorm.weight", 1e38, "numbers after layer 1 are not"),
         ("lm_head.weight", 1e10, "perplexity rises by"),  # beyond e to the power of 709
         ("lm_head.weight", 3e38, "numbers after the head are not finite"),
         ("model.norm.weight", 1e38, "numbers after the last norm are not finite"),

@@ -56,6 +56,14 @@ import asyncio, os, random, signal, sys, threading, time
 from quire import LLM, SamplingParams
 
 model, seed, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+number, error = signal.SIGINT, KeyboardInterrupt
+if way == "timeout":
+    number, error = signal.SIGALRM, TimeoutError
+
+    def on_alarm(*_):
+        raise TimeoutError
+
+    signal.signal(number, on_alarm)
 llm = LLM(model, dtype="float32", threads=1, num_blocks=100)
 params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 prompts = [[5 + (3 * i + j) % 40 for j in range(30)] for i in range(6)]
@@ -86,7 +94,7 @@ def send(delays):
     go.wait()
     for delay in delays:
         time.sleep(delay)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
 def catching(work, levels=4):
     # each level catches one signal, also one that comes while another is caught
@@ -94,7 +102,7 @@ def catching(work, levels=4):
         return work()
     try:
         catching(work, levels - 1)
-    except KeyboardInterrupt:
+    except error:
         counts.append(1)
 
 def settle():
@@ -107,7 +115,7 @@ async def in_loop():
 
 def attempt():
     go.set()
-    if way == "script":
+    if way in ("script", "timeout"):
         answers()
     elif way == "grammars":
         attempt_with_grammars()
@@ -143,9 +151,9 @@ print(interrupts)
 """
 
 
-@pytest.mark.parametrize("mode", ["script", "event loop", "grammars"])
+@pytest.mark.parametrize("mode", ["script", "event loop", "grammars", "timeout"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ctrl_c_at_random_moments(tiny_model: Path, seed: int, mode: str) -> None:
+def test_signals_at_random_moments(tiny_model: Path, seed: int, mode: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tiny_model), str(seed), mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -22,6 +22,7 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend import offline_engine
+from quire.engine.frontend.llm_engine import LLMEngine
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import (
     CheckpointError,
@@ -228,6 +229,8 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with LLM(dtype="float32", threads=1, num_blocks=64) as llm:
+        bad_words = SamplingParams(max_tokens=1, bad_words=["list"])
+        llm.generate("A", bad_words, use_tqdm=False)
         llm.sleep()
 
         def start_smaller(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
@@ -238,6 +241,10 @@ def test_requests_are_checked_by_the_limits_of_the_engine_that_woke_up(
         llm.wake_up()
         with pytest.raises(ContextLengthError):
             llm.generate("A list is " * 9, GREEDY, use_tqdm=False)
+        inputs = llm._engine._inputs
+        inputs.set_limits(replace(llm.info.limits, vocab_size=3))
+        (request,) = inputs.prepare("a", [1], bad_words).messages
+        assert request.bad_words_ids == [], "ids that the model does not have"
 
 
 def test_an_interrupted_close_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +274,7 @@ def test_prompts_are_cut_at_their_start(llm: LLM) -> None:
     vector = llm.embed("list " * 9999, truncate_prompt_tokens=5, use_tqdm=False)[0]
     assert len(vector.prompt_token_ids) == 5
     for wrong in ({"truncate_prompt_tokens": 0}, {"tokenization_kwargs": {"truncation": True}}):
-        with pytest.raises(InvalidRequestError, match=r"^trunca.*: (must be|unknown)"):
+        with pytest.raises(InvalidRequestError, match=r"^trunca.*(must be|; use truncate_prompt)"):
             llm.generate("a", use_tqdm=False, **wrong)
 
 
@@ -304,8 +311,34 @@ def test_arguments_of_other_engines(llm: LLM) -> None:
     assert texts(llm.generate("A list is", GREEDY, use_tqdm=False, lora_request=None)) == plain
     with pytest.raises(InvalidRequestError, match=r"^lora_request 'x' is not supported: .*; merge"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, lora_request="x")
+    assert texts(llm.chat(CHAT, GREEDY, False)) == texts(llm.chat(CHAT, GREEDY, use_tqdm=False))
     with pytest.warns(NoEffectWarning, match="content_format has no effect"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_content_format="openai")
+
+
+# of vLLM's methods that take no prompts: (what asks for nothing, what is refused or a warning)
+VLLM_ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "reset_prefix_cache": (
+        {"reset_running_requests": False, "reset_connector": False},
+        {"reset_running_requests": True, "reset_connector": True},
+    ),
+    "get_tokenizer": ({"lora_request": None}, {"lora_request": "x"}),
+    "sleep": ({"level": 1, "mode": "abort"}, {"level": 3, "mode": "keep"}),
+    "wake_up": ({"tags": None}, {"tags": ["x"]}),
+}
+
+
+@pytest.mark.parametrize("cls", [LLM, LLMEngine])
+def test_methods_without_prompts_know_vllms_arguments(cls: type) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft")
+    llm = LLM("quire-tiny-draft") if cls is LLM else LLMEngine(config)
+    for method, (neutral, asking) in VLLM_ARGUMENTS.items():
+        call = getattr(llm, method)
+        for name, value in asking.items():
+            with pytest.raises((InvalidRequestError, NoEffectWarning), match=name):
+                call(**{name: value})
+        call(**neutral)
+    assert llm.reset_prefix_cache() is True
 
 
 def test_prompts_under_their_older_names(llm: LLM) -> None:

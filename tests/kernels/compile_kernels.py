@@ -224,7 +224,8 @@ def ring_int4(
         "STAGES": stages, "TILES": parts, "CHUNK": 0, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
         "GROUP": group or 256, "SCALED": group == 0 or scales_codes(rows, group),
-        "GROUP_ROWS": 16, "CODEBOOK": codes if codebook is None else byte_tables(codebook),
+        "GROUP_ROWS": 16,
+        "CODEBOOK": codes if codebook is None else byte_tables(codebook, torch.bfloat16),
         "SCALES_FIRST": rows == 1 and codes is None and codebook is None,
     }  # fmt: skip
     absent = [] if zeros else ["zero_ptr"]

@@ -24,7 +24,12 @@ from openai.types.responses import response_create_params, response_input_item_p
 
 from quire.compat.names_table import NAMES
 from quire.server.api.anthropic import messages_request
-from quire.server.api.common import chat_messages, chat_request, tool_definitions
+from quire.server.api.common import (
+    chat_messages,
+    chat_request,
+    generation_request,
+    tool_definitions,
+)
 from quire.server.api.openai import completions_request, embeddings_request, responses_request
 from quire.server.http.request_body import SCOPES
 
@@ -39,7 +44,7 @@ ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     (
         completion_create_params.CompletionCreateParamsStreaming,
         completions_request.CompletionRequest,
-        completions_request.COMPLETION_REFUSED,
+        generation_request.ASKS_FOR_NOTHING,
     ),
     (
         response_create_params.ResponseCreateParamsStreaming,

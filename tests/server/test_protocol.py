@@ -430,7 +430,7 @@ def test_too_many_answers(complete: Post) -> None:
 
 def test_neutral_values_are_documented_once() -> None:
     for unsupported, request in (
-        (completions_request.COMPLETION_REFUSED, completions_request.CompletionRequest),
+        (generation_request.ASKS_FOR_NOTHING, completions_request.CompletionRequest),
         (chat_request.CHAT_REFUSED, chat_request.ChatRequest),
         (chat_messages.MESSAGE_UNSUPPORTED, chat_messages.Message),
     ):

@@ -36,6 +36,23 @@ def test_what_asks_for_something_is_reported(app: Starlette, name: str, value: A
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/completion", {"prompt": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_metadata_is_a_hint_where_replies_have_none(
+    app: Starlette, path: str, body: dict[str, Any]
+) -> None:
+    reply = call(app, path, body | {"metadata": {"a": "b"}})
+    assert reply.status == 200, reply.body
+    assert reply.headers[HEADER].startswith("metadata has no effect: ")
+    assert HEADER not in call(app, path, body | {"metadata": {}}).headers
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("cache_prompt", True),

@@ -15,6 +15,7 @@ from quire.errors import ConfigError
 from quire.hub import hub_name
 from quire.models.prepared.prepared_files import (
     UNFINISHED,
+    is_outdated,
     prepared_folder,
     source_of,
     stored_files,
@@ -53,7 +54,7 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument(
         "--gone", action="store_true", default=False,
-        help="only those of models whose folder or file is not there any more",
+        help="only those of models whose folder or file is not there any more, or has changed",
     )  # fmt: skip
     parser.add_argument(
         "--full", action="store_true", default=False,
@@ -82,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
     if given and not (files := [file for file in files if _is_of(file, given)]):
         raise ConfigError(f"nothing is stored for {given[:64]!r}; see quire cache ls for names")
     if args.gone:
-        files = [file for file in files if _is_gone(source_of(file))]
+        files = [file for file in files if _mark(file)]
     sizes = [file.lstat().st_size for file in files]
     if action != "ls":
         for file in files:
@@ -109,7 +110,7 @@ def listing(files: Sequence[Path], sizes: Sequence[int], width: int | None) -> I
         source = "unfinished" if file.suffix == UNFINISHED else source_of(file)
         model = _hub_name(source) or source or "unknown"
         start = f"{_size(size):>10}  {days:5.1f} days"
-        end = "  (gone)" if _is_gone(source) else ""
+        end = _mark(file)
         if width is None:
             yield f"{start}  {model}{end}  {file.name}"
         else:
@@ -125,9 +126,12 @@ def _cut(path: str, length: int) -> str:
     return path
 
 
-def _is_gone(source: str) -> bool:
-    """Whether a file's model was at a path at which nothing is now."""
-    return os.path.isabs(source) and not os.path.exists(source)
+def _mark(file: Path) -> str:
+    """A word on a file that no start will use, as its model is gone or has changed; or ""."""
+    source = source_of(file)
+    if os.path.isabs(source) and not os.path.exists(source):
+        return "  (gone)"
+    return "  (outdated)" if is_outdated(file) else ""
 
 
 def _is_of(file: Path, given: str) -> bool:

@@ -74,7 +74,9 @@ def limits_of(args: Namespace) -> QualityLimits:
 def folder_of(model: str) -> Path:
     """The folder of a model's files. Raises CheckpointError."""
     from quire.hub import resolve_model
+    from quire.models.config.model_config import ModelConfig
 
+    ModelConfig.from_folder(resolve_model(model, weights=False))  # before weights are downloaded
     return resolve_model(model)
 
 

@@ -102,8 +102,7 @@ _STATS = "use an AsyncEngine, which has stats and metrics"
 
 _OF_TOKENIZERS = """
     add_special_tokens add_tokens all_special_tokens batch_encode_plus encode_plus from_pretrained
-    name_or_path pad padding_side save_pretrained special_tokens_map tokenize truncation_side
-    unk_token unk_token_id
+    name_or_path pad save_pretrained special_tokens_map tokenize unk_token unk_token_id
 """
 
 _MODELS = ("LLM", "LLMEngine", "AsyncLLM", "AsyncEngine")

@@ -11,7 +11,7 @@ from typing import Any
 from quire.compat.foreign_name import DEFAULT, same_value
 from quire.errors import ConfigError
 
-_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf", "bitsandbytes")
+_FORMATS = ("safetensors", "hf", "fastsafetensors", "runai_streamer", "gguf")
 _NO_PICKLE = "weights are read from safetensors; convert the checkpoint, and leave it out"
 _LLAMA3 = ("llama3_json", "llama4_json", "llama", "llama_3")
 _THINK = ("qwen3", "deepseek_r1", "deepseek-r1", "deepseek", "qwq", "qwen3-thinking", "glm45",

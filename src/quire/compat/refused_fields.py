@@ -34,7 +34,6 @@ WHY_REFUSED: Mapping[str, str] = {
     "height": _TEXT_ONLY,
     "images": _TEXT_ONLY,
     "include_obfuscation": "must be true or false; leave it out",
-    "metadata": "answers of this path are not stored; leave it out",
     "output_format": "send output_config with a format",
     "prefix": "send continue_final_message",
     "prompt": "prompts are not stored; send input and instructions",

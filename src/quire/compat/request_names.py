@@ -25,6 +25,7 @@ REQUEST_NAMES: tuple[ForeignName, ...] = (
     no_effect("prompt_cache_retention", _AI, _CACHED),
     no_effect("verbosity", _AI, "the length of an answer is the model's choice; see max_tokens"),
     no_effect("store", _AI, _STORED),
+    no_effect("metadata", _AI, "only chats and responses repeat it"),
     no_effect("service_tier", "OpenAI, Anthropic", _TIER),
     no_effect("speed", _ANT, _TIER),
     no_effect("inference_geo", _ANT, "a request is answered by this server"),

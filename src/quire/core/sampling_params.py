@@ -6,7 +6,7 @@ import copy
 import reprlib
 from enum import IntEnum
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,11 @@ from quire.core.reasoning_marks import ReasoningMarks
 from quire.core.structured_outputs import StructuredOutputs, structured_outputs_from
 from quire.errors import invalid_value
 from quire.plain_values import plain_number, plain_value
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from quire.core.sampling_options import SamplingOptions
 
 __all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputs"]
 
@@ -108,6 +113,10 @@ class SamplingParams(
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
     output_kind: RequestOutputKind | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **params: Unpack[SamplingOptions]) -> None: ...
 
     def __post_init__(self) -> None:
         _convert_lists(self)

@@ -111,8 +111,10 @@ class ModelLoader:
     async def leave(self, order: ReleaseModel) -> None:
         """Wait for a model's running requests and report to the parent whether it may unload."""
         entry = self.models.entry(order.name)
-        agreed = bool(order.grace) or entry.admission.in_flight.num_own_answers == 0
-        await _until_idle(entry, order.grace)
+        agreed = entry.admission.in_flight.num_own_answers == 0
+        if order.grace:
+            await _until_idle(entry, order.grace)
+            agreed = entry.num_running == 0
         self._send(ModelReleased(name=order.name, agreed=agreed), order.name)
 
     def _wake(self, status: ModelStatus) -> None:

@@ -9,55 +9,80 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.compat.missing_names import ForeignMethods
-from quire.errors import invalid_value
 from quire.plain_values import plain_value
 from quire.tokenizer.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from quire.tokenizer.encoded_batch import BatchOptions, Encoded
 
-class Encoded(dict[str, Any]):
-    """Encoded text: a map whose values are attributes, too."""
-
-    @property
-    def input_ids(self) -> Any:
-        """Token ids."""
-        return self["input_ids"]
-
-    @property
-    def attention_mask(self) -> Any:
-        """A 1 for each token id."""
-        return self["attention_mask"]
+_SETTABLE = ("padding_side", "truncation_side", "pad_token")
 
 
 class TransformersTokenizer(ForeignMethods):
-    """Wraps a Tokenizer. return_tensors: "np" (arrays), "pt" (tensors) or None (lists)."""
+    """Wraps a Tokenizer.
+
+    padding_side, truncation_side: "right" or "left", where rows are filled up or cut. pad_token: as
+    the tokenizer's files say. All three may be set.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._with_template = lru_cache(8)(tokenizer.with_chat_template)
+        self.padding_side = self.truncation_side = "right"
+        self.pad_token: str | None = tokenizer.names.get("pad_token")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._tokenizer,)  # a cache is not copied
+        state = {name: getattr(self, name) for name in _SETTABLE}
+        return type(self), (self._tokenizer,), state  # a cache is not copied
 
     def __call__(
-        self,
-        text: str | Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        return_tensors: str | None = None,
+        self, text: str | Sequence[str], *, add_special_tokens: bool = True, **options: Any
     ) -> Encoded:
-        """input_ids and attention_mask of a text, or of each of several."""
-        texts = [text] if isinstance(text, str) else text
-        rows = [self.encode(each, add_special_tokens=add_special_tokens) for each in texts]
-        return _encoded(rows, return_tensors, is_one=isinstance(text, str))
+        """input_ids and attention_mask of a text, or of each of several.
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, in which names of control tokens are these tokens."""
+        options: padding (True, "longest", "max_length"), truncation (True, which keeps special
+        tokens), max_length, return_tensors: "np" (arrays), "pt" (tensors) or None (lists). Raises
+        InvalidRequestError for others of `transformers`.
+        """
+        from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
+
+        how, is_one = BatchOptions.read(**options), isinstance(text, str)
+        texts = [text] if isinstance(text, str) else text
+        return self._encoded(
+            [self._cut(t, add_special_tokens, how.limit) for t in texts], how, is_one
+        )
+
+    def _encoded(self, rows: list[list[int]], how: BatchOptions, is_one: bool) -> Encoded:
+        pads_left = self.padding_side == "left"
+        return how.encoded(rows, self.pad_token_id, pads_left=pads_left, is_one=is_one)
+
+    def _cut(self, text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
+        """Token ids of a text, at most so many; special tokens around it are not cut off."""
+        ids = self._ids(text, add_special_tokens)
+        if limit is None or len(ids) <= limit:
+            return ids
+        inner = self._ids(text, False) if add_special_tokens else ids
+        num_special = len(ids) - len(inner)
+        begins = (n for n in range(num_special + 1) if ids[n : n + len(inner)] == inner)
+        begin, count = next(begins, 0), max(0, limit - num_special)
+        end = begin + len(inner)
+        cut = inner[:count] if self.truncation_side == "right" else inner[len(inner) - count :]
+        return [*ids[:begin], *cut, *ids[end:]][:limit]
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(
             text, add_special_tokens=add_special_tokens, parse_special=True
         )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, **options: Any) -> Any:
+        """Token ids of a text, in which names of control tokens are these tokens.
+
+        options: as a call has them.
+        """
+        return self(text, add_special_tokens=add_special_tokens, **options).input_ids
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """The text of a token id, or of several."""
@@ -80,15 +105,22 @@ class TransformersTokenizer(ForeignMethods):
         chat_template: str | None = None,
         add_generation_prompt: bool = False,
         tokenize: bool = True,
+        padding: bool | str = False,
+        truncation: bool | str = False,
+        max_length: int | None = None,
         return_tensors: str | None = None,
         return_dict: bool = False,
         **template_kwargs: Any,
     ) -> Any:
         """The text of a conversation, or with `tokenize` its token ids.
 
-        return_dict: the ids as a call of the tokenizer gives them. template_kwargs:
-        continue_final_message, and variables that the template reads. Raises InvalidRequestError.
+        padding, truncation, max_length, return_tensors: as a call has them. return_dict: the ids as
+        a call gives them. template_kwargs: continue_final_message, and variables that the template
+        reads. Raises InvalidRequestError.
         """
+        from quire.tokenizer.encoded_batch import BatchOptions  # a start needs none
+
+        how = BatchOptions.read(padding, truncation, max_length, return_tensors)
         tokenizer = self._tokenizer if chat_template is None else self._with_template(chat_template)
         encode = tokenizer.encode_chat if tokenize else tokenizer.render_chat
         made: Any = encode(
@@ -99,7 +131,9 @@ class TransformersTokenizer(ForeignMethods):
         )
         if not tokenize:
             return made
-        encoded = _encoded([made], return_tensors, is_one=True)
+        if how.limit is not None:
+            made = made[: how.limit] if self.truncation_side == "right" else made[-how.limit :]
+        encoded = self._encoded([made], how, is_one=True)
         return encoded if return_dict else encoded.input_ids
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
@@ -153,11 +187,6 @@ class TransformersTokenizer(ForeignMethods):
         return self._tokenizer.names.get("bos_token")
 
     @property
-    def pad_token(self) -> str | None:
-        """The padding token."""
-        return self._tokenizer.names.get("pad_token")
-
-    @property
     def pad_token_id(self) -> int | None:
         """The id of the padding token."""
         return None if self.pad_token is None else self._tokenizer.token_to_id(self.pad_token)
@@ -166,28 +195,3 @@ class TransformersTokenizer(ForeignMethods):
     def all_special_ids(self) -> list[int]:
         """The ids of control tokens."""
         return sorted(self._tokenizer.special_ids)
-
-
-def _encoded(rows: list[list[int]], return_tensors: str | None, *, is_one: bool) -> Encoded:
-    """Token ids of texts with their masks; those of one are a row of an array, else a list."""
-    masks = [[1] * len(row) for row in rows]
-    if return_tensors is None and is_one:
-        return Encoded(input_ids=rows[0], attention_mask=masks[0])
-    return Encoded(
-        input_ids=_as_tensors(rows, return_tensors),
-        attention_mask=_as_tensors(masks, return_tensors),
-    )
-
-
-def _as_tensors(values: Any, kind: str | None) -> Any:
-    if kind is None:
-        return values
-    if kind == "np":
-        import numpy as np
-
-        return np.array(values)
-    if kind == "pt":
-        import torch
-
-        return torch.tensor(values)
-    raise invalid_value("return_tensors", f"must be 'np', 'pt' or None, not {kind!r}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +16,7 @@ from test_engine_supervisor import INFO
 
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
-from quire.engine.processes import model_fleet
+from quire.engine.processes import fleet_model, model_fleet
 from quire.engine.processes.control_channel import (
     ControlMessage,
     LoadModel,
@@ -157,3 +159,79 @@ def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float
         return parent.states
 
     assert asyncio.run(run()) == ["loading", "loaded", "unloading", "unloaded", "unloaded"]
+
+
+class InConstantUse:
+    """A fake supervisor: requests of loaded models end only where no new ones are started.
+
+    longest: seconds that the longest request takes.
+    """
+
+    clients = ("0",)
+
+    def __init__(self, longest: float = 0.0) -> None:
+        self.fleet: ModelFleet
+        self.jobs: list[asyncio.Task[None]] = []
+        self.longest, self.failure = longest, ""
+        self.stopped: list[str] = []
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.jobs.append(asyncio.create_task(job))
+        return self.jobs[-1]
+
+    def start_engine(self, _name: str, _config: EngineConfig, _on_end: object) -> object:
+        return SimpleNamespace(last_used=time.monotonic())
+
+    async def wait_until_started(self, _supervisor: object) -> EngineInfo:
+        return INFO
+
+    async def stop_engine(self, name: str, _why: str) -> None:
+        self.stopped.append(name)
+
+    def broadcast(self, message: ControlMessage) -> None:
+        if isinstance(message, ModelStatus) and message.failure:
+            self.failure = message.failure
+        if isinstance(message, ReleaseModel):
+            agreed = message.grace > self.longest
+            self.fleet.on_message("0", ModelReleased(name=message.name, agreed=agreed))
+
+    async def request(self, name: str) -> str:
+        """The reason why a request of this model is refused; "" if it is not."""
+        self.failure = ""
+        self.fleet.on_message("0", LoadModel(name=name))
+        await self.jobs[-1]
+        assert not self.fleet._models[name].failure, "a server with it is ready"
+        return self.failure
+
+
+@pytest.mark.parametrize("longest", [0.0, 1e9])
+def test_a_model_is_loaded_while_all_others_are_in_constant_use(
+    longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1e6
+    monkeypatch.setattr(fleet_model.time, "monotonic", lambda: clock)
+
+    async def run() -> list[tuple[int, str]]:
+        """When which model is loaded, where all three have requests each second."""
+        nonlocal clock
+        plans = [plan(name, at_start=False) for name in "abc"]
+        limit = FleetSettings(memory_bytes=600 * MIB)  # for two
+        parent = InConstantUse(longest)
+        parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, limit)
+        for model in parent.fleet._models.values():
+            await parent.fleet._measure(model)
+        loads, is_loaded = [], dict.fromkeys("abc", False)
+        for second in range(100):
+            for name in "abc":
+                if not await parent.request(name) and not is_loaded[name]:
+                    loads.append((second, name))
+                is_loaded |= {n: m.state == "loaded" for n, m in parent.fleet._models.items()}
+            clock += 1.0
+        assert len(parent.stopped) == len(loads) - 2
+        return loads
+
+    loads = asyncio.run(run())
+    if longest:  # no request is cut off
+        assert loads == [(0, "a"), (0, "b")]
+    else:
+        assert loads == [(0, "a"), (0, "b"), (31, "c"), (63, "a"), (94, "b")]

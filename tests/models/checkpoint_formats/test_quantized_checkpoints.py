@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from harmed_checkpoints import check_refused
 from harness import PagedModel, load_folder
 from prepared_files import wait_for_prepared_files
 from quantized_checkpoints import METHODS, write_quantized
@@ -42,6 +43,16 @@ PROMPT = torch.randint(3, 500, (40,), generator=torch.Generator().manual_seed(1)
 
 def resolved(model: str | Path, quantization: str) -> ResolvedConfig:
     return resolve(EngineConfig.from_options(model=str(model), quantization=quantization), "cpu")
+
+
+def test_the_load_format_bitsandbytes_is_the_quantization_of_that_name() -> None:
+    """As in vLLM, where it is not about files: a 16-bit model would be served in 16 bits."""
+    given = EngineConfig.from_options(load_format="bitsandbytes")
+    assert given == EngineConfig.from_options(quantization="bitsandbytes")
+    with pytest.raises(ConfigError, match=r"not quantized: .*use quantization='nf4'"):
+        resolve(given, "cpu")
+    both = EngineConfig.from_options(load_format="bitsandbytes", quantization="nf4")
+    assert both == EngineConfig.from_options(quantization="nf4")
 
 
 @pytest.mark.parametrize("name", STORED_METHODS)
@@ -231,6 +242,21 @@ def test_the_memory_plan_counts_the_codes(name: str, load_format: str, tmp_path:
             found[module.method.weight_format.name] += sum(tensor.nbytes for tensor in tensors)
     assert found == Counter({key: size for key, size in planned.items() if key != "float32"})
     assert bool(found) == (METHODS[name].native_format is not None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_scale_beyond_all_numbers_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """Finite ones, too, by which the first request would fail, without a word of which it is."""
+
+    def enlarge(tensors: dict[str, torch.Tensor], _: object) -> None:
+        for name, tensor in tensors.items():
+            is_codes = not tensor.is_floating_point() and tensor.dtype != torch.uint8
+            is_codes |= tensor.dtype == torch.float8_e4m3fn
+            if ".0.mlp.up_proj." in name and not is_codes:
+                is_exponent = tensor.dtype == torch.uint8
+                tensor.flatten()[-1] = 253 if is_exponent else 1e38
+
+    check_refused(name, enlarge, "up_proj: (its .* has a number that is|a scale is) ", tmp_path)
 
 
 def test_a_setting_quantizes_the_numbers_again(tmp_path: Path) -> None:

@@ -14,12 +14,11 @@ from quire.server.api.common.generation_request import STREAM_UNSUPPORTED
 from quire.server.api.common.response_format import UNSUPPORTED
 from quire.server.api.llama_cpp.completion_request import REFUSED
 from quire.server.api.ollama import ollama_request
-from quire.server.api.openai.completions_request import COMPLETION_REFUSED
 from quire.server.api.openai.responses_request import RESPONSES_REFUSED
 
 OLLAMA = {*ollama_request._REFUSED, *ollama_request._MESSAGE_REFUSED}
 TABLES = (MESSAGES_REFUSED, MESSAGE_UNSUPPORTED, CHAT_REFUSED, STREAM_UNSUPPORTED, UNSUPPORTED)
-TABLES += (REFUSED, COMPLETION_REFUSED, RESPONSES_REFUSED)
+TABLES += (REFUSED, RESPONSES_REFUSED)
 
 
 def test_each_has_its_reason() -> None:
@@ -31,7 +30,7 @@ def test_each_has_its_reason() -> None:
     ("path", "fields", "name"),
     [
         ("/v1/chat/completions", {"chat_template": "x"}, "chat_template"),
-        ("/v1/completions", {"metadata": {"a": "b"}}, "metadata"),
+        ("/v1/completions", {"detokenize": False}, "detokenize"),
         ("/v1/responses", {"prompt": {"id": "x"}}, "prompt"),
         ("/v1/messages", {"thread": "x", "max_tokens": 1}, "thread"),
         ("/completion", {"return_token_ids": True}, "return_token_ids"),

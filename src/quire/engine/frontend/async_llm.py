@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from quire.compat.missing_names import ModelOwner
 from quire.config import EngineConfig
@@ -13,7 +13,7 @@ from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine, check_loop
 from quire.engine.frontend.prompt_inputs import expand_sampling_params
-from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
+from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.errors import EngineError, invalid_value
 from quire.tokenizer.load_tokenizer import check_tokenizer, load_tokenizer
 from quire.tokenizer.transformers_api import TransformersTokenizer
@@ -85,14 +85,19 @@ class AsyncLLM(ModelOwner):
         async for item in items:
             yield item
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End the streams of these ids; ids of none that runs are ignored."""
+    async def abort(self, request_id: str | Iterable[str], **options: Any) -> None:
+        """End the streams of these ids; ids of none that runs are ignored.
+
+        options: of vLLM's method, as in all methods.
+        """
+        refuse_unknown(options)
         for each in [request_id] if isinstance(request_id, str) else request_id:
             if each in self._aborts:
                 self._aborts[each].set()
 
-    def get_tokenizer(self) -> AwaitableTokenizer:
+    def get_tokenizer(self, **options: Any) -> AwaitableTokenizer:
         """The tokenizer with the methods that `transformers` gives its own."""
+        refuse_unknown(options)
         return AwaitableTokenizer(self.tokenizer)
 
     async def check_health(self) -> None:
@@ -100,9 +105,11 @@ class AsyncLLM(ModelOwner):
         if not (await self._started()).is_alive:
             raise EngineError("the engine has ended; make another one")
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, **options: Any) -> Literal[True]:
         """Clear the prefix cache: later requests find nothing that was computed before."""
+        refuse_unknown(options)
         await (await self._started()).reset_prefix_cache()
+        return True
 
     def shutdown(self) -> None:
         """Free the model's memory, for good; streams end with an EngineError."""

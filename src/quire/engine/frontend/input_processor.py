@@ -134,6 +134,7 @@ class InputProcessor:
     def set_limits(self, limits: RequestLimits) -> None:
         """Check by these limits from now on: another engine process runs the requests."""
         self._limits = limits
+        self._known_words.cache_clear()
 
     def prepare(
         self,

@@ -14,7 +14,7 @@ from quire.engine.frontend.deferred_interrupt import DeferredInterrupt
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.offline_engine import OfflineEngine
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
-from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call
+from quire.engine.frontend.prompt_options import EncodingOptions, read_one_call, refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.frontend.streamed_items import StreamedItems, streamed_items
 from quire.errors import QuireError, invalid_value
@@ -103,8 +103,12 @@ class LLMEngine(ModelOwner, OfflineEngine):
         """The number of requests that run."""
         return len(self._requests)
 
-    def abort_request(self, request_ids: str | Sequence[str]) -> None:
-        """End requests without further items; ids of none that runs are ignored."""
+    def abort_request(self, request_ids: str | Sequence[str], **options: Any) -> None:
+        """End requests without further items; ids of none that runs are ignored.
+
+        options: of vLLM's method, as in all methods.
+        """
+        refuse_unknown(options)
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         with DeferredInterrupt():
             for request_id in ids:
@@ -113,13 +117,15 @@ class LLMEngine(ModelOwner, OfflineEngine):
                     del self._names[prepared.request_id]
                     self._awake().abort(prepared.request_id, self._outputs)
 
-    def get_tokenizer(self) -> TransformersTokenizer:
+    def get_tokenizer(self, **options: Any) -> TransformersTokenizer:
         """The tokenizer with the methods that `transformers` gives its own."""
+        refuse_unknown(options)
         return TransformersTokenizer(self.tokenizer)
 
-    def sleep(self, level: int = 1) -> None:
+    def sleep(self, level: int = 1, **options: Any) -> None:
         """End all requests, and free the memory of weights and KV cache until `wake_up`."""
         check_level(level)  # before anything is dropped
+        refuse_unknown(options)
         if self._engine is not None:
             self._drop_all()
         super().sleep(level)

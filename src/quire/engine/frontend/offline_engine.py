@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from quire.config import EngineConfig
 from quire.core.messages import EngineStats
@@ -25,6 +25,7 @@ from quire.engine.frontend.input_processor import InputProcessor, PreparedReques
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.progress_bar import ProgressBar
 from quire.engine.frontend.prompt_encoding import USUAL_ENCODING, Encoding, Prompt
+from quire.engine.frontend.prompt_options import refuse_unknown
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError, InvalidRequestError, QuireError
@@ -94,12 +95,14 @@ class OfflineEngine:
         """The engine's current gauges and counters."""
         return self._awake().stats
 
-    def reset_prefix_cache(self) -> None:
-        """Clear the prefix cache."""
+    def reset_prefix_cache(self, **options: Any) -> Literal[True]:
+        """Clear the prefix cache. options: of vLLM's method, as in all methods."""
+        refuse_unknown(options)
         with self._call_lock:
             self._awake().reset_prefix_cache()
+        return True
 
-    def sleep(self, level: int = 1) -> None:
+    def sleep(self, level: int = 1, **options: Any) -> None:
         """Free the memory of weights and KV cache until `wake_up`.
 
         level: 1 or 2, as in vLLM; the weights are read again from their files in both. Raises
@@ -108,6 +111,7 @@ class OfflineEngine:
         from quire.compat.sleep_tags import check_level  # a start needs none
 
         check_level(level)
+        refuse_unknown(options)
         with self._call_lock:
             if self._engine is not None:
                 self._engine = None

@@ -33,6 +33,13 @@ def without_foreign(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for options but those of other engines that ask for nothing."""
+    for name in without_foreign(options):
+        refuse_misplaced([name])
+        raise invalid_value(name, "unknown option; remove it")
+
+
 def refuse_misplaced(names: Collection[str]) -> None:
     """Raises InvalidRequestError for the name of a sampling param, or of a server's setting.
 
@@ -125,9 +132,7 @@ def read_encoding(options: Mapping[str, Any]) -> Encoding:
     side = given.pop("truncation_side", None)
     if side not in (None, "left", "right"):
         raise invalid_value("truncation_side", f"must be 'left' or 'right', not {side!r}")
-    for name in without_foreign(given):
-        refuse_misplaced([name])
-        raise invalid_value(name, "unknown option; remove it")
+    refuse_unknown(given)
     if truncate is not None and (type(truncate) is not int or truncate == 0 or truncate < -1):
         problem = f"must be an integer >= 1, or -1, not {truncate!r}"
         raise invalid_value("truncate_prompt_tokens", problem)

@@ -114,7 +114,7 @@ class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag="unload_model")
 class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="release_model"):
     """To an API process: start no more requests with this model, and reply with ModelReleased.
 
-    grace: seconds for running requests; with 0, the model stays loaded if there are any.
+    grace: seconds for running requests; with 0, those that wait for the model count, too.
     """
 
     name: str

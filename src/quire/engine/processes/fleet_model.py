@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from quire.engine.startup.footprint import Footprint
 
 FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
+# that requests of a model are refused until another one makes room; it has been loaded as long
+TURN_SECONDS = 30.0
+FORGET_SECONDS = 60.0  # without a request, after which one is the first to be refused again
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +46,8 @@ class FleetModel:
         self.failure = ""
         self.failed_at = -FAILURE_SECONDS
         self.retry_after = FAILURE_SECONDS
+        self.turn_began = 0.0  # when it was loaded, or last could not make room
+        self._first_refused = self._last_refused = -FORGET_SECONDS  # for want of memory
         self.changing = asyncio.Lock()  # held while it is loaded or unloaded
         self.load: asyncio.Task[None] | None = None  # a load that a request asked for
         self.consents: dict[str, asyncio.Future[bool]] = {}  # may it be unloaded? by API process
@@ -65,10 +70,24 @@ class FleetModel:
         """Whether the last failed load is long enough ago."""
         return time.monotonic() - self.failed_at > FAILURE_SECONDS
 
-    def set_kv_cache_bytes(self, num_bytes: int) -> None:
-        """Set the size of its KV cache, once that is known."""
+    @property
+    def has_had_turn(self) -> bool:
+        """Whether it has been loaded for so long that it makes room, even if it is in use."""
+        return time.monotonic() - self.turn_began > TURN_SECONDS
+
+    def may_demand_memory(self) -> bool:
+        """Record that there is no memory for it; returns whether that has lasted for long."""
+        now = time.monotonic()
+        if now - self._last_refused > FORGET_SECONDS:
+            self._first_refused = now
+        self._last_refused = now
+        return now - self._first_refused > TURN_SECONDS
+
+    def record_loaded(self, kv_cache_bytes: int) -> None:
+        """Record that it is loaded, and the size of its KV cache, which is known now."""
         assert self.footprint is not None, "it has been measured"
-        self.footprint = msgspec.structs.replace(self.footprint, kv_cache=num_bytes)
+        self.footprint = msgspec.structs.replace(self.footprint, kv_cache=kv_cache_bytes)
+        self.turn_began, self._last_refused = time.monotonic(), -FORGET_SECONDS
 
     def record_consent(self, client: str, *, agreed: bool) -> None:
         """Record whether an API process agrees that the model is unloaded."""

@@ -1,8 +1,8 @@
 """The model fleet: decides which models of a server are loaded, within a memory limit.
 
 Models are loaded at the start or on demand (the state of one: fleet_model.py). A model whose memory
-is needed is unloaded only if every API process agrees that none of its requests use it. The server
-supervisor starts and ends the processes.
+is needed is unloaded only if every API process agrees that none of its requests use it; where that
+does not come by itself, it gets no new ones. The server supervisor starts and ends the processes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0  # for API processes to say whether a model may be unloaded
 MEMORY_RETRY_SECONDS = 2.0  # until a request may find memory free
+DRAIN_SECONDS = 60.0  # for the requests of a model that makes room; longer ones go on
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
 
 
@@ -133,9 +134,10 @@ class ModelFleet:
             else:
                 self._set_state(model, model.state, failure=model.failure)
         except OutOfModelMemoryError as error:
-            self._set_state(
-                model, model.state, failure=str(error), retry_after=MEMORY_RETRY_SECONDS
-            )
+            retry = MEMORY_RETRY_SECONDS
+            self._set_state(model, model.state, failure=str(error), retry_after=retry)
+            # that is for requests which wait now: nothing is wrong with it, also for /ready
+            self._set_state(model, model.state)
         except QuireError as error:
             self._record_failure(model, error)
         finally:
@@ -150,7 +152,8 @@ class ModelFleet:
                     model.engine = self._start_engine(model)
                 self._set_state(model, "loading")
             info = await self._supervisor.wait_until_started(model.engine)
-            model.set_kv_cache_bytes(info.kv_cache_bytes)
+            if model.state != "loaded":
+                model.record_loaded(info.kv_cache_bytes)
             self._set_state(model, "loaded")
             return info
 
@@ -229,23 +232,37 @@ class ModelFleet:
         model.plan = msgspec.structs.replace(model.plan, config=config)
 
     async def _free_memory(self, model: FleetModel) -> None:
-        """Unload least recently used models until this one fits. Raises OutOfModelMemoryError."""
+        """Unload least recently used models until this one fits. Raises OutOfModelMemoryError.
+
+        If all are in use, and have been while requests of this one were refused, those that were
+        loaded first get no new requests until theirs have ended.
+        """
         limit = self._settings.memory_bytes
         if limit is None:
             return
         others = [other for other in self._models.values() if other.engine is not None]
         others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
-        for other in others:
-            is_free = other.state == "loaded" and not other.changing.locked()
-            if is_free and self._num_bytes_with(model) > limit:
-                async with other.changing:
-                    await self._unload(other, grace=0.0)
+        await self._unload_until(model, limit, others, grace=0.0)
+        if self._num_bytes_with(model) > limit and model.may_demand_memory():
+            by_turn = sorted(others, key=lambda other: other.turn_began)
+            long_loaded = [other for other in by_turn if other.has_had_turn]
+            await self._unload_until(model, limit, long_loaded, grace=DRAIN_SECONDS)
         if (needed := self._num_bytes_with(model)) > limit:
             loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
             raise OutOfModelMemoryError(
                 f"model {model.plan.name} takes {model.size_text}; with those that are in use, "
                 f"{loaded}, that would be {needed:,} of {limit:,} bytes; send it again later"
             )
+
+    async def _unload_until(
+        self, model: FleetModel, limit: int, others: Sequence[FleetModel], grace: float
+    ) -> None:
+        """Unload others, in this order, until a model fits beside those that stay."""
+        for other in others:
+            is_free = other.state == "loaded" and not other.changing.locked()
+            if is_free and self._num_bytes_with(model) > limit:
+                async with other.changing:
+                    await self._unload(other, grace)
 
     def _num_bytes_with(self, model: FleetModel) -> int:
         """Memory of all loaded models and this one."""
@@ -257,7 +274,7 @@ class ModelFleet:
     async def _unload_for_admin(self, model: FleetModel, grace: float) -> None:
         async with model.changing:
             if model.state == "loaded":
-                await self._unload(model, grace=max(grace, 0.001))
+                await self._unload(model, max(grace, 0.001), is_final=True)
             else:
                 self._set_state(model, model.state)
 
@@ -272,15 +289,17 @@ class ModelFleet:
                         if model.engine is not None:  # not unloaded meanwhile
                             await self._unload(model, grace=0.0)
 
-    async def _unload(self, model: FleetModel, grace: float) -> None:
-        """Unload a model; with grace 0 only if it is not in use, else after that many seconds.
+    async def _unload(self, model: FleetModel, grace: float, *, is_final: bool = False) -> None:
+        """Unload a model if it is not in use any more after grace seconds; is_final: in any case.
 
-        The caller holds model.changing.
+        It gets no new requests meanwhile. The caller holds model.changing.
         """
         self._set_state(model, "unloading")
-        may_unload = await self._all_agree(model, grace) or bool(grace)
+        may_unload = await self._all_agree(model, grace) or is_final
         if model.engine is not None:  # else its engine has ended meanwhile
             if not may_unload:
+                if grace:
+                    model.turn_began = time.monotonic()
                 self._set_state(model, "loaded")
                 return
             await self._supervisor.stop_engine(model.plan.name, UNLOADED)
@@ -301,13 +320,18 @@ class ModelFleet:
 def _measured(config: EngineConfig, limit: int | None) -> tuple[EngineConfig, Footprint]:
     """The settings for all processes of a model, and its footprint; its tokenizer is checked.
 
-    Imports late: meanwhile the API processes start.
+    Weights are downloaded after all that could be refused without them. Imports late: meanwhile the
+    API processes start.
     """
+    from quire.engine.startup.device_policy import device_type
     from quire.engine.startup.footprint import footprint_of
+    from quire.engine.startup.resolved_config import resolve
     from quire.tokenizer.load_tokenizer import check_tokenizer
 
-    footprint = footprint_of(config, limit)
     check_tokenizer(config)
+    if config.model.load_format != "null":
+        resolve(config, device_type(config))
+    footprint = footprint_of(config, limit)
     return pinned(config), footprint
 
 

@@ -18,7 +18,7 @@ from quire.engine.startup.device_policy import FP8, choose_dtype, choose_kv_dtyp
 from quire.engine.startup.gpu_driver import driver_capability
 from quire.engine.startup.machine_limits import available_bytes, most_bytes
 from quire.errors import ConfigError
-from quire.hub import resolve_model
+from quire.hub import model_folder
 from quire.kvcache.kv_sizes import block_bytes, layers_with_types
 from quire.models.checkpoint_formats.checkpoint_scheme import choose_formats
 from quire.models.checkpoints.open_checkpoint import open_checkpoint
@@ -53,7 +53,7 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
     memory_bytes: what all models together may take: a KV cache without a size of its own then gets
     its share of that, not of the free memory. Raises CheckpointError.
     """
-    folder = resolve_model(config.model.model, config.model.revision)
+    folder = model_folder(config)
     model_config = ModelConfig.from_folder(folder)
     if config.model.load_format == "null":
         return Footprint(weights=0, kv_cache=0)
@@ -71,11 +71,15 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
 
 
 def weights_by_format(
-    config: EngineConfig, model_config: ModelConfig, folder: Path
+    config: EngineConfig, model_config: ModelConfig, folder: Path | None
 ) -> dict[str, int]:
-    """Bytes of all weights as they stay in memory, by data type or weight format."""
-    spec = model_config.spec
-    if config.model.load_format == "dummy" or model_config.checkpoint_format is not None:
+    """Bytes of all weights as they stay in memory, by data type or weight format.
+
+    folder: None: its weights are not there yet, and the small ones are left out. Raises ConfigError
+    for formats that the device does not run, and CheckpointError.
+    """
+    spec, dummy = model_config.spec, config.model.load_format == "dummy"
+    if folder is None or dummy or model_config.checkpoint_format is not None:
         num_weights = spec.num_parameters
     else:
         num_weights = sum(entry.num_items for entry in open_checkpoint(folder).entries.values())
@@ -99,11 +103,11 @@ def weights_by_format(
     return dict(found)
 
 
-def check_weights(config: EngineConfig, model_config: ModelConfig, folder: Path) -> None:
+def check_weights(config: EngineConfig, model_config: ModelConfig, folder: Path | None) -> None:
     """Refuse weights that this machine cannot hold, and warn of those that it hardly can.
 
     Linux refuses no allocation for want of memory: it kills a process when pages run out. The
-    embedding may stay in its file, and is not counted. Raises ConfigError.
+    embedding may stay in its file, and is not counted. folder, errors: as in `weights_by_format`.
     """
     item = DTYPES[choose_dtype(config, model_config)].num_bytes
     embedding = model_config.vocab_size * model_config.hidden_size * item

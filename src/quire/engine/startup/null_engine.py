@@ -22,7 +22,7 @@ from quire.engine.core.executor import UniprocExecutor
 from quire.engine.startup.footprint import usable_blocks
 from quire.engine.startup.resolved_config import request_limits
 from quire.errors import ConfigError
-from quire.hub import resolve_model
+from quire.hub import config_folder
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
@@ -36,7 +36,7 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine with a model's sizes alone. Raises CheckpointError or ConfigError."""
     config = config.resolved("cpu")
-    path = resolve_model(config.model.model, config.model.revision)
+    path = config_folder(config)
     model_config = ModelConfig.from_folder(path)
     max_model_len = config.model.max_model_len or model_config.max_position_embeddings
     block_size = config.cache.block_size

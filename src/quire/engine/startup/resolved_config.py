@@ -17,10 +17,12 @@ from quire.core.layer_spec import KVLayerSpec, MoESpec
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.engine.startup.device_policy import DeviceType, choose_dtype, choose_kv_dtype
+from quire.engine.startup.footprint import check_weights, weights_by_format
 from quire.errors import ConfigError
-from quire.hub import resolve_model
+from quire.hub import config_folder, model_folder
 from quire.kvcache.kv_sizes import layers_with_types
 from quire.model_folder import GGUF_LINK
+from quire.models.checkpoints.open_checkpoint import weight_bytes
 from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.models.config.quality_gate import Quality, gate_limits, pass_gate
@@ -86,14 +88,15 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     """Resolve settings for a device. Reads config files; downloads a model if need be.
 
-    Raises ConfigError or CheckpointError, which say what to change.
+    What config files decide is refused before weights are downloaded. Raises ConfigError or
+    CheckpointError, which say what to change.
     """
     model = requested.model
     # what is wrong whatever the model is gets refused before one is downloaded
     scheme_of(model.scheme, device, model.quantization_overrides)
     gate_limits(model.quality_gate)
     config = requested.resolved(device)
-    folder = resolve_model(config.model.model, config.model.revision)
+    folder = config_folder(config)
     model_config = ModelConfig.from_folder(folder)
     _check_stored(requested, folder, model_config)
     config = _as_stored(config, model_config)
@@ -101,7 +104,8 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         _refuse_experts(model_config)
         _refuse_large_steps(config, model_config)
     dtype = choose_dtype(config, model_config)
-    return ResolvedConfig(
+    skipped = config.cache.kv_cache_dtype_skip_layers
+    found = ResolvedConfig(
         requested=requested,
         config=config,
         folder=folder,
@@ -110,12 +114,23 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
         length_limit=_length_limit(config, model_config),
         dtype=dtype,
         kv_dtype=choose_kv_dtype(config, model_config),
-        kv_layers=layers_with_types(
-            model_config.spec.kv_layers, config.cache.kv_cache_dtype_skip_layers, dtype
-        ),
-        quality=_quality(config, folder, model_config),
+        kv_layers=layers_with_types(model_config.spec.kv_layers, skipped, dtype),
+        quality=None,
         sampling_defaults=read_sampling_defaults(config),
     )
+    folder = _with_weights(config, model_config, folder, device)
+    quality = _quality(config, folder, model_config)
+    return msgspec.structs.replace(found, folder=folder, quality=quality)
+
+
+def _with_weights(
+    config: EngineConfig, model_config: ModelConfig, folder: Path, device: DeviceType
+) -> Path:
+    """The model's folder, with its weights; if they have to be downloaded, they can be loaded."""
+    if config.model.load_format == "auto" and not weight_bytes(folder):
+        check = check_weights if device == "cpu" else weights_by_format
+        check(config, model_config, None)
+    return model_folder(config)
 
 
 def _as_stored(config: EngineConfig, model_config: ModelConfig) -> EngineConfig:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire.kernels.operands import QuantizedWeight
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
+LARGEST_EXPONENT = 60  # of a scale, as a power of two: squares of larger numbers overflow float32
 
 
 def scale_shapes(n: int, per: str) -> tuple[tuple[int, ...], ...]:

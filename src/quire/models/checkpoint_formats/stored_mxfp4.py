@@ -8,7 +8,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from quire.kernels.operands import QuantSpec
-from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_format import (
+    LARGEST_EXPONENT,
+    StoredLinear,
+    StoredTensor,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from quire.kernels.operands import CodebookWeight, QuantizedWeight
 
 MXFP4_GROUP = 32
+_BIAS = 127  # of e8m0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,6 @@ class Mxfp4Linear(StoredLinear):
         from quire.kernels.operands import CodebookWeight
 
         scale = tensors[self.scale].view(torch.uint8)
-        if bool((scale == 255).any()):
-            raise ValueError("a scale is not a number; download the file again")
+        if bool((scale > _BIAS + LARGEST_EXPONENT).any()):  # 255: not a number
+            raise ValueError("a scale is too large, or not a number; download the file again")
         return CodebookWeight(tensors[self.codes].flatten(1), scale, "mxfp4", MXFP4_GROUP)

@@ -8,7 +8,7 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.core.sampling_params import SamplingParams
 from quire.errors import CheckpointError, ConfigError, InvalidRequestError
-from quire.hub import resolve_model
+from quire.hub import config_folder
 from quire.models.checkpoints.config_file import ConfigFile
 from quire.options import json_object
 
@@ -56,8 +56,8 @@ def _of_file(config: EngineConfig) -> dict[str, float]:
     wanted = config.model.generation_config
     if wanted == "none":
         return {}
-    folder = resolve_model(config.model.model, config.model.revision) if wanted == "auto" else None
-    path = (folder or Path(wanted)) / "generation_config.json"
+    folder = config_folder(config) if wanted == "auto" else Path(wanted)
+    path = folder / "generation_config.json"
     if wanted == "auto" and not path.is_file():
         return {}
     file = ConfigFile.read(path)

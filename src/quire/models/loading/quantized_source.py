@@ -5,6 +5,7 @@ Owns which tensors of a checkpoint make up a weight, and the errors that name th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,11 @@ from torch import Tensor
 from quire.errors import CheckpointError
 from quire.kernels.operands import LoadedWeight
 from quire.kernels.torch_dtypes import dtype_name
-from quire.models.checkpoint_formats.checkpoint_format import StoredLinear, StoredTensor
+from quire.models.checkpoint_formats.checkpoint_format import (
+    LARGEST_EXPONENT,
+    StoredLinear,
+    StoredTensor,
+)
 from quire.models.checkpoint_formats.checkpoint_scheme import common_spec, parts_of, stored_weights
 from quire.models.checkpoint_formats.input_order import check_groups, permutation_of
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -56,7 +61,7 @@ class QuantizedSource:
         """The weight from its tensors by their full names. Raises CheckpointError."""
         own = {name.removeprefix(f"{self.module}."): tensor for name, tensor in tensors.items()}
         try:
-            self._check_finite(own)
+            self._check_scales(own)
             if self.keeps_codes:
                 return self._sized(self.stored.rows(own))
             return self._sized(self.stored.numbers(own, dtype_name(dtype)))
@@ -76,16 +81,17 @@ class QuantizedSource:
             )
         return weight
 
-    def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError for scales that are not finite, by which all logits would be NaN."""
+    def _check_scales(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for scales that make all logits NaN: not finite, or too large."""
         layout = self._layout()
         for name, tensor in tensors.items():
             is_number = layout[name].needed and tensor.is_floating_point()
             is_scale = is_number and tensor.dtype != torch.float8_e4m3fn  # which codes are
-            if is_scale and not bool(tensor.float().isfinite().all()):
-                raise ValueError(
-                    f"its {name} has a number that is not finite; download the file again"
-                )
+            largest = tensor.float().abs().max().item() if is_scale else 0.0
+            if not largest <= 2.0**LARGEST_EXPONENT:  # or NaN
+                is_large = math.isfinite(largest)
+                what = f"is too large ({largest:.3g})" if is_large else "is not finite"
+                raise ValueError(f"its {name} has a number that {what}; download the file again")
 
     def check(self, entry: TensorEntry) -> None:
         """Raise CheckpointError for a tensor of another shape or data type."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import threading
@@ -16,18 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import ModelSettings
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, UserError
 from quire.kernels.cpu import native
 from quire.last_use import last_use, mark_used, user_cache
-from quire.model_folder import check_regular, parse_json
+from quire.model_folder import GGUF_LINK, check_regular, parse_json
 from quire.models.checkpoints.safetensors_header import STEP_BYTES
 from quire.models.config.model_config import ModelConfig
 from quire.version import __version__
 
 LAYOUT = 7  # to be raised when a packed layout or its metadata changes, or how weights are rounded
-# an entry of a file's metadata
+# entries of a file's metadata
 FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 SOURCE = "source"  # the checkpoint's folder, or GGUF file
+_KEY = "key"  # JSON: what `checkpoint_key` had: the folder, quantization and its overrides
 _SUFFIX = ".safetensors"
 UNFINISHED = ".tmp"  # the end of a file's name while it is written
 _LARGEST_HEADER = 1 << 24  # bytes
@@ -74,6 +76,26 @@ def checkpoint_key(config: ModelSettings, path: Path) -> str:
     ]
     formats = config.quantization, config.quantization_overrides
     return digest_of((__version__, str(path.resolve()), files, formats))
+
+
+def origin_of(config: ModelSettings, path: Path) -> dict[str, str]:
+    """Entries of the metadata of a file for a checkpoint's folder: what it is made of."""
+    source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
+    key = str(path.resolve()), config.quantization, config.quantization_overrides
+    return {SOURCE: str(source.resolve()), _KEY: json.dumps(key)}
+
+
+def is_outdated(file: Path) -> bool:
+    """Whether no start uses a file: its checkpoint has changed since, or Quire's version has.
+
+    False where it does not say what it was made of, or that is not there.
+    """
+    try:
+        folder, quantization, overrides = json.loads(read_metadata(file)[1][_KEY])
+        config = ModelSettings(quantization=quantization, quantization_overrides=overrides)
+        return not file.name.startswith(checkpoint_key(config, Path(folder)))
+    except (OSError, ValueError, TypeError, LookupError, UserError):
+        return False
 
 
 def _size_and_time(file: Path) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,13 +32,12 @@ from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
-from quire.model_folder import GGUF_LINK
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
     FORMATS,
-    SOURCE,
     free_space,
     note_use,
+    origin_of,
     prepared_file,
     prepared_folder,
     unfinished_name,
@@ -80,19 +79,15 @@ def prepared_weights(
     file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
     if config.prepared_weights == "auto" and prepared_folder(config) is None:
         logger.warning("prepared weights are not stored: %s", NO_HOME)
-    source = (path / GGUF_LINK).resolve() if (path / GGUF_LINK).is_symlink() else path
-    return None if file is None else PreparedWeights(file, source=str(source.resolve()))
+    return None if file is None else PreparedWeights(file, origin_of(config, path))
 
 
 class PreparedWeights:
-    """One file of prepared weights, whether it exists or not.
+    """One file of prepared weights, whether it exists or not. origin: see `origin_of`."""
 
-    source: the checkpoint's folder, or GGUF file.
-    """
-
-    def __init__(self, file: Path, source: str = "") -> None:
+    def __init__(self, file: Path, origin: Mapping[str, str] | None = None) -> None:
         self.file = file
-        self._source = source
+        self._origin = origin or {}
 
     def restore(self, build: Callable[[], Model]) -> Model | None:
         """A model with the weights of the file; None if there is none that can be used.
@@ -143,7 +138,7 @@ class PreparedWeights:
                 return
             check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
             everything = tensors | {CHECK: torch.tensor([check])}
-            metadata = {FORMATS: json.dumps(formats), SOURCE: self._source}
+            metadata = {FORMATS: json.dumps(formats), **self._origin}
             with unfinished_file(unfinished_name(self.file)) as path:
                 if not write_tensors(path, everything, tables, ending.stops, metadata):
                     return

@@ -81,7 +81,8 @@ class Health:
         for entry in self._models.entries():
             status = entry.status
             is_missing = status.at_start and not entry.is_usable
-            if is_missing and (status.state != "unloaded" or status.failure):
+            is_on_purpose = status.state in ("unloading", "unloaded") and not status.failure
+            if is_missing and not is_on_purpose:
                 return f"model {entry.name} is {entry.state}"
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None

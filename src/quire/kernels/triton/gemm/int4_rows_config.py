@@ -73,6 +73,8 @@ def int4_rows_configs(
 ) -> Iterator[Int4RowsConfig]:
     """Configs for x [m, k] and W [n, k] that programs and the workspace have the room for."""
     for block_m, block_n in STEP_US:
+        if -(-m // block_m) * block_m > -(-m // 256) * 256:
+            continue  # there is no memory behind x for so many rows, see `empty_rows`
         for split in range(1, min(math.ceil(k / 256), 16) + 1):
             tiles = math.ceil(n / block_n) * math.ceil(m / block_m)
             if split > 1 and tiles * split * block_n * block_m > NUM_PARTIALS:

@@ -43,13 +43,17 @@ from quire.kernels.triton.hopper.hopper_int4_ring import (
 from quire.kernels.triton.hopper.hopper_int4_to_fp8 import unpack_block
 from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
 from quire.kernels.triton.launch.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
-from quire.kernels.triton.ops.int4_weight import byte_tables
 
 
 def multiply_rows_int4(
-    x: RoundedRows, weight: Int4Words, bias: Tensor | None, config: Int4RowsConfig
-) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ → bfloat16 [T, N]. N: a multiple of 8, as TMA requires."""
+    x: RoundedRows, weight: Int4Words, bias: Tensor | None, config: Int4RowsConfig,
+    codebook: str | None = None,
+) -> Tensor:  # fmt: skip
+    """x [T, K] · weight [N, K]ᵀ → bfloat16 [T, N]. N: a multiple of 8, as TMA requires.
+
+    codebook: `byte_tables` of the weight's, in float16.
+    """
+    assert (codebook is None) == (weight.codebook is None)
     codes, m, n = x.codes, len(x.codes), len(weight.words)
     if weight.inputs % 256:
         codes = F.pad(codes.view(torch.uint8), (0, -weight.inputs % 256)).view(codes.dtype)
@@ -69,7 +73,7 @@ def multiply_rows_int4(
         x.scale, weight.row_scale, weight.scale, weight.zeros, bias, space.partials,
         space.counters, m, n, weight.inputs, STAGES=config.stages, SPLIT=config.split,
         GROUP=weight.group, GROUP_ROWS=config.group_rows(weight.inputs, weight.group),
-        CODEBOOK=None if weight.codebook is None else byte_tables(weight.codebook, torch.float16),
+        CODEBOOK=codebook,
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out

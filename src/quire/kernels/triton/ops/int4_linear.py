@@ -90,8 +90,8 @@ class _Int4Linear(WordsLinear[Int4Words]):
     def ring_operands(self, weight: Int4Words, config: Int4Config) -> tuple[Any, None, Any]:
         from quire.kernels.triton.hopper.hopper_int4_ring import word_boxes
 
-        codebook = None if weight.codebook is None else byte_tables(weight.codebook)
-        return word_boxes(weight.words, config.parts, config.block_n), None, codebook
+        boxes = word_boxes(weight.words, config.parts, config.block_n)
+        return boxes, None, _tables(weight, torch.bfloat16)
 
     def numbers(self, weight: Int4Words, dtype: torch.dtype) -> Tensor:
         return dequantize_whole(weight, dtype)
@@ -116,12 +116,16 @@ def in_fp8(x: RoundedRows, weight: Int4Words, bias: Tensor | None) -> Tensor:
     if config is not None:
         from quire.kernels.triton.hopper.hopper_int4_rows import multiply_rows_int4
 
-        return multiply_rows_int4(x, weight, bias, config)
+        return multiply_rows_int4(x, weight, bias, config, _tables(weight, torch.float16))
 
     def multiply(codes: Tensor, rows: slice) -> Tensor:
         return many_rows(x, codes, weight.row_scale[rows], _part(bias, rows))
 
     return _by_pieces(weight, torch.float8_e4m3fn, multiply)
+
+
+def _tables(weight: Int4Words, dtype: torch.dtype) -> str | None:
+    return None if weight.codebook is None else byte_tables(weight.codebook, dtype)
 
 
 def _rows_config(rows: int, weight: Int4Words) -> Int4RowsConfig | None:

@@ -54,7 +54,7 @@ def pack_codebook(weight: CodebookWeight) -> Int4Words:
 
 
 @functools.cache
-def byte_tables(codebook: str, dtype: torch.dtype = torch.bfloat16) -> str:
+def byte_tables(codebook: str, dtype: torch.dtype) -> str:
     """The bytes of a codebook's numbers in 16 bits, as words for PTX: low ones, then high ones."""
     numbers = codebook_numbers(codebook, torch.device("cpu")).to(dtype)
     planes = numbers.view(torch.uint8).view(16, 2).t().contiguous()

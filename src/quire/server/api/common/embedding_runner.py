@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from quire.core.pooling_params import PoolingParams
-from quire.core.request_output import RequestOutput
+from quire.core.request_output import RequestTimes
 from quire.engine.frontend.prompt_encoding import Prompt
 from quire.server.api.common.generation_job import AdmittedJob, Job
 from quire.server.api.common.request_gate import RequestContext
@@ -27,6 +28,19 @@ _MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
 Reply = TypeVar("Reply")
 
 
+class EmbeddedInput(msgspec.Struct, frozen=True):
+    """One input's vector, float32, little-endian. num_tokens: of the input."""
+
+    vector: bytes
+    num_tokens: int
+    times: RequestTimes
+
+    @property
+    def numbers(self) -> list[float]:
+        """The vector as numbers."""
+        return list(struct.unpack(f"<{len(self.vector) // 4}f", self.vector))
+
+
 def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
     """Admit a job whose prompts are embedded."""
     longest = max(map(len, job.prompts))
@@ -35,11 +49,11 @@ def start_embedding(job: Job, context: RequestContext) -> AdmittedJob:
 
 async def embed_all(
     admitted: AdmittedJob, pooling: PoolingParams, usage: UsageCounter
-) -> list[RequestOutput]:
-    """The outputs of all inputs, in order. A failure, or a cancellation, aborts the others."""
+) -> list[EmbeddedInput]:
+    """The vectors of all inputs, in order. A failure, or a cancellation, aborts the others."""
     window, job = _Window(), admitted.job
 
-    async def embed(index: int, prompt: Prompt) -> RequestOutput:
+    async def embed(index: int, prompt: Prompt) -> EmbeddedInput:
         is_done = False
         try:
             output = await admitted.engine.embed(
@@ -52,12 +66,11 @@ async def embed_all(
                 queue_timeout=admitted.queue_timeout,
             )
             usage.add(index, output)
-            # for their number, in a tenth of the memory
-            output.prompt_token_ids = array("I", output.prompt_token_ids)  # type: ignore[assignment]
             is_done = True
         finally:
             window.leave(len(prompt), is_done=is_done)
-        return output
+        assert output.embedding is not None, "a request for an embedding got none"
+        return EmbeddedInput(output.embedding, len(output.prompt_token_ids), output.times)
 
     tasks = []
     try:
@@ -105,21 +118,9 @@ class _Window:
 
 
 async def encode_vectors(
-    encode: Callable[[Sequence[RequestOutput]], Reply], outputs: Sequence[RequestOutput]
+    encode: Callable[[Sequence[EmbeddedInput]], Reply], outputs: Sequence[EmbeddedInput]
 ) -> Reply:
     """`encode(outputs)`; in a thread where it would hold up the event loop."""
     if len(outputs) <= _MAX_VECTORS_INLINE:
         return encode(outputs)
     return await asyncio.to_thread(encode, outputs)
-
-
-def vector_of(output: RequestOutput) -> bytes:
-    """The vector of an input: float32, little-endian."""
-    assert output.embedding is not None, "a request for an embedding got none"
-    return output.embedding
-
-
-def numbers_of(output: RequestOutput) -> list[float]:
-    """The vector of an input as numbers."""
-    data = vector_of(output)
-    return list(struct.unpack(f"<{len(data) // 4}f", data))

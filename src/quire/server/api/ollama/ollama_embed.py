@@ -9,14 +9,13 @@ from typing import Annotated
 import msgspec
 from starlette.types import Send
 
-from quire.core.request_output import RequestOutput
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_fields import MAX_INPUTS, Dimensions, PoolingFields, Text
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
 from quire.server.api.common.embedding_runner import (
+    EmbeddedInput,
     embed_all,
     encode_vectors,
-    numbers_of,
     start_embedding,
 )
 from quire.server.api.common.micro_batch import Stages
@@ -141,7 +140,7 @@ async def _answer(
     request: EmbeddingJob,
     context: RequestContext,
     send: Send,
-    encoded: Callable[[Sequence[RequestOutput]], bytes],
+    encoded: Callable[[Sequence[EmbeddedInput]], bytes],
 ) -> None:
     admitted = start_embedding(request.job, context)
     async with context.deadline.enforced():
@@ -150,18 +149,18 @@ async def _answer(
     await send_complete(send, 200, reply)
 
 
-def _encoded_older(outputs: Sequence[RequestOutput]) -> bytes:
-    return msgspec.json.encode(OlderEmbedReply(numbers_of(outputs[0])))
+def _encoded_older(outputs: Sequence[EmbeddedInput]) -> bytes:
+    return msgspec.json.encode(OlderEmbedReply(outputs[0].numbers))
 
 
-def _encoded(model: str, outputs: Sequence[RequestOutput]) -> bytes:
+def _encoded(model: str, outputs: Sequence[EmbeddedInput]) -> bytes:
     times = [output.times for output in outputs]
     last = max(each.last_token or each.first_token or each.arrival for each in times)
     reply = EmbedReply(
         model=model,
-        embeddings=[numbers_of(output) for output in outputs],
+        embeddings=[output.numbers for output in outputs],
         total_duration=int((last - min(each.arrival for each in times)) * 1e9),
-        prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+        prompt_eval_count=sum(output.num_tokens for output in outputs),
     )
     return msgspec.json.encode(reply)
 

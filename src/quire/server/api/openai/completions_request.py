@@ -49,11 +49,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: field_bounds.NumLogprobs | None = None
 
 
-COMPLETION_REFUSED: strict_json.NeutralValues = {
-    **ASKS_FOR_NOTHING,
-    "metadata": (None, {}),
-}
-
 _decoder = msgspec.json.Decoder(CompletionRequest)
 _prompt_decoder: msgspec.json.Decoder[Prompts] = msgspec.json.Decoder(Prompts)
 _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
@@ -61,7 +56,7 @@ _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 
 def parse(data: bytes) -> CompletionRequest:
     """Decode a body. Raises InvalidRequestError."""
-    request, found = read_body(data, _decoder, COMPLETION_REFUSED, long="prompt")
+    request, found = read_body(data, _decoder, ASKS_FOR_NOTHING, long="prompt")
     check_request_names(found, request)
     return request
 
@@ -108,7 +103,7 @@ def _check_prompt_alone(request: CompletionRequest) -> None:
 COMPLETION_RULES = (
     StructRules(
         struct=CompletionRequest,
-        neutral=neutral_values(CompletionRequest, COMPLETION_REFUSED),
+        neutral=neutral_values(CompletionRequest, ASKS_FOR_NOTHING),
         raw={"prompt": PROMPT_TYPES},
     ),
     *STRUCTURED_OUTPUT_RULES,

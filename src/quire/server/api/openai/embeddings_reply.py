@@ -10,8 +10,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from quire.core.request_output import RequestOutput
-from quire.server.api.common.embedding_runner import numbers_of, vector_of
+from quire.server.api.common.embedding_runner import EmbeddedInput
 from quire.server.api.common.generation_job import Job
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -48,9 +47,9 @@ class EmbeddingUsage(msgspec.Struct):
     completion_tokens: int = 0
 
     @classmethod
-    def of(cls, outputs: Sequence[RequestOutput]) -> EmbeddingUsage:
+    def of(cls, outputs: Sequence[EmbeddedInput]) -> EmbeddingUsage:
         """The counts of all prompts of a request."""
-        count = sum(len(output.prompt_token_ids) for output in outputs)
+        count = sum(output.num_tokens for output in outputs)
         return cls(prompt_tokens=count, total_tokens=count)
 
 
@@ -124,12 +123,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def encoded(
-    job: Job, vector_format: VectorFormat, outputs: Sequence[RequestOutput]
+    job: Job, vector_format: VectorFormat, outputs: Sequence[EmbeddedInput]
 ) -> tuple[bytes, dict[str, str]]:
     """The body of the reply, and headers of its own."""
     if vector_format.media_type == JSON_TYPE:
         return _json(job, vector_format, outputs), {}
-    vectors = [vector_format.bytes_of(vector_of(output)) for output in outputs]
+    vectors = [vector_format.bytes_of(output.vector) for output in outputs]
     if vector_format.encoding == "bytes_only":
         return b"".join(vectors), {}
     metadata = BytesMetadata(
@@ -147,7 +146,7 @@ def _ascii(metadata: BytesMetadata) -> str:
     return json.dumps(msgspec.to_builtins(metadata), separators=(",", ":"))
 
 
-def _json(job: Job, vector_format: VectorFormat, outputs: Sequence[RequestOutput]) -> bytes:
+def _json(job: Job, vector_format: VectorFormat, outputs: Sequence[EmbeddedInput]) -> bytes:
     """The reply as JSON, encoded vector by vector: Python floats take more memory than text."""
     written = [
         msgspec.Raw(_encoder.encode(_item(vector_format, index, output)))
@@ -166,20 +165,20 @@ def _json(job: Job, vector_format: VectorFormat, outputs: Sequence[RequestOutput
 
 
 def _item(
-    vector_format: VectorFormat, index: int, output: RequestOutput
+    vector_format: VectorFormat, index: int, output: EmbeddedInput
 ) -> Embedding | PoolingItem:
     vector: list[float] | str
     if vector_format.encoding == "base64":
-        vector = base64.b64encode(vector_format.bytes_of(vector_of(output))).decode()
+        vector = base64.b64encode(vector_format.bytes_of(output.vector)).decode()
     else:
-        vector = numbers_of(output)
+        vector = output.numbers
     if vector_format.item is PoolingItem:
         return PoolingItem(index=index, data=vector)
     return Embedding(index=index, embedding=vector)
 
 
 def _positions(
-    vector_format: VectorFormat, vectors: Sequence[bytes], outputs: Sequence[RequestOutput]
+    vector_format: VectorFormat, vectors: Sequence[bytes], outputs: Sequence[EmbeddedInput]
 ) -> Iterator[VectorBytes]:
     start = 0
     for index, (vector, output) in enumerate(zip(vectors, outputs, strict=True)):
@@ -190,6 +189,6 @@ def _positions(
             endianness=vector_format.order,
             start=start,
             end=end,
-            shape=(len(vector_of(output)) // 4,),
+            shape=(len(output.vector) // 4,),
         )
         start = end

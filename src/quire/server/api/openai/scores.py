@@ -14,16 +14,15 @@ from typing import Annotated
 import msgspec
 from starlette.types import Send
 
-from quire.core.request_output import RequestOutput
 from quire.errors import invalid_value, one_of_two
 from quire.server.api.common import route_rules
 from quire.server.api.common.embedding_fields import PoolingFields, Text, Texts
 from quire.server.api.common.embedding_job import EmbeddingJob, make_embedding_job
 from quire.server.api.common.embedding_runner import (
+    EmbeddedInput,
     embed_all,
     encode_vectors,
     start_embedding,
-    vector_of,
 )
 from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.model_route import GenerationRoute
@@ -182,9 +181,9 @@ async def answer(request: ScoreJob, context: RequestContext, send: Send) -> None
     await send_complete(send, 200, msgspec.json.encode(reply(request, scores, usage)))
 
 
-def _cosines(outputs: Sequence[RequestOutput], num_queries: int) -> list[float]:
+def _cosines(outputs: Sequence[EmbeddedInput], num_queries: int) -> list[float]:
     """The cosine of each document's vector and its query's; vectors have the length 1."""
-    vectors = [memoryview(vector_of(output)).cast("f") for output in outputs]
+    vectors = [memoryview(output.vector).cast("f") for output in outputs]
     queries, documents = vectors[:num_queries], vectors[num_queries:]
     pairs = zip(queries if len(queries) > 1 else repeat(queries[0]), documents, strict=False)
     return [sum(map(mul, query, document)) for query, document in pairs]

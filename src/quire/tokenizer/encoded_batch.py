@@ -1,0 +1,137 @@
+"""Rows of token ids, padded and as arrays if asked, as calls of TransformersTokenizer return them.
+
+Owns the arguments that the call has in `transformers`, and which of them are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quire.errors import invalid_value
+
+_LONGEST, _TO_MAX = "longest", "max_length"
+_PADDINGS = {False: None, None: None, "do_not_pad": None, True: _LONGEST} | {
+    name: name for name in (_LONGEST, _TO_MAX)
+}
+_TRUNCATIONS = {False: False, None: False, "do_not_truncate": False} | dict.fromkeys(
+    (True, "longest_first", "only_first"), True
+)
+# further arguments of `transformers`, with a value that asks for nothing besides None and False
+_OTHERS: dict[str, Any] = {
+    "return_attention_mask": True, "verbose": True, "stride": 0,
+    **dict.fromkeys(("text_pair", "text_target", "text_pair_target", "is_split_into_words",
+                     "pad_to_multiple_of", "return_token_type_ids", "return_overflowing_tokens",
+                     "return_special_tokens_mask", "return_offsets_mapping", "return_length",
+                     "split_special_tokens")),
+}  # fmt: skip
+_ELSE = "use AutoTokenizer of transformers"
+
+
+class Encoded(dict[str, Any]):
+    """Encoded text: a map whose values are attributes, too."""
+
+    @property
+    def input_ids(self) -> Any:
+        """Token ids."""
+        return self["input_ids"]
+
+    @property
+    def attention_mask(self) -> Any:
+        """A 1 for each token id, and a 0 for each one of padding."""
+        return self["attention_mask"]
+
+
+class BatchOptions(msgspec.Struct, frozen=True):
+    """Arguments of a call, checked. Raises InvalidRequestError.
+
+    limit: of the tokens of a row, None for none. padding: "longest", "max_length" or None.
+    """
+
+    padding: str | None
+    limit: int | None
+    max_length: int | None
+    return_tensors: str | None
+
+    @classmethod
+    def read(
+        cls,
+        padding: bool | str | None = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        **others: Any,
+    ) -> BatchOptions:
+        """The options that these arguments describe."""
+        _refuse(others)
+        for name, value, known in (
+            ("padding", padding, _PADDINGS),
+            ("truncation", truncation, _TRUNCATIONS),
+        ):
+            if not isinstance(value, bool | str | None) or value not in known:
+                names = ", ".join(repr(each) for each in known if each is not None)
+                raise invalid_value(name, f"must be one of {names}, not {value!r:.64}")
+        if return_tensors not in (None, "np", "pt"):
+            problem = f"must be 'np', 'pt' or None, not {return_tensors!r:.64}"
+            raise invalid_value("return_tensors", problem)
+        cuts, pads = _TRUNCATIONS[truncation], _PADDINGS[padding]
+        if max_length is None and (cuts or pads == _TO_MAX):
+            name = "truncation" if cuts else "padding"
+            raise invalid_value(name, "needs the number of tokens; set max_length")
+        if max_length is not None:
+            if type(max_length) is not int or max_length < 1:
+                raise invalid_value("max_length", f"must be an integer >= 1, not {max_length!r}")
+            if not cuts and pads != _TO_MAX:
+                problem = "cuts with truncation=True, and fills up with padding='max_length'"
+                raise invalid_value("max_length", f"{problem}; set one of them")
+        return cls(pads, max_length if cuts else None, max_length, return_tensors)
+
+    def encoded(
+        self, rows: list[list[int]], pad_id: int | None, *, pads_left: bool, is_one: bool
+    ) -> Encoded:
+        """Token ids of texts with their masks; those of one are a row of an array, else a list."""
+        masks = [[1] * len(row) for row in rows]
+        if self.padding is not None:
+            if pad_id is None:
+                problem = (
+                    f"the tokenizer has no pad_token; set it (pad_token = eos_token), or {_ELSE}"
+                )
+                raise invalid_value("padding", problem)
+            longest = max(map(len, rows), default=0)
+            width = longest if self.padding == _LONGEST else self.max_length or 0
+            rows = [_filled(row, width, pad_id, pads_left) for row in rows]
+            masks = [_filled(mask, width, 0, pads_left) for mask in masks]
+        if self.return_tensors is None and is_one:
+            return Encoded(input_ids=rows[0], attention_mask=masks[0])
+        if self.return_tensors is not None and len(set(map(len, rows))) > 1:
+            problem = "texts have different numbers of tokens; use padding=True"
+            raise invalid_value("return_tensors", problem)
+        ids, masked = (_as_tensor(values, self.return_tensors) for values in (rows, masks))
+        return Encoded(input_ids=ids, attention_mask=masked)
+
+
+def _refuse(others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if name not in _OTHERS:
+            raise invalid_value(name, "unknown option; remove it")
+        if value is not None and value is not False and value != _OTHERS[name]:
+            raise invalid_value(name, f"is not supported; leave it out, or {_ELSE}")
+
+
+def _filled(row: list[int], width: int, value: int, at_left: bool) -> list[int]:
+    missing = [value] * (width - len(row))
+    return missing + row if at_left else row + missing
+
+
+def _as_tensor(values: list[list[int]], kind: str | None) -> Any:
+    if kind is None:
+        return values
+    if kind == "np":
+        import numpy as np
+
+        return np.array(values, np.int64)
+    import torch
+
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,0 +1,133 @@
+"""Weights of the hub are downloaded after all that the small files of a model decide."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.utils import filter_repo_objects
+
+from quire import LLM, hub
+from quire.cli.verification import folder_of
+from quire.config import EngineConfig
+from quire.engine.processes.model_fleet import _measured
+from quire.engine.startup import footprint
+from quire.errors import UserError
+
+NAME, COMMIT, WEIGHTS = "org/name", "0a" * 20, "model.safetensors"
+
+
+class FakeHub:
+    """One repository, with the files of a bundled model; a download copies them."""
+
+    def __init__(self, files: Path, cache: Path) -> None:
+        self.files, self.snapshot = files, cache / "snapshots" / COMMIT
+        self.revisions: list[str | None] = []
+
+    def change(self, **values: Any) -> None:
+        """Change keys of config.json."""
+        path = self.files / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    def download(self, name: str, *, revision: str | None = None, allow_patterns: list[str]) -> str:
+        """Like snapshot_download."""
+        assert name == NAME
+        self.revisions.append(revision)
+        self.snapshot.mkdir(parents=True, exist_ok=True)
+        names = [path.name for path in self.files.iterdir()]
+        for each in filter_repo_objects(names, allow_patterns=allow_patterns):
+            shutil.copy(self.files / each, self.snapshot / each)
+        return str(self.snapshot)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether they have been downloaded."""
+        return (self.snapshot / WEIGHTS).exists()
+
+
+@pytest.fixture
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    files = tmp_path / "files"
+    shutil.copytree(hub.resolve_model("quire-tiny-draft"), files)
+    fake = FakeHub(files, tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.download)
+    hub._download.cache_clear()
+    yield fake
+    hub._download.cache_clear()
+
+
+def serve(**options: Any) -> object:
+    return _measured(EngineConfig.from_options(model=NAME, **options), None)
+
+
+def generate(**options: Any) -> object:
+    with LLM(NAME, **options) as llm:
+        return llm.info
+
+
+def quantize(**_: Any) -> object:
+    return folder_of(NAME)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words", "starts"),
+    [
+        ({"architectures": ["NewForCausalLM"]}, {}, "NewForCausalLM", [serve, generate, quantize]),
+        ({"quantization_config": {"quant_method": "new"}}, {}, "'new'", [serve, generate]),
+        ({}, {"quantization": "gptq"}, "is not quantized", [serve, generate]),
+        ({}, {"quantization_overrides": "nowhere=int8"}, "nowhere", [serve, generate]),
+        ({}, {"max_model_len": 1 << 30}, "positions up to", [serve, generate]),
+        ({}, {"override_generation_config": '{"top_p": 2}'}, "top_p", [serve, generate]),
+    ],
+)
+def test_what_small_files_decide_is_refused_without_weights(
+    config: dict[str, Any],
+    options: dict[str, Any],
+    words: str,
+    starts: list[Callable[..., object]],
+    fake_hub: FakeHub,
+) -> None:
+    fake_hub.change(**config)
+    for start in starts:
+        with pytest.raises(UserError, match=words):
+            start(**options)
+        assert not fake_hub.has_weights, start
+
+
+def test_a_missing_tokenizer_is_refused_without_weights(fake_hub: FakeHub) -> None:
+    (fake_hub.files / "tokenizer.json").unlink()
+    for start in (serve, generate):
+        with pytest.raises(UserError, match="tokenizer"):
+            start()
+        assert not fake_hub.has_weights
+
+
+def test_weights_that_the_machine_cannot_hold_are_not_downloaded(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(footprint, "most_bytes", lambda: 1 << 10)
+    for start in (serve, generate):
+        with pytest.raises(UserError, match="but this machine has 1,024"):
+            start(device="cpu")
+        assert not fake_hub.has_weights
+
+
+@pytest.mark.parametrize("start", [serve, generate, quantize])
+def test_weights_come_from_the_commit_of_the_small_files(
+    start: Callable[..., object], fake_hub: FakeHub
+) -> None:
+    start()
+    assert fake_hub.has_weights
+    assert fake_hub.revisions == [None, COMMIT]
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "null"])
+def test_without_weights_none_are_downloaded(load_format: str, fake_hub: FakeHub) -> None:
+    for start in (serve, generate):
+        start(load_format=load_format)
+        assert not fake_hub.has_weights

@@ -1,0 +1,112 @@
+"""Calls of the tokenizer with the methods of `transformers`: equal to its own, or refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from quire.errors import InvalidRequestError
+from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.transformers_api import TransformersTokenizer
+
+TEXTS = ["The quick brown fox", "dog", "It's 42 degrees, isn't it?</s> fox"]
+
+
+@pytest.fixture(scope="module")
+def both(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TransformersTokenizer, PreTrainedTokenizerFast]:
+    """A tokenizer that puts a token at both ends, Quire's and that of transformers."""
+    backend = Backend.from_file(str(folders["gpt2"] / "tokenizer.json"))
+    ids = [(name, backend.token_to_id(name)) for name in ("<s>", "</s>")]
+    backend.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=ids)
+    folder = tmp_path_factory.mktemp("both")
+    backend.save(str(folder / "tokenizer.json"))
+    oracle = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|end|>", eos_token="</s>"
+    )
+    oracle.save_pretrained(folder)
+    return TransformersTokenizer(Tokenizer.from_folder(folder)), oracle
+
+
+def plain(values: Any) -> Any:
+    return values if isinstance(values, list) else values.tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": True},
+        {"padding": "longest", "return_tensors": "np"},
+        {"padding": True, "return_tensors": "pt"},
+        {"padding": "max_length", "max_length": 30},
+        {"padding": "max_length", "truncation": True, "max_length": 9, "return_tensors": "np"},
+        {"truncation": True, "max_length": 6},
+        {"truncation": "longest_first", "max_length": 6, "add_special_tokens": False},
+        {"truncation": False, "padding": "do_not_pad", "return_attention_mask": True},
+    ],
+)
+def test_calls_are_those_of_transformers(both: Any, options: dict[str, Any], side: str) -> None:
+    own, oracle = both
+    for each in both:
+        each.padding_side = each.truncation_side = side
+    for text in (TEXTS, TEXTS[2]):
+        found = own(text, **options)
+        expected = oracle(text, return_token_type_ids=False, **options)
+        assert found.keys() == expected.keys()
+        for name in found:
+            assert type(found[name]) is type(expected[name])
+            assert plain(found[name]) == plain(expected[name])
+    assert plain(own.encode(text, **options)) == plain(oracle.encode(text, **options))
+    assert copy.deepcopy(own).padding_side == side
+
+
+def test_a_chat_is_cut_and_filled_up(both: Any) -> None:
+    own, _ = both
+    own.padding_side = own.truncation_side = "right"
+    chat, template = [{"role": "user", "content": "fox"}], "{{ messages[0].content }}"
+    plain = own.apply_chat_template(chat, chat_template=template)
+    cut = {"truncation": True, "max_length": 1}
+    assert own.apply_chat_template(chat, chat_template=template, **cut) == plain[:1]
+    filled = own.apply_chat_template(
+        chat, chat_template=template, padding="max_length", max_length=9, return_tensors="pt"
+    )
+    assert torch.equal(filled, torch.tensor([plain + [own.pad_token_id] * (9 - len(plain))]))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"padding": "wide"}, "padding: must be one of"),
+        ({"truncation": "only_last"}, "truncation: must be one of"),
+        ({"truncation": True}, "truncation: needs the number of tokens; set max_length"),
+        ({"max_length": 5}, "max_length: cuts with truncation=True, .*; set one of them"),
+        ({"max_length": 0, "truncation": True}, "max_length: must be an integer >= 1"),
+        ({"return_tensors": "tf"}, "return_tensors: must be 'np', 'pt' or None, not 'tf'"),
+        ({"return_tensors": "np"}, "return_tensors: .*different numbers of tokens; use padding"),
+        ({"return_offsets_mapping": True}, "return_offsets_mapping: .*use AutoTokenizer"),
+        ({"pading": True}, "pading: unknown option; remove it"),
+    ],
+)
+def test_what_is_refused(both: Any, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        both[0](TEXTS, **options)
+
+
+def test_padding_needs_a_token(folders: dict[str, Path]) -> None:
+    tokenizer = TransformersTokenizer(Tokenizer.from_folder(folders["gpt2"]))
+    with pytest.raises(
+        InvalidRequestError, match="padding: the tokenizer has no pad_token; set it"
+    ):
+        tokenizer(TEXTS, padding=True)
+    tokenizer.pad_token = tokenizer.eos_token
+    assert tokenizer(TEXTS, padding=True).input_ids[1][-1] == tokenizer.eos_token_id
